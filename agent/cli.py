@@ -83,8 +83,8 @@ def prepare_again(directory: Path) -> None:
     _ask(directory, _read_command("prepare_again"))
 
 
-def _job_verb(verb: str, command_type: Callable[[str], Command], words: str) -> click.Command:
-    @click.command(verb, help=words)
+def _job_verb(verb: str, command_type: Callable[[str], Command], help_text: str) -> click.Command:
+    @click.command(verb, help=help_text)
     @directory_option
     @_job
     def run(directory: Path, job_id: str | None) -> None:
@@ -299,9 +299,9 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **ho
             raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
         _print(start_daemon(directory.absolute(), node, how["metrics"], how["invitation"]))
         return
-    from agent.serve import serve_until_told  # noqa: PLC0415
+    from agent.serve import serve_until_stopped  # noqa: PLC0415
 
-    serve_until_told(directory, node, is_private=is_private, **how)
+    serve_until_stopped(directory, node, is_private=is_private, **how)
 
 
 @cli.command()
@@ -346,8 +346,8 @@ def listen(*, address: str, port: int) -> None:
     """
     from agent.doctor.network import attend, hold_port  # noqa: PLC0415
 
-    listener, where = hold_port(address, port)
-    attend(listener, where, sys.stdin.fileno(), sys.stdout.fileno())
+    server_socket, where = hold_port(address, port)
+    attend(server_socket, where, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 @cli.command()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from agent.errors import say
+from agent.errors import log_line
 from agent.jobs.all_jobs import Jobs
 from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
 from agent.logs.log_tail import read_log
@@ -105,7 +105,7 @@ class Daemon:
         self._jobs = Jobs(state_dir, self._state, self._publish_soon, self._gpus.pids, die_with_us=is_private)
         self._lease = ControlLease(state_dir.read_holder(), time.monotonic())
         self._host = HostSampler(state_dir.path)
-        self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.hear)
+        self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.receive)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
         self._publisher: Publisher | None = None
         self._reports = ReportStream(state_dir.socket_path(REPORTS_SOCKET), self.epoch)
@@ -119,7 +119,7 @@ class Daemon:
         self._report_seq = 0
         self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
         self._audit: AuditLog | None = None if is_private else AuditLog(state_dir.path / AUDIT_FILE, node)
-        self.newest_report: NodeReport | None = None
+        self.latest_report: NodeReport | None = None
         """The last one that was published; may be read from any thread."""
         self._end = asyncio.Event()
 
@@ -151,31 +151,31 @@ class Daemon:
             await self._control.open()
             on_ready()
             async with asyncio.TaskGroup() as tasks:
-                beats = [tasks.create_task(self._beat()), tasks.create_task(self._discover())]
+                loops = [tasks.create_task(self._tick_loop()), tasks.create_task(self._discover())]
                 await self._end.wait()
-                for beat in beats:
-                    beat.cancel()
+                for tick in loops:
+                    tick.cancel()
         finally:
             if self._kills_jobs:
                 await self._jobs.kill_all(FAREWELL_S)
             await self._close()
 
-    async def _beat(self) -> None:
+    async def _tick_loop(self) -> None:
         """Sample, read logs, let time pass for the lifecycles, publish: five times a second."""
         while True:
             now_s = time.monotonic()
             with self._surviving():
-                self._beat_once(now_s)
+                self._tick(now_s)
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
-    def _beat_once(self, now_s: float) -> None:
+    def _tick(self, now_s: float) -> None:
         if self._reports.has_listeners or (self._publisher and self._publisher.has_listeners()):
             self._attended_at_s = now_s
         if now_s >= self._next_host_s:
             self._next_host_s = now_s + HOST_PERIOD_S
             self._state.apply(self._host.sample(), now_s)
-        self._jobs.beat(now_s - self._attended_at_s)
-        self._gpus.beat()
+        self._jobs.tick(now_s - self._attended_at_s)
+        self._gpus.tick()
         if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
             self._publish()
             self._keep(now_s)
@@ -192,9 +192,9 @@ class Daemon:
         try:
             yield
         except OSError as error:
-            if (words := error.strerror or str(error)) != self._complaint:
-                self._complaint = words
-                say(f"something was left out: {words}; it is tried again")
+            if (reason := error.strerror or str(error)) != self._complaint:
+                self._complaint = reason
+                log_line(f"something was left out: {reason}; it is tried again")
 
     async def _close(self) -> None:
         self._publish()
@@ -319,20 +319,20 @@ class Daemon:
             self._publish_timer.cancel()
             self._publish_timer = None
         self._published_at_s = time.monotonic()
-        self.newest_report = self._report()
+        self.latest_report = self._report()
         if self._publisher:
-            frame = encode_frame(self.newest_report)
+            frame = encode_frame(self.latest_report)
             self._publisher.publish(frame)
             self._reports.publish(frame)
 
     def _keep(self, now_s: float) -> None:
         """Add the newest report to the past, as long as there is room for it."""
-        if self._history is None or self.newest_report is None or not self._history.is_due(now_s):
+        if self._history is None or self.latest_report is None or not self._history.is_due(now_s):
             return
         try:
-            self._history.append(encode_node_report(_without_tracebacks(self.newest_report)), now_s)
+            self._history.append(encode_node_report(_without_tracebacks(self.latest_report)), now_s)
         except OSError as error:
-            say(f"the past is not kept any more: {error.strerror}: make room and restart")
+            log_line(f"the past is not kept any more: {error.strerror}: make room and restart")
             self._history.close()
             self._history = None
 

@@ -13,8 +13,8 @@
 
 What a peer does wrong is a value, not an exception: `agent.wire.commands.Refused` for commands, a counter for reports.
 
-`say` writes an agent's lines for people to standard error, which may be a file on a full disk, or a pipe that nobody
-reads.
+`log_line` writes an agent's lines for people to standard error, which may be a file on a full disk, or a pipe that
+nobody reads.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class InvalidTransitionError(AgentError):
         super().__init__("\n".join((message, *(f"  {line}" for line in self.story))))
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Say a line, if it can be said: no complaint ends an agent."""
     with contextlib.suppress(OSError):
         click.echo(f"agent: {text}", err=True)

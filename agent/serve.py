@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.daemon import Daemon
-from agent.errors import AgentError, OperatorError, say
+from agent.errors import AgentError, OperatorError, log_line
 from agent.processes.parent_watch import watch_console, watch_signals
 from agent.service.agent_info import own
 from agent.service.daemonise import bound_log
@@ -27,7 +27,7 @@ CARE_PERIOD_S = 10.0
 """Between looks at the length of the log; a watchdog may want to hear of us sooner."""
 
 
-def serve_until_told(
+def serve_until_stopped(
     directory: Path,
     node: str,
     *,
@@ -106,7 +106,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not self._is_private:
-            self._say_farewell(daemon.num_jobs_left)
+            self._print_farewell(daemon.num_jobs_left)
 
     def _serve_metrics(self, daemon: Daemon, opened: contextlib.ExitStack) -> int:
         """Serve metrics if they are wanted, and return the port; 0 without."""
@@ -116,7 +116,7 @@ class _Server:
             from agent.transport.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
         except ModuleNotFoundError as error:
             raise OperatorError(f"{error.name} is missing: install rankdeck[metrics]") from error
-        server = MetricsServer(self._metrics, lambda: daemon.newest_report)
+        server = MetricsServer(self._metrics, lambda: daemon.latest_report)
         port = server.open()
         opened.callback(server.close)
         return port
@@ -131,9 +131,9 @@ class _Server:
     def _begin(self, daemon: Daemon, dialer: Dialer | None, metrics_port: int) -> None:
         if dialer is not None:
             self._dialing = asyncio.create_task(dialer.run(), name="rankdeck-dialer")
-        self._say_ready(daemon.epoch, metrics_port)
+        self._print_ready(daemon.epoch, metrics_port)
 
-    def _say_ready(self, epoch: str, metrics_port: int) -> None:
+    def _print_ready(self, epoch: str, metrics_port: int) -> None:
         line = msgspec.json.encode(own(self._state_dir.path, self._node, epoch, metrics_port)) + b"\n"
         self._manager.ready(f"serving {self._node} in {self._state_dir.path}")
         if self._ready_fd is None:
@@ -147,20 +147,20 @@ class _Server:
         finally:
             os.close(self._ready_fd)
 
-    def _say_farewell(self, num_jobs_left: int) -> None:
+    def _print_farewell(self, num_jobs_left: int) -> None:
         left = {0: "no job runs", 1: "one job goes on"}.get(num_jobs_left, f"{num_jobs_left} jobs go on")
         adopted = ", until another agent in this directory takes it up" if num_jobs_left else ""
-        say(f"ended; {left}{adopted}")
+        log_line(f"ended; {left}{adopted}")
 
     async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
         """Tell the service manager that we live, and keep the log short."""
         period_s = min(CARE_PERIOD_S, self._manager.watchdog_s / 3 or CARE_PERIOD_S)
-        said = -1
+        reported = -1
         while True:
             self._manager.alive()
-            if said != daemon.num_jobs_left:
-                said = daemon.num_jobs_left
-                self._manager.status(f"{said} job{'' if said == 1 else 's'} running")
+            if reported != daemon.num_jobs_left:
+                reported = daemon.num_jobs_left
+                self._manager.status(f"{reported} job{'' if reported == 1 else 's'} running")
             if is_daemon:
                 bound_log(self._state_dir.path)
             await asyncio.sleep(period_s)

@@ -53,13 +53,13 @@ class AppError(Exception):
         """The message, and in brackets what to do."""
         return self._with_hint(str(self))
 
-    def said_of(self, host: str) -> str:
+    def text_for(self, host: str) -> str:
         """Return the message for a place where the host's name stands already; the name of another one stays in it."""
         return str(self).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
 
     def whole_of(self, host: str) -> str:
         """Return the same, and in brackets what to do."""
-        return self._with_hint(self.said_of(host))
+        return self._with_hint(self.text_for(host))
 
     def _with_hint(self, message: str) -> str:
         return f"{message} ({self.hint})" if self.hint else message
@@ -123,9 +123,9 @@ class FrozenAgentError(AgentUnreachableError):
         AppError.__init__(self, f"the agent on {node} (pid {pid}) is frozen", f"on {node}: kill -CONT {pid}")
         self.detail = f"its process (pid {pid}) is frozen"
 
-    def said_of(self, host: str) -> str:
+    def text_for(self, host: str) -> str:
         """Return the message for a place where the agent is spoken of already."""
-        return super().said_of(host) if host not in str(self) else self.detail
+        return super().text_for(host) if host not in str(self) else self.detail
 
 
 class AgentRefusedError(AppError):

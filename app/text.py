@@ -181,14 +181,14 @@ def place_text(place: Place | None) -> str:
 
 def call_text(group: str, seq: int | None, op: str, label: str) -> str:
     """Return `all_reduce #57`, `barrier "epoch" #3` or `all_reduce #57 of group 4`."""
-    words = [clean_name(op) or "collective"]
+    parts = [clean_name(op) or "collective"]
     if label:
-        words.append(f'"{clean_name(label)}"')
+        parts.append(f'"{clean_name(label)}"')
     if seq:
-        words.append(f"#{seq}")
+        parts.append(f"#{seq}")
     if group not in (DEFAULT_GROUP, BARRIER_GROUP, "") and not group.startswith(FIRST_GROUP):
-        words.append(f"of group {clean_name(group)}")
-    return " ".join(words)
+        parts.append(f"of group {clean_name(group)}")
+    return " ".join(parts)
 
 
 def sizes_text(num_elements: int) -> str:

@@ -1,6 +1,6 @@
 """Runs what blocks in daemon threads, which nobody waits for at the end.
 
-`at_once` does one thing to many at the same time. `in_daemon_thread` awaits one blocking call: for asyncio's own
+`run_parallel` does one thing to many at the same time. `in_daemon_thread` awaits one blocking call: for asyncio's own
 threads its loop waits at the end.
 """
 
@@ -18,18 +18,18 @@ from app.errors import AppError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-MAX_AT_ONCE = 32
+MAX_PARALLEL = 32
 """Each takes a thread, and a process of ssh for a moment."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def at_once(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Answer | AppError]:
+def run_parallel(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Answer | AppError]:
     """Yield what `do` returned or raised of each, in their order and as soon as it is known; one stops no other.
 
     Args:
-        items: At most `MAX_AT_ONCE` at a time.
+        items: At most `MAX_PARALLEL` at a time.
         do: Called in a thread.
     """
     todo: queue.SimpleQueue[tuple[Item, Future[Answer]]] = queue.SimpleQueue()
@@ -52,7 +52,7 @@ def at_once(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Ans
                         answer.set_exception(RuntimeError("a thread has failed"))
 
     # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest has answered.
-    for _ in range(min(MAX_AT_ONCE, len(items))):
+    for _ in range(min(MAX_PARALLEL, len(items))):
         threading.Thread(target=work, name="rankdeck-host", daemon=True).start()
     for answer in answers:
         try:

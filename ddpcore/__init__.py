@@ -12,7 +12,7 @@ from ddpcore.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ddpcore.barriers.first_one_first import local_master_first, master_first
-    from ddpcore.barriers.gates import barrier, exchange
+    from ddpcore.barriers.named_barriers import barrier, exchange
     from ddpcore.barriers.one_rank_blocks import only_on_master, rank_zero_only
     from ddpcore.checkpoint.checkpointer import Checkpointer
     from ddpcore.checkpoint.solo_loading import load_checkpoint, load_tensors
@@ -50,8 +50,8 @@ __getattr__ = lazy_names(
         "ElasticBatchSampler": "samplers.batch_sampler",
         "Engine": "engine.engine",
         "Prefetcher": "prefetch",
-        "barrier": "barriers.gates",
-        "exchange": "barriers.gates",
+        "barrier": "barriers.named_barriers",
+        "exchange": "barriers.named_barriers",
         "load_checkpoint": "checkpoint.solo_loading",
         "load_tensors": "checkpoint.solo_loading",
         "local_master_first": "barriers.first_one_first",

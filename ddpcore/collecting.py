@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddpcore.agreement import common_problem, difference, speakers
 from ddpcore.arguments import refuse
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.errors import EngineUseError, MetricMismatchError, UnsplittableBatchError
 from ddpcore.nested import named_leaves, with_leaves
 from ddpcore.placement import current_placement

@@ -119,7 +119,7 @@ class Prefetcher(Generic[Batch]):
 
     def _plain(self, source: Iterator[Batch]) -> Iterator[Batch]:
         for batch in source:
-            arrived = batch if self._device.type == "cpu" else self._at_once(batch)
+            arrived = batch if self._device.type == "cpu" else self._copied_now(batch)
             self.consumed += 1
             yield arrived
 
@@ -175,10 +175,10 @@ class Prefetcher(Generic[Batch]):
             stream.finish(self._being_read[0][0])
             self._being_read.popleft()
         self.consumed += 1
-        arrived: Batch = self._at_once(flight.batch) if flight.has_rest else flight.batch
+        arrived: Batch = self._copied_now(flight.batch) if flight.has_rest else flight.batch
         return arrived
 
-    def _at_once(self, batch: Any) -> Any:
+    def _copied_now(self, batch: Any) -> Any:
         """Return a batch with what is not on the device yet moved there, in the computing stream.
 
         That is everything on devices without streams, and sparse and nested tensors, which `record_stream` refuses.

@@ -122,9 +122,9 @@ def _use_rows(sample: GpuSample) -> Iterator[Row]:
     """Say who is on a GPU already."""
     used = [gpu for gpu in sample.gpus if gpu.processes]
     if used:
-        told = "; ".join(map(_holder_text, used[:MAX_NAMED]))
+        holders = "; ".join(map(_holder_text, used[:MAX_NAMED]))
         more = f"; {len(used) - MAX_NAMED} more" if len(used) > MAX_NAMED else ""
-        yield Row("gpu_use", Health.WARN, f"{told}{more}", "end it, or let it finish: it takes memory and time")
+        yield Row("gpu_use", Health.WARN, f"{holders}{more}", "end it, or let it finish: it takes memory and time")
 
 
 def _holder_text(gpu: SampledGpu) -> str:

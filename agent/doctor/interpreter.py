@@ -24,7 +24,7 @@ MIN_TORCH = (2, 8)
 MIN_PYTHON = (3, 11)
 ANSWER_S = 30.0
 """A first import of torch from a network's disk takes that long; a console waits 45 s for all."""
-MAX_SAID = 300
+MAX_ERROR_CHARS = 300
 _NUM_PARTS = 2
 _ASK = """
 import json, sys, importlib.metadata as metadata, importlib.util
@@ -74,14 +74,14 @@ def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
         output = ask_program([python, "-c", _ASK], timeout_s, cwd="/", environ=os.environ)
     except (OSError, ValueError) as error:
         return Interpreter(error=f"{python} does not run: {error}")
-    said: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for line in output.stdout.splitlines():
         try:
-            said |= msgspec.json.decode(line, type=dict)
+            fields |= msgspec.json.decode(line, type=dict)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # a site's own start-up may print
     try:
-        found = msgspec.convert(said, Interpreter)
+        found = msgspec.convert(fields, Interpreter)
     except msgspec.ValidationError as error:
         return Interpreter(error=f"{python} is no Python: {error}")
     if output.exit_code is None:
@@ -96,7 +96,7 @@ def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
 def interpreter_rows(python: str, found: Interpreter) -> Iterator[Row]:
     """Yield what is to be said of the jobs' interpreter and its torch."""
     if not found.python:
-        yield Row("job_python", Health.BAD, found.error[:MAX_SAID], "name the Python of the jobs: --job-python")
+        yield Row("job_python", Health.BAD, found.error[:MAX_ERROR_CHARS], "name the Python of the jobs: --job-python")
         return
     if numbers(found.python) < MIN_PYTHON:
         yield Row("job_python", Health.WARN, f"Python {found.python}", "use 3.11 or newer")
@@ -110,11 +110,11 @@ def _torch_rows(python: str, found: Interpreter) -> Iterator[Row]:
         yield Row("torch", Health.BAD, f"{python} has no torch", f"{python} -m pip install torch")
     elif not found.is_imported:
         version = found.torch or "of an unknown version"
-        told = f"torch {version} cannot be imported: {found.error[:MAX_SAID]}"
+        problem = f"torch {version} cannot be imported: {found.error[:MAX_ERROR_CHARS]}"
         is_late = found.error.startswith("no answer")
         todo = "is its disk slow? try" if is_late else "try"
         status = Health.WARN if is_late else Health.BAD
-        yield Row("torch", status, told, f"{todo}: {python} -c 'import torch'")
+        yield Row("torch", status, problem, f"{todo}: {python} -c 'import torch'")
     elif not found.is_distributed:
         yield Row("torch", Health.BAD, f"{found.torch} is built without torch.distributed", "install another build")
     elif numbers(found.torch) < MIN_TORCH:

@@ -146,13 +146,13 @@ def leftovers_row(found: Sequence[Leftover]) -> Row:
     """Say what earlier runs have left."""
     if not found:
         return Row("leftovers", Health.OK, "none of earlier runs")
-    told = []
+    parts = []
     for item in found[:MAX_NAMED]:
         ports = f", listens on {', '.join(map(str, item.ports))}" if item.ports else ""
-        told.append(f"{item.text[:MAX_NAMED_CHARS]} ({item.size_bytes >> 20} MiB{ports})")
+        parts.append(f"{item.text[:MAX_NAMED_CHARS]} ({item.size_bytes >> 20} MiB{ports})")
     more = f"; {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     todo = "look at them there with `python -P -m agent leftovers`, and end them with --clean"
-    return Row("leftovers", Health.WARN, "; ".join(told) + more, todo)
+    return Row("leftovers", Health.WARN, "; ".join(parts) + more, todo)
 
 
 def _limit(value: int) -> str:

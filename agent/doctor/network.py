@@ -50,9 +50,9 @@ def own_address(interfaces: Sequence[Interface], environ: Mapping[str, str]) -> 
     known = [interface.address for interface in interfaces]
     if (reached := address_of_ssh(environ)) in known:
         return reached
-    for road in _FAR_AWAY:
+    for far_address in _FAR_AWAY:
         try:
-            address = local_address(road)
+            address = local_address(far_address)
         except OSError:
             continue
         if address in known:
@@ -79,10 +79,10 @@ def network_rows(interfaces: Sequence[Interface], address: str) -> Iterator[Row]
 def _loopback_row() -> Row:
     """Bind a port on loopback, as the store of a job on one node does."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(1)
-            port = listener.getsockname()[1]
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server_socket:
+            server_socket.bind(("127.0.0.1", 0))
+            server_socket.listen(1)
+            port = server_socket.getsockname()[1]
     except OSError as error:
         todo = "bring up lo: ip link set lo up"
         return Row("ports", Health.BAD, f"cannot listen on 127.0.0.1: {error.strerror}", todo)
@@ -123,46 +123,46 @@ def hold_port(address: str, port: int) -> tuple[socket.socket | None, Listening]
 
 
 def attend(
-    listener: socket.socket | None, where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
+    server_socket: socket.socket | None, where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
 ) -> None:
     """Say where one listens, until standard input ends; answer each line there with the time of day.
 
     Args:
-        listener: The socket that listens, which is closed in the end; without it, all that is said is why.
+        server_socket: The socket that listens, which is closed in the end; without it, all that is said is why.
         where: What is said of them; the token is given here.
         stdin: Descriptor that lines come from.
         stdout: Descriptor that answers go to.
         listen_s: At most.
     """
-    if listener is None:
-        _say(stdout, where)
+    if server_socket is None:
+        _write_line(stdout, where)
         return
-    with listener:
-        listener.settimeout(0)
+    with server_socket:
+        server_socket.settimeout(0)
         token = secrets.token_hex(_TOKEN_CHARS // 2)
-        _say(stdout, msgspec.structs.replace(where, token=token))
+        _write_line(stdout, msgspec.structs.replace(where, token=token))
         deadline_s = time.monotonic() + listen_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            ready, _, _ = select.select([listener.fileno(), stdin], [], [], left_s)
-            if listener.fileno() in ready:
-                _greet(listener, token)
+            ready, _, _ = select.select([server_socket.fileno(), stdin], [], [], left_s)
+            if server_socket.fileno() in ready:
+                _greet(server_socket, token)
             if stdin in ready:
                 lines = os.read(stdin, 4096)
                 if not lines:
                     return
                 for _ in range(lines.count(b"\n")):
-                    _say(stdout, Clock(time.time()))  # noqa: TID251 - the clocks of machines are what is compared
+                    _write_line(stdout, Clock(time.time()))  # noqa: TID251 - the clocks of machines are what is compared
 
 
-def _greet(listener: socket.socket, token: str) -> None:
+def _greet(server_socket: socket.socket, token: str) -> None:
     with contextlib.suppress(OSError):  # whoever came is gone
-        connection, _ = listener.accept()
+        connection, _ = server_socket.accept()
         with connection:
             connection.settimeout(0)
             connection.send(token.encode())
 
 
-def _say(descriptor: int, answer: msgspec.Struct) -> None:
+def _write_line(descriptor: int, answer: msgspec.Struct) -> None:
     os.write(descriptor, msgspec.json.encode(answer) + b"\n")
 
 

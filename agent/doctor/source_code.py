@@ -57,8 +57,8 @@ def look_at_code(workdir: str, look_s: float = LOOK_S) -> Code | None:
     for file in files:
         whole.update(f"{file.path}\0{file.digest}\0".encode(errors="surrogateescape"))
     is_short = len(files) <= MAX_FILES and sum(len(file.path) for file in files) <= MAX_PATH_CHARS
-    told = [FileDigest(utf8_text(file.path, MAX_NAME_CHARS), file.digest) for file in files] if is_short else []
-    return Code(str(root), commit, num_changed, whole.hexdigest()[:_DIGEST_CHARS], told)
+    digests = [FileDigest(utf8_text(file.path, MAX_NAME_CHARS), file.digest) for file in files] if is_short else []
+    return Code(str(root), commit, num_changed, whole.hexdigest()[:_DIGEST_CHARS], digests)
 
 
 def code_rows(workdir: str, code: Code | None) -> Iterator[Row]:

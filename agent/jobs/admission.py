@@ -45,8 +45,8 @@ def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
     if contradiction := _contradiction(spec):
         return Refused(RefusalReason.MALFORMED, f"job {spec.job_id}: {contradiction}")
     if spec.faults and not spec.allow_faults:
-        words = f"job {spec.job_id} comes with faults and does not allow them: set allow_faults in its spec"
-        return Refused(RefusalReason.NOT_PERMITTED, words)
+        reason = f"job {spec.job_id} comes with faults and does not allow them: set allow_faults in its spec"
+        return Refused(RefusalReason.NOT_PERMITTED, reason)
     if existing is None or (existing.has_ended and spec.attempt > existing.attempt):
         return None
     return Refused(

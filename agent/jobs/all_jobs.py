@@ -20,7 +20,6 @@ from agent.jobs.lifecycle import (
     Answer,
     AskAll,
     AskProbe,
-    BeginAgain,
     Effect,
     Event,
     FollowRanks,
@@ -31,6 +30,7 @@ from agent.jobs.lifecycle import (
     LauncherLost,
     LauncherNotStarted,
     ReleasePort,
+    RestartAttempt,
     RoundBegan,
     SignalWorker,
     StartLauncher,
@@ -134,8 +134,8 @@ class Jobs:
         if refused := refused or check_metrics(spec):
             return refused
         if existing and self._leftovers.may_have(spec.job_id):
-            words = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
-            return Refused(RefusalReason.WRONG_STATE, words)
+            reason = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
+            return Refused(RefusalReason.WRONG_STATE, reason)
         job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
         last_rank = spec.first_rank + spec.local_world_size - 1
         port_holder = reserve(job_dir, last_rank, None if spec.node_rank else address, spec.master_port)
@@ -179,7 +179,7 @@ class Jobs:
             return Refused(RefusalReason.WRONG_STATE, f"job {job_id} does not run: it has no stacks")
         return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
 
-    def beat(self, unattended_s: float) -> None:
+    def tick(self, unattended_s: float) -> None:
         """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs.
 
         Args:
@@ -190,8 +190,8 @@ class Jobs:
         sought -= {job_id for job_id in list(sought) if self._seek(self._known[job_id])}
         for launch in self._known:
             self._watch.sample(launch.job_id)
-            self._outside.beat(launch)
-            self._listeners.beat(launch)
+            self._outside.tick(launch)
+            self._listeners.tick(launch)
             if launch.shim and (begun := launch.next_round()):
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
@@ -207,7 +207,7 @@ class Jobs:
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
-        return [self._space.said_in(launch.job.status(now_s)) for launch in self._known]
+        return [self._space.with_warning(launch.job.status(now_s)) for launch in self._known]
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""
@@ -237,7 +237,7 @@ class Jobs:
         self._known.take_over(launch, memory)
         is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
         if memory.state in ENDED_STATES:
-            self._tell_ends(launch)
+            self._log_ends(launch)
             return
         if memory.state is JobState.RESTARTING and not is_a_step_further:
             return
@@ -287,8 +287,8 @@ class Jobs:
             case StartLauncher():
                 launch.before = None
                 return self._start(launch, launch.job.spec)
-            case BeginAgain(attempt=attempt):
-                self._begin_again(launch, attempt)
+            case RestartAttempt(attempt=attempt):
+                self._restart(launch, attempt)
             case AskAll(request=request):
                 launch.ask_all(request)
             case TerminateLauncher():
@@ -326,7 +326,7 @@ class Jobs:
             self._follow(launch)
         return reply
 
-    def _begin_again(self, launch: Launch, attempt: int) -> None:
+    def _restart(self, launch: Launch, attempt: int) -> None:
         """Prepare another attempt and start it."""
         spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
         job_dir = self._state_dir.job_dir(spec.job_id, attempt)
@@ -365,32 +365,32 @@ class Jobs:
     def _on_worker_end(self, ending: Ending) -> None:
         launch = self._known[ending.job_id]
         now_s = time.monotonic()
-        found = self._tell_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
+        found = self._log_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
         self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
         self._on_change()
 
-    def _tell_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
+    def _log_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
         """Let the node's state know how a worker ended; return what it has left of why."""
         found = None
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
-            found = found or launch.last_words_of(ending.rank, ending.code)
+            found = found or launch.last_failure_of(ending.rank, ending.code)
         text = found.text if found else FailureText()
         how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
         self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
         return found
 
-    def _tell_ends(self, launch: Launch) -> None:
+    def _log_ends(self, launch: Launch) -> None:
         """Let the node's state know how the ranks of a job ended that has ended before it was known here."""
         memory = launch.job.memory
         for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
-            self._tell_end(launch, ending, memory.since_s)
+            self._log_end(launch, ending, memory.since_s)
 
     def _take_back(self, launch: Launch) -> None:
         """Drop a job that has been prepared; of its last attempt it is known again how it ended."""
         self._known.take_back(launch)
         if launch.before:
-            self._tell_ends(launch.before)
+            self._log_ends(launch.before)
 
     def _own_pids(self) -> set[int]:
         return self._known.shim_pids | self._sampler_pids | self._stacks.spy_pids

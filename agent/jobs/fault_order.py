@@ -52,7 +52,7 @@ def refusal_of_fault(
 
 def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
     if fault.at_step is None:
-        if step is None and not _acts_at_once(fault):
+        if step is None and not _is_immediate(fault):
             return Refused(
                 RefusalReason.WRONG_STATE,
                 f"rank {fault.rank} has told of no step yet, and only freeze, thaw and kill act without steps",
@@ -73,12 +73,12 @@ def fault_effect(fault: Fault, request_id: int) -> SignalWorker | AskProbe:
 
     Signals act at once. What waits for a step, or only the rank's own main thread can do, is the probe's.
     """
-    if not _acts_at_once(fault):
+    if not _is_immediate(fault):
         return AskProbe(fault.rank, StrikeAt(request_id, fault))
     if fault.kind is FaultKind.SLOW:
         return AskProbe(fault.rank, SlowDown(request_id, fault.factor))
     return SignalWorker(fault.rank, _SIGNALS[fault.kind])
 
 
-def _acts_at_once(fault: Fault) -> bool:
+def _is_immediate(fault: Fault) -> bool:
     return fault.at_step is None and (fault.kind in _SIGNALS or fault.kind is FaultKind.SLOW)

@@ -32,7 +32,6 @@ from agent.jobs.lifecycle import (
     Answer,
     AskAll,
     AttemptFailed,
-    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -48,6 +47,7 @@ from agent.jobs.lifecycle import (
     LauncherStarted,
     LauncherSucceeded,
     ReleasePort,
+    RestartAttempt,
     Round,
     RoundBegan,
     StartLauncher,
@@ -62,8 +62,8 @@ from agent.jobs.root_cause import (
     failure_of_launcher,
     failure_of_worker,
     first_of,
-    launcher_end_words,
-    worker_end_words,
+    launcher_end_text,
+    worker_end_text,
 )
 from agent.wire.commands import Accepted, RefusalReason, Refused
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
@@ -104,7 +104,7 @@ class Job:
         self._num_restarts = 0
         self._kill_at_s: float | None = None
         self._terminate_at_s: float | None = None
-        self._begin_again_at_s: float | None = None
+        self._restart_at_s: float | None = None
         self._round: Round | None = None
         self._is_abandoned = False
         self._unprobed = ""
@@ -125,7 +125,7 @@ class Job:
         job._num_restarts = memory.num_restarts
         job._kill_at_s = memory.kill_at_s
         job._terminate_at_s = memory.terminate_at_s
-        job._begin_again_at_s = memory.begin_again_at_s
+        job._restart_at_s = memory.restart_at_s
         job._round = memory.round
         job._is_abandoned = memory.is_abandoned
         job._unprobed = memory.unprobed
@@ -147,7 +147,7 @@ class Job:
             num_restarts=self._num_restarts,
             kill_at_s=self._kill_at_s,
             terminate_at_s=self._terminate_at_s,
-            begin_again_at_s=self._begin_again_at_s,
+            restart_at_s=self._restart_at_s,
             round=self._round,
             is_abandoned=self._is_abandoned,
             unprobed=self._unprobed,
@@ -170,7 +170,7 @@ class Job:
         before = self.state
         if after is not before:
             self.state, self._since_s = after, now_s
-            self._begin_again_at_s = None
+            self._restart_at_s = None
             if after is JobState.RUNNING:
                 self._started_s = now_s
         return self._effects(before, event, now_s)
@@ -195,7 +195,7 @@ class Job:
             is_elastic=spec.elastic_min_nodes > 0,
             unprobed=self._unprobed,
             detail=detail(self.memory, self._workers.values(), now_s)[:4096],
-            root_cause=self._failure.told(now_s) if self._failure else None,
+            root_cause=self._failure.as_root_cause(now_s) if self._failure else None,
             age_s=None if self._started_s is None else max(0.0, now_s - self._started_s),
             is_past=self._is_past,
         )
@@ -225,8 +225,8 @@ class Job:
         """Return the event for the launcher's end: whether the job may begin again is decided here."""
         if exit_code == 0:
             return LauncherSucceeded()
-        may_begin_again = not self.spec.elastic_min_nodes and self._num_restarts < self.spec.max_restarts
-        if self.state is JobState.RUNNING and may_begin_again:
+        may_restart = not self.spec.elastic_min_nodes and self._num_restarts < self.spec.max_restarts
+        if self.state is JobState.RUNNING and may_restart:
             return AttemptFailed(exit_code, found)
         return LauncherFailed(exit_code, found)
 
@@ -238,7 +238,7 @@ class Job:
         assert self.state is not JobState.STOPPING or self._kill_at_s is not None
         assert self.state is not JobState.PREPARED or (not self._workers and self._kill_at_s is None)
         assert self._terminate_at_s is None or self._kill_at_s is not None
-        assert (self._begin_again_at_s is not None) == (self.state is JobState.RESTARTING)
+        assert (self._restart_at_s is not None) == (self.state is JobState.RESTARTING)
         assert self._num_restarts <= self.spec.max_restarts
         assert all(worker.has_exited for worker in self._workers.values() if worker.has_failed)
         assert not any(worker.has_failed for worker in self._workers.values()) or self._cause
@@ -332,9 +332,9 @@ class Job:
     def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
         if not self._is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
             self._blame_launcher(event, now_s)
-        self._cause = self._cause or launcher_end_words(event)
+        self._cause = self._cause or launcher_end_text(event)
         if isinstance(event, AttemptFailed):
-            self._begin_again_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
+            self._restart_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
         else:
             self.exit_code = event.exit_code
         # A shim that left no record was killed itself: what it watched over may still live.
@@ -346,7 +346,7 @@ class Job:
         if self._failure is None:
             self._failure = failure
         elif failure.is_launcher_ended and first_of(self._failure, failure) is failure:
-            self._failure, self._cause = failure, launcher_end_words(event)
+            self._failure, self._cause = failure, launcher_end_text(event)
 
     def _on_worker_exited(self, event: WorkerExited, now_s: float) -> list[Effect]:
         is_first = not any(worker.has_failed for worker in self._workers.values())
@@ -371,19 +371,19 @@ class Job:
     def _blame(self, event: WorkerExited, now_s: float) -> None:
         """Note what a rank failed of, unless the job was told to end or another rank failed first."""
         if self._is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
-            self._cause = self._cause or worker_end_words(event)
+            self._cause = self._cause or worker_end_text(event)
             return
         failure = failure_of_worker(event, now_s, self._failure)
         if first_of(self._failure, failure) is failure:
             # The sentence is about the same rank: a victim may be noticed before who made it one.
-            self._failure, self._cause = failure, worker_end_words(event)
+            self._failure, self._cause = failure, worker_end_text(event)
 
     def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
         if self.state is JobState.PREPARED:
             return [*_TAKE_BACK] if now_s - self._since_s >= UNCOMMITTED_S else []
-        if self._begin_again_at_s is not None:
-            is_time = now_s >= self._begin_again_at_s and not tick.has_leftovers
-            return [BeginAgain(self.spec.attempt + 1)] if is_time else []
+        if self._restart_at_s is not None:
+            is_time = now_s >= self._restart_at_s and not tick.has_leftovers
+            return [RestartAttempt(self.spec.attempt + 1)] if is_time else []
         if self.state is JobState.RUNNING and self._kill_at_s is None and 0 < self.spec.abandon_s <= tick.abandoned_s:
             return [self._abandon(tick.abandoned_s, now_s)]
         if self.has_ended or self._kill_at_s is None:
@@ -450,7 +450,7 @@ def detail(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> s
         case JobState.RESTARTING:
             left = job.spec.max_restarts - job.num_restarts
             return (
-                f"{job.cause}; begins again in {_left(job.begin_again_at_s, now_s)}, "
+                f"{job.cause}; begins again in {_left(job.restart_at_s, now_s)}, "
                 f"{left} of {job.spec.max_restarts} restarts left"
             )
         case JobState.FAILED | JobState.LOST:

@@ -27,7 +27,7 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """When patience ends: set while stopping, and after a rank has failed."""
     terminate_at_s: float | None = None
     """When patience with an agreed stop ends: set while there is one."""
-    begin_again_at_s: float | None = None
+    restart_at_s: float | None = None
     """When the next attempt begins: set while restarting."""
     round: Round | None = None
     """Of an elastic job, once the launcher has gathered nodes."""
@@ -49,7 +49,7 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
             failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
             kill_at_s=None if self.kill_at_s is None else now_s,
             terminate_at_s=None if self.terminate_at_s is None else now_s,
-            begin_again_at_s=None if self.begin_again_at_s is None else now_s,
+            restart_at_s=None if self.restart_at_s is None else now_s,
         )
 
 

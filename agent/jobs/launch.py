@@ -17,7 +17,7 @@ from agent.files import open_regular
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted, Round
 from agent.jobs.preflight import interface_to, local_address
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
-from agent.logs.failure_files import find_failure, first_failure, last_words
+from agent.logs.failure_files import find_failure, first_failure, last_failure
 from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
 from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import DECODE_ERRORS, ROUND_FILE, encode_request
@@ -141,9 +141,9 @@ class Launch:
         """Return what a rank's files say of its failure."""
         return find_failure(self.ranks_dir, rank)
 
-    def last_words_of(self, rank: int, code: int | None) -> FoundFailure | None:
+    def last_failure_of(self, rank: int, code: int | None) -> FoundFailure | None:
         """Return the last line of a rank that left no exception; one that a signal ended did not choose its last."""
-        return last_words(self.ranks_dir, rank) if code else None
+        return last_failure(self.ranks_dir, rank) if code else None
 
     def any_failure(self) -> FoundFailure | None:
         """Return the first failure in the files of this node's ranks, else of the launcher."""

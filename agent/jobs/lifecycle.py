@@ -162,7 +162,7 @@ class StartLauncher(msgspec.Struct, frozen=True):
     """Spawn the shim with torchrun; answer with `LauncherStarted` or `LauncherNotStarted`."""
 
 
-class BeginAgain(msgspec.Struct, frozen=True):
+class RestartAttempt(msgspec.Struct, frozen=True):
     """Prepare the job's next attempt and spawn its shim; answer as to `StartLauncher`."""
 
     attempt: int
@@ -219,7 +219,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 Effect: TypeAlias = (
     StartLauncher
-    | BeginAgain
+    | RestartAttempt
     | AskAll
     | TerminateLauncher
     | KillTree

@@ -72,9 +72,9 @@ def local_address(peer: Address) -> str:
         OSError: There is no way there.
     """
     family, host = peer
-    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as road:
-        road.connect((host, 9))
-        return str(road.getsockname()[0])
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
+        udp_socket.connect((host, 9))
+        return str(udp_socket.getsockname()[0])
 
 
 def interface_to(peer: Address) -> str:
@@ -183,15 +183,15 @@ def reserve_port(address: Address, port: int) -> socket.socket | Refused:
 
 def _listen_at(address: Address, port: int) -> socket.socket:
     family, host = address
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    server_socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(STORE_BACKLOG)
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind((host, port))
+        server_socket.listen(STORE_BACKLOG)
     except OSError:
-        listener.close()
+        server_socket.close()
         raise
-    return listener
+    return server_socket
 
 
 def _no_port(error: OSError, host: str, port: int) -> Refused:

@@ -178,8 +178,8 @@ def read_stack_file(path: Path) -> StackDump | None:
         os.close(fd)
 
 
-def _noted(found: RankStacks, words: str) -> RankStacks:
-    return msgspec.structs.replace(found, note=f"{found.note}; {words}" if found.note else words)
+def _noted(found: RankStacks, text: str) -> RankStacks:
+    return msgspec.structs.replace(found, note=f"{found.note}; {text}" if found.note else text)
 
 
 LOOK_S = 5.0
@@ -211,7 +211,7 @@ class OutsideLooks:
         self._looks: dict[OutsideWish, _Look] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def beat(self, launch: Launch) -> None:
+    def tick(self, launch: Launch) -> None:
         """Begin a look if one is wanted at a rank of this job and none is under way."""
         if self._task is not None and not self._task.done():
             return

@@ -17,12 +17,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from agent.errors import MetricPatternError, say
+from agent.errors import MetricPatternError, log_line
 from agent.jobs.preflight import holder_of
-from agent.logs.failure_files import told_exit_codes
+from agent.logs.failure_files import reported_exit_codes
 from agent.logs.log_tail import LogTail, log_path
 from agent.machine.host import interface_of
-from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StoreListenerSeen, WorkerSeen
+from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StorePortSeen, WorkerSeen
 from agent.processes.worker_sampler import Ending, WorkerSampler
 from agent.wire.logs import LogStream
 
@@ -54,9 +54,16 @@ class RankWatch:
     def admit(self, job: Job) -> None:
         """Take reports of a job's ranks from now on, and of no other attempt's."""
         now_s = time.monotonic()
-        told = job.status(now_s)
+        job_status = job.status(now_s)
         self._state.apply(
-            JobAdmitted(told.job_id, told.attempt, told.first_rank, told.local_world_size, told.world_size), now_s
+            JobAdmitted(
+                job_status.job_id,
+                job_status.attempt,
+                job_status.first_rank,
+                job_status.local_world_size,
+                job_status.world_size,
+            ),
+            now_s,
         )
 
     def begin(self, launch: Launch) -> None:
@@ -66,7 +73,7 @@ class RankWatch:
         try:
             self.logs.follow(spec.job_id, *where, launch.job.ranks, spec.metrics)
         except MetricPatternError as error:  # a record of an agent that could read them
-            say(f"job {spec.job_id} goes on without figures from its lines: {error}")
+            log_line(f"job {spec.job_id} goes on without figures from its lines: {error}")
             self.logs.follow(spec.job_id, *where, launch.job.ranks)
         if launch.shim and not launch.job.is_gathering:
             self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
@@ -143,7 +150,7 @@ def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list
     unseen = [rank for rank in launch.job.ranks if rank not in seen]
     if exit_code == 0:
         return [Ending(launch.job_id, rank, 0, None) for rank in unseen]
-    codes = told_exit_codes(launch.job_dir) if unseen else {}
+    codes = reported_exit_codes(launch.job_dir) if unseen else {}
     began = [rank for rank in unseen if log_path(launch.ranks_dir, rank, LogStream.STDOUT).exists()]
     began.sort(key=[*codes, *began].index)
     return [_ending(launch.job_id, rank, codes.get(rank)) for rank in began]
@@ -167,7 +174,7 @@ class StoreListeners:
         self._looked_at: set[tuple[str, str, int]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def beat(self, launch: Launch) -> None:
+    def tick(self, launch: Launch) -> None:
         """Begin a look if a rank of this job waits where nobody has looked, and none is under way."""
         if self._task is not None and not self._task.done():
             return
@@ -187,12 +194,12 @@ class StoreListeners:
 
     async def _look(self, job_id: str, address: str, port: int) -> None:
         with contextlib.suppress(TimeoutError, KeyError):  # too many processes; the job has gone
-            found = await asyncio.wait_for(asyncio.to_thread(listener_at, address, port), LOOK_S)
+            found = await asyncio.wait_for(asyncio.to_thread(port_owner_at, address, port), LOOK_S)
             if found:
-                self._state.apply(StoreListenerSeen(job_id, port, found), time.monotonic())
+                self._state.apply(StorePortSeen(job_id, port, found), time.monotonic())
 
 
-def listener_at(address: str, port: int) -> str:
+def port_owner_at(address: str, port: int) -> str:
     """Return the process that listens at an address of this node; empty where it is another node's, or nobody does."""
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.errors import StateDirError, say
+from agent.errors import StateDirError, log_line
 from agent.jobs.job_memory import JobMemory  # noqa: TC001 - msgspec looks at it
 from agent.processes.shim import write_record
 from agent.state_dir import RECORD_NAME
@@ -108,11 +108,11 @@ class JobRecords:
         try:
             write_record(str(self._jobs_dir / job_id), RECORD_NAME, msgspec.json.encode(record).decode())
         except OSError as error:
-            words = f"the record of job {job_id} cannot be written: {error.strerror}"
+            problem = f"the record of job {job_id} cannot be written: {error.strerror}"
             if not is_known:
-                say(words)
+                log_line(problem)
             self._unwritten[job_id], self._failed_at_s = memory, now_s
-            return Refused(RefusalReason.NO_SPACE, f"{words}: make room")
+            return Refused(RefusalReason.NO_SPACE, f"{problem}: make room")
         self._written[job_id] = memory
         return None
 
@@ -143,7 +143,7 @@ def read_jobs(jobs_dir: Path) -> list[JobRecord]:
             raise StateDirError(f"cannot read {path}: {error.strerror}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             aside = path.with_suffix(".damaged")
-            say(f"{path} cannot be read, it is now {aside.name}; what of the job runs goes on unseen: {error}")
+            log_line(f"{path} cannot be read, it is now {aside.name}; what of the job runs goes on unseen: {error}")
             path.rename(aside)
     return sorted(found, key=lambda record: (record.is_of_this_boot, record.memory.since_s))
 

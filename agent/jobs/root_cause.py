@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.logs.traceback_text import FoundFailure
 
 
-def worker_end_words(event: WorkerExited) -> str:
+def worker_end_text(event: WorkerExited) -> str:
     """Say how a rank ended, and of what."""
     return f"rank {event.rank} {worker_end(event)}{_because(event.found)}"
 
@@ -34,7 +34,7 @@ def worker_end(event: WorkerExited) -> str:
     return f"exited with code {event.code}"
 
 
-def launcher_end_words(event: AttemptFailed | LauncherFailed) -> str:
+def launcher_end_text(event: AttemptFailed | LauncherFailed) -> str:
     """Say how a launcher ended, and of what."""
     return launcher_end(event) + _because(event.found)
 
@@ -59,15 +59,15 @@ def signal_name(number: int) -> str:
 def _because(found: FoundFailure | None) -> str:
     if found is None:
         return ""
-    return f": {found.text.exception}" if found.text.exception else last_line_words(found.text)
+    return f": {found.text.exception}" if found.text.exception else last_line_text(found.text)
 
 
-def last_line_words(text: FailureText) -> str:
+def last_line_text(text: FailureText) -> str:
     """Return what a rank without an exception wrote last, as the end of a sentence."""
     return f"; its last line: {text.last_line}" if text.last_line else ""
 
 
-_LAUNCHER_SAYS = re.compile(r"(?:[\w.]+\.)?ChildFailedError\b")
+_LAUNCHER_ERROR = re.compile(r"(?:[\w.]+\.)?ChildFailedError\b")
 """torchrun's own exception when a worker has failed."""
 _GOT_SIGNAL = re.compile(r"(?:[\w.]+\.)?SignalException\b")
 """torchrun's own exception when it was asked to end.
@@ -98,7 +98,7 @@ class Failure(msgspec.Struct, frozen=True):
     is_bare_signal: bool = False
     """A signal by which launchers and agents end ranks, and no exception before it but SIGINT's own."""
 
-    def told(self, now_s: float) -> RootCause:
+    def as_root_cause(self, now_s: float) -> RootCause:
         """Return the words for a console."""
         return msgspec.structs.replace(self.cause, age_s=max(0.0, now_s - self.at_s))
 
@@ -106,8 +106,8 @@ class Failure(msgspec.Struct, frozen=True):
 def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None = None) -> Failure:
     """Return what a rank that failed says of itself; `known` is what was known to have failed before."""
     is_late = known is not None and now_s - known.at_s > TOGETHER_S
-    is_told = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
-    failure = _failure(event.rank, worker_end(event), event.found, now_s, is_told=is_told)
+    is_requested = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
+    failure = _failure(event.rank, worker_end(event), event.found, now_s, is_requested=is_requested)
     exception = event.found.text.exception if event.found else ""
     is_interrupted = event.signal == Signals.SIGINT and exception.startswith(INTERRUPTED)
     is_bare = event.signal in ENDING_SIGNALS and (is_interrupted or not event.found)
@@ -118,9 +118,9 @@ def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> 
     """Return what a launcher that failed says, or a rank that was over before it was seen."""
     found = event.found
     if found is not None and found.rank != LAUNCHER_RANK:
-        return _failure(found.rank, "failed", found, now_s, is_told=False)
-    is_told = found is not None and _LAUNCHER_SAYS.match(found.text.exception) is not None
-    failure = _failure(LAUNCHER_RANK, launcher_end(event), found, now_s, is_told=is_told)
+        return _failure(found.rank, "failed", found, now_s, is_requested=False)
+    is_requested = found is not None and _LAUNCHER_ERROR.match(found.text.exception) is not None
+    failure = _failure(LAUNCHER_RANK, launcher_end(event), found, now_s, is_requested=is_requested)
     got_signal = found is not None and _GOT_SIGNAL.match(found.text.exception) is not None
     was_killed = event.exit_code is None or event.exit_code < 0
     together_s = PASSED_ON_S if got_signal else TOGETHER_S
@@ -143,18 +143,18 @@ def _order(failure: Failure) -> tuple[bool, bool, float, int]:
     return (cause.is_consequence, cause.rank == LAUNCHER_RANK, failure.at_s, cause.rank)
 
 
-def _failure(rank: int, end: str, found: FoundFailure | None, now_s: float, *, is_told: bool) -> Failure:
+def _failure(rank: int, end: str, found: FoundFailure | None, now_s: float, *, is_requested: bool) -> Failure:
     text = found.text if found else FailureText()
     failed_s = now_s if found is None or found.failed_s is None else min(now_s, found.failed_s)
     return Failure(
         failed_s,
         RootCause(
             rank=rank,
-            end=(end + last_line_words(text))[:MAX_END_CHARS],
+            end=(end + last_line_text(text))[:MAX_END_CHARS],
             exception=text.exception,
             outer=text.outer,
             where=text.where,
             traceback=text.traceback,
-            is_consequence=is_told or LOST_PEER.search(text.exception or text.last_line) is not None,
+            is_consequence=is_requested or LOST_PEER.search(text.exception or text.last_line) is not None,
         ),
     )

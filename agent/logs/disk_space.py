@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.errors import say
+from agent.errors import log_line
 from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES
 
@@ -31,7 +31,7 @@ class LogSpace:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._looked_at_s = float("-inf")
-        self.words = ""
+        self.warning = ""
         """That there is none, or little; empty when there is enough."""
 
     def look(self, now_s: float) -> None:
@@ -39,26 +39,26 @@ class LogSpace:
         if now_s - self._looked_at_s < PERIOD_S or not self._path.exists():
             return
         self._looked_at_s = now_s
-        words = space_words(self._path)
-        if words and not self.words:
-            say(words)
-        self.words = words
+        warning = space_text(self._path)
+        if warning and not self.warning:
+            log_line(warning)
+        self.warning = warning
 
     def failure_of(self, rank: int) -> FoundFailure | None:
         """Return what explains that a rank failed and left no word: there is no room for one; None when there is."""
-        if not space_words(self._path).startswith(FULL):
+        if not space_text(self._path).startswith(FULL):
             return None
         return FoundFailure(FailureText(exception="disk full: what it said of its end is lost"), rank)
 
-    def said_in(self, status: JobStatus) -> JobStatus:
+    def with_warning(self, status: JobStatus) -> JobStatus:
         """Return a job's status in which a job that has not ended says that its logs have no room."""
-        if not self.words or status.state in ENDED_STATES:
+        if not self.warning or status.state in ENDED_STATES:
             return status
-        detail = f"{status.detail}; {self.words}" if status.detail else self.words
+        detail = f"{status.detail}; {self.warning}" if status.detail else self.warning
         return msgspec.structs.replace(status, detail=detail[:4096])
 
 
-def space_words(path: Path) -> str:
+def space_text(path: Path) -> str:
     """Say that logs have no room, or soon none; empty when they have."""
     try:
         disk = os.statvfs(path)

@@ -55,7 +55,7 @@ def find_failure(job_dir: Path, rank: int) -> FoundFailure | None:
     return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank)
 
 
-def last_words(job_dir: Path, rank: int) -> FoundFailure | None:
+def last_failure(job_dir: Path, rank: int) -> FoundFailure | None:
     """Return the last line of a rank that ended with a code and left no exception; None when it wrote none."""
     text = _text_of(log_path(job_dir, rank, LogStream.STDERR))
     line = "" if text is None else last_line(text)
@@ -71,7 +71,7 @@ def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
     return next(filter(None, [*own, in_launcher, *found]), None)
 
 
-def told_exit_codes(job_dir: Path) -> dict[int, int]:
+def reported_exit_codes(job_dir: Path) -> dict[int, int]:
     """Return the exit codes of the ranks that the launcher says have failed, the first one's first.
 
     That of a signal is negative.

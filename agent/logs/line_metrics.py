@@ -93,8 +93,8 @@ def _compiled(text: str) -> tuple[Any, dict[str, int]]:
         pattern = re2.compile(text, options)
     except re2.error as error:
         why = error.args[0] if error.args else error
-        words = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
-        raise MetricPatternError(f"the metric pattern {text!r} is not one that RE2 takes: {words}") from None
+        reason = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
+        raise MetricPatternError(f"the metric pattern {text!r} is not one that RE2 takes: {reason}") from None
     names = dict(pattern.groupindex) or ({LOSS_METRIC: 1} if pattern.groups == 1 else {})
     if not names:
         raise MetricPatternError(

@@ -69,8 +69,8 @@ class LineSplitter:
     def _hold(self, piece: bytes) -> None:
         body = piece.rstrip(b"\r")
         if body:
-            begins_anew = self._has_returned or b"\r" in body
+            restarts_line = self._has_returned or b"\r" in body
             last = body[body.rfind(b"\r") + 1 :]
-            self._held = (last if begins_anew else self._held + last)[:MAX_HELD_BYTES]
+            self._held = (last if restarts_line else self._held + last)[:MAX_HELD_BYTES]
             self._has_returned = False
         self._has_returned = self._has_returned or len(body) < len(piece)

@@ -115,9 +115,9 @@ class LogTail:
         for num_before, (num_bytes, file) in enumerate(pending):
             num_files = len(pending) - num_before
             before = self.log_seq
-            share = max(1, bytes_left // num_files)
-            self._append(file, file.read(share, max(1, lines_left // num_files)))
-            bytes_left -= min(share, num_bytes)
+            file_bytes = max(1, bytes_left // num_files)
+            self._append(file, file.read(file_bytes, max(1, lines_left // num_files)))
+            bytes_left -= min(file_bytes, num_bytes)
             lines_left -= self.log_seq - before
 
     def take_printed(self) -> dict[tuple[str, int], dict[str, float]]:
@@ -204,7 +204,7 @@ def read_log(job_root: Path, command: ReadLog) -> LogChunk | Refused:
         job_root: The job's own directory, with one of each attempt.
         command: What is wanted.
     """
-    attempt = _newest_attempt(job_root) if command.attempt is None else command.attempt
+    attempt = _latest_attempt(job_root) if command.attempt is None else command.attempt
     path = log_path(job_root / str(attempt), command.rank, command.stream)
     try:
         fd = open_regular(path)
@@ -235,7 +235,7 @@ def _chunk(fd: int, size_bytes: int, attempt: int, command: ReadLog) -> LogChunk
     )
 
 
-def _newest_attempt(job_root: Path) -> int:
+def _latest_attempt(job_root: Path) -> int:
     try:
         return max((int(name) for name in os.listdir(job_root) if _ATTEMPT.fullmatch(name)), default=0)  # noqa: PTH208
     except OSError:

@@ -80,7 +80,7 @@ class _Frame(msgspec.Struct):
         return not _LIBRARY.search(self.file)
 
     @property
-    def words(self) -> str:
+    def error_text(self) -> str:
         name = self.file.rpartition("/")[2]
         return f"{name}:{self.line} in {self.function}" if self.function else f"{name}:{self.line}"
 
@@ -107,7 +107,7 @@ class _Block(msgspec.Struct):
     exceptions: list[_Exception] = []
 
     @property
-    def is_told(self) -> bool:
+    def has_text(self) -> bool:
         return any(one.text for one in self.exceptions)
 
 
@@ -118,11 +118,11 @@ def failure_in(text: str) -> FailureText | None:
     then what was printed last.
     """
     lines = text.splitlines()
-    told = [block for block in _Reader(lines).blocks() if block.is_told and not block.is_ignored]
-    if not told:
+    raised = [block for block in _Reader(lines).blocks() if block.has_text and not block.is_ignored]
+    if not raised:
         return None
-    marked = [block for block in told if block.is_prefixed and not block.is_native]
-    block = (marked or told)[-1]
+    marked = [block for block in raised if block.is_prefixed and not block.is_native]
+    block = (marked or raised)[-1]
     # One whose last line never came, since another process wrote into it, says nothing.
     block.exceptions = [one for one in block.exceptions if one.text]
     root, outer = _root(block.exceptions), _outermost(block.exceptions)
@@ -344,7 +344,7 @@ def _where(block: _Block, root: int) -> str:
         own = [frame for frame in frames if frame.is_own]
         if frames:
             innermost: _Frame = (own or frames)[-1]
-            return innermost.words
+            return innermost.error_text
     return ""
 
 

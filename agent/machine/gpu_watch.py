@@ -33,7 +33,7 @@ LOG_FILE = "gpu-sampler.log"
 
 
 class GpuWatch:
-    """The GPU samplers of an agent, from the first `beat` to `close`; lives on the event loop's thread."""
+    """The GPU samplers of an agent, from the first `tick` to `close`; lives on the event loop's thread."""
 
     def __init__(self, inbox: str, log: Path, state: NodeState) -> None:
         self._inbox = inbox
@@ -44,7 +44,7 @@ class GpuWatch:
         self.pids: set[int] = set()
         """Every sampler that may still be there, kept up to date: not to be swept away as a leftover."""
 
-    def beat(self) -> None:
+    def tick(self) -> None:
         """Let time pass: start, kill and bury."""
         for pid, sampler in list(self._samplers.items()):
             if (code := sampler.poll()) is not None:
@@ -55,7 +55,7 @@ class GpuWatch:
         now_s = time.monotonic()
         self._state.apply(GpuWatchChanged(*self._care.status(now_s)), now_s)
 
-    def hear(self, sample: GpuSample) -> None:
+    def receive(self, sample: GpuSample) -> None:
         """Take a sample from the inbox; one that no sampler of ours can have sent is dropped."""
         if sample.pid not in self.pids:
             return

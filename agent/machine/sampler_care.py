@@ -82,12 +82,12 @@ class SamplerCare:
         self._running: int | None = None
         self._is_asked_for = False
         self._has_spoken = False
-        self._heard_s = 0.0
+        self._last_sample_s = 0.0
         """When the running one spoke last, or was started."""
         self._next_start_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S
         self._abandoned: set[int] = set()
-        self._absence = ""
+        self._unreachable = ""
         self._trouble = ""
 
     @property
@@ -101,7 +101,7 @@ class SamplerCare:
             case Ticked():
                 return self._tick(now_s)
             case SamplerStarted(pid=pid):
-                self._running, self._is_asked_for, self._has_spoken, self._heard_s = pid, False, False, now_s
+                self._running, self._is_asked_for, self._has_spoken, self._last_sample_s = pid, False, False, now_s
             case SamplerNotStarted(reason=reason):
                 self._is_asked_for = False
                 self._rest(now_s, f"the GPU sampler cannot be started: {reason}")
@@ -115,9 +115,9 @@ class SamplerCare:
 
     def status(self, now_s: float) -> tuple[GpuWatchState, str]:
         """Return how things stand and, if there are no fresh figures, why."""
-        if self._absence:
-            return GpuWatchState.ABSENT, self._absence
-        silent_s = now_s - self._heard_s
+        if self._unreachable:
+            return GpuWatchState.ABSENT, self._unreachable
+        silent_s = now_s - self._last_sample_s
         if self._running is not None and not self._has_spoken:
             return GpuWatchState.STARTING if not self._trouble else GpuWatchState.SILENT, self._trouble
         if self._running is not None:
@@ -137,7 +137,7 @@ class SamplerCare:
 
     def _tick(self, now_s: float) -> list[Effect]:
         if self._running is not None:
-            silent_s = now_s - self._heard_s
+            silent_s = now_s - self._last_sample_s
             if silent_s < (HUNG_S if self._has_spoken else START_S):
                 return []
             pid, self._running = self._running, None
@@ -152,8 +152,8 @@ class SamplerCare:
     def _listen(self, pid: int, unavailable: str, now_s: float) -> None:
         if pid != self._running:
             return
-        self._heard_s, self._has_spoken = now_s, True
-        self._absence = unavailable
+        self._last_sample_s, self._has_spoken = now_s, True
+        self._unreachable = unavailable
         if not unavailable:
             self._trouble, self._pause_s = "", FIRST_PAUSE_S
 
@@ -162,13 +162,13 @@ class SamplerCare:
         if pid != self._running:
             return
         self._running = None
-        if self._absence:
+        if self._unreachable:
             self._next_start_s = now_s + ABSENT_PAUSE_S
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         self._rest(now_s, f"the GPU sampler {how}; its directory has gpu-sampler.log")
 
     def _rest(self, now_s: float, trouble: str) -> None:
-        self._absence, self._trouble = "", trouble
+        self._unreachable, self._trouble = "", trouble
         self._next_start_s = now_s + self._pause_s
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

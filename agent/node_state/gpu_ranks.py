@@ -75,8 +75,8 @@ class _Ranks:
             if pid in self._by_pid:
                 return self._by_pid[pid]
         if process.rank is not None:
-            told = JobRank(process.job_id, process.rank)
-            return told if told in self.ranks else None
+            job_rank = JobRank(process.job_id, process.rank)
+            return job_rank if job_rank in self.ranks else None
         return next((self._by_inner_pid[pid] for pid in process.inner_pids if pid in self._by_inner_pid), None)
 
 

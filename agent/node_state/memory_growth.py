@@ -253,7 +253,7 @@ def gpu_held(gpus: Sequence[GpuReport], reports: Mapping[JobRank, RankReport]) -
 
 
 def _torch_on(uuid: str, report: RankReport | None) -> GpuMemoryReport | None:
-    return next((told for told in report.gpu_memory if told.uuid == uuid), None) if report is not None else None
+    return next((one for one in report.gpu_memory if one.uuid == uuid), None) if report is not None else None
 
 
 def _step(report: RankReport | None) -> int | None:

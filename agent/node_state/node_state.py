@@ -23,7 +23,7 @@ from agent.node_state.observations import (
     RankPrinted,
     RankReported,
     SeenFromOutside,
-    StoreListenerSeen,
+    StorePortSeen,
     WorkerEnded,
     WorkerSampled,
     WorkerSeen,
@@ -40,7 +40,7 @@ from agent.wire.reports import (
     ProcessState,
     WorkerReport,
 )
-from ddpcore.wire import Oddity
+from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +152,7 @@ class NodeState:
                 self._on_output(observation, now_s)
             case SeenFromOutside(job_id=job_id, rank=rank):
                 self._jobs[job_id].outside[rank] = (observation, now_s)
-            case StoreListenerSeen(job_id=job_id, port=port, text=text):
+            case StorePortSeen(job_id=job_id, port=port, text=text):
                 self._jobs[job_id].listeners[port] = text
             case HostSampled():
                 self._host = observation
@@ -265,8 +265,14 @@ class NodeState:
     def stores_waited_at(self, job_id: str) -> set[tuple[str, int]]:
         """Return address and port of the stores at which ranks have waited for long in `init_process_group`."""
         job = self._jobs.get(job_id)
-        told = [report for report, _ in job.reports.values() if report.phase_s >= LONG_MEETING_S] if job else []
-        return {(one.store_meeting.address, one.store_meeting.port) for one in told if one.store_meeting is not None}
+        long_meetings = (
+            [report for report, _ in job.reports.values() if report.phase_s >= LONG_MEETING_S] if job else []
+        )
+        return {
+            (one.store_meeting.address, one.store_meeting.port)
+            for one in long_meetings
+            if one.store_meeting is not None
+        }
 
     def validate(self) -> None:
         """Assert what holds after every observation."""
@@ -365,7 +371,7 @@ def _belongs(report: RankReport, job: JobAdmitted) -> bool:
 def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
     """Return whether a rank is surely held up: by a signal, or in a collective as it says just now."""
     report, reported_at_s = job.reports.get(rank, (None, now_s))
-    if worker.end is not None or (report is not None and Oddity.OWN_RANKS in report.oddities):
+    if worker.end is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
         return False
     if worker.process is ProcessState.FROZEN:
         return True
@@ -410,11 +416,11 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         lateness=job.lateness.of(rank),
         memory=memory,
         outside=_outside_look(job, rank, now_s),
-        store_listener=_store_listener(job, report),
+        store_port_owner=_store_port_owner(job, report),
     )
 
 
-def _store_listener(job: _Job, report: RankReport | None) -> str:
+def _store_port_owner(job: _Job, report: RankReport | None) -> str:
     meeting = None if report is None else report.store_meeting
     return "" if meeting is None else job.listeners.get(meeting.port, "")
 

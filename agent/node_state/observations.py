@@ -87,7 +87,7 @@ class SeenFromOutside(msgspec.Struct, frozen=True):
     place: Place | None
 
 
-class StoreListenerSeen(msgspec.Struct, frozen=True):
+class StorePortSeen(msgspec.Struct, frozen=True):
     """It has been found who listens on a port at which ranks wait for the others in `init_process_group`."""
 
     job_id: str
@@ -148,7 +148,7 @@ Observation: TypeAlias = (
     | WorkerSampled
     | WorkerEnded
     | SeenFromOutside
-    | StoreListenerSeen
+    | StorePortSeen
     | RankPrinted
     | HostSampled
     | GpusSampled

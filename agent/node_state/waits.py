@@ -199,7 +199,7 @@ def _waited_us(call: Call, following: Call, end_us: int | None, *, is_overlapped
 
 MAX_LEAD_US = 600_000_000
 """More is a clock that was set, or nonsense."""
-MAX_LATE_BEATS = 8
+MAX_LATE_TICKS = 8
 MIN_SPREAD = 0.25
 """Of the longest time between the first and the last caller of one collective in a beat: what is called right behind
 another collective is called by all at once, and who is the last to that means nothing."""
@@ -214,7 +214,7 @@ class _Count(msgspec.Struct):
     num_last: int = 0
 
 
-class _Told(msgspec.Struct):
+class _RankCalls(msgspec.Struct):
     """What a rank has reported of the present beat."""
 
     calls: list[tuple[int, str, int]] = []
@@ -230,8 +230,8 @@ class Lateness:
     """The ranks of one attempt of a job on this node."""
 
     def __init__(self) -> None:
-        self._beat = -1
-        self._told: dict[int, _Told] = {}
+        self._tick = -1
+        self._calls_of: dict[int, _RankCalls] = {}
         """Of the present beat, by rank."""
         self._tellers: set[int] = set()
         """Who told of the one before: once all have again, there is nothing to wait for."""
@@ -244,22 +244,24 @@ class Lateness:
 
     def take(self, report: RankReport) -> None:
         """Take a rank's report; a beat's calls are compared once all have told them, or the next one begins."""
-        is_late = self._beat - MAX_LATE_BEATS <= report.beat < self._beat
+        is_late = self._tick - MAX_LATE_TICKS <= report.tick < self._tick
         if not report.arrivals or is_late:
             return
         # One that is far behind tells of a clock that was set back.
-        if report.beat != self._beat:
+        if report.tick != self._tick:
             self._compare()
-            self._beat = report.beat
-            self._tellers, self._told, self._is_compared = set(self._told), {}, False
-        if report.rank in self._told:
+            self._tick = report.tick
+            self._tellers, self._calls_of, self._is_compared = set(self._calls_of), {}, False
+        if report.rank in self._calls_of:
             return
-        told = self._told[report.rank] = _Told(step_ends_us=report.step_ends_us, overlap_frac=_overlap_frac(report))
+        rank_calls = self._calls_of[report.rank] = _RankCalls(
+            step_ends_us=report.step_ends_us, overlap_frac=_overlap_frac(report)
+        )
         for arrivals in report.arrivals:
             calls = zip(arrivals.called_us, arrivals.seqs, strict=False)
-            told.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
-            told.one_way |= {(arrivals.group, seq) for seq in arrivals.one_way_seqs}
-        if self._tellers and self._tellers <= self._told.keys():
+            rank_calls.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
+            rank_calls.one_way |= {(arrivals.group, seq) for seq in arrivals.one_way_seqs}
+        if self._tellers and self._tellers <= self._calls_of.keys():
             self._compare()
 
     def of(self, rank: int) -> LatenessReport | None:
@@ -276,8 +278,8 @@ class Lateness:
         self._is_compared = True
         by_group: dict[str, dict[int, dict[int, int]]] = {}
         callers: dict[str, set[int]] = {}
-        for rank, told in self._told.items():
-            for called_us, group, seq in told.calls:
+        for rank, rank_calls in self._calls_of.items():
+            for called_us, group, seq in rank_calls.calls:
                 by_group.setdefault(group, {}).setdefault(seq, {})[rank] = called_us
                 callers.setdefault(group, set()).add(rank)
         whole = {
@@ -292,17 +294,17 @@ class Lateness:
         for group, calls in by_group.items():
             if len(callers[group]) > 1:
                 self._count_last(group, max(calls), whole[group], least_us)
-        for rank, told in self._told.items():
+        for rank, rank_calls in self._calls_of.items():
             calls_of_rank = [
-                Call(called_us, last_us.get((group, seq)), (group, seq) in told.one_way)
-                for called_us, group, seq in sorted(told.calls)
+                Call(called_us, last_us.get((group, seq)), (group, seq) in rank_calls.one_way)
+                for called_us, group, seq in sorted(rank_calls.calls)
             ]
             waits = self._waits.setdefault(rank, CallWaits())
-            waits.take(calls_of_rank, told.step_ends_us, told.overlap_frac)
+            waits.take(calls_of_rank, rank_calls.step_ends_us, rank_calls.overlap_frac)
 
-    def _count_last(self, group: str, newest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
+    def _count_last(self, group: str, latest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)
-        if newest_seq < before:
+        if latest_seq < before:
             before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
         for seq, called_us in calls.items():
             if seq > before:

@@ -31,8 +31,8 @@ MAX_SPIES = 4
 ATTEMPTS = 3
 KILLED_S = 0.5
 """How long one that was killed gets to be gone: in a read that hangs it stays longer."""
-_MAX_SAID_BYTES = 8192
-_MAX_SAID_CHARS = 200
+_MAX_OUTPUT_BYTES = 8192
+_MAX_ERROR_CHARS = 200
 
 
 class SpyError(Exception):
@@ -100,9 +100,9 @@ class PySpy:
             output = await _read(spy.stdout, MAX_OUTPUT_BYTES + 1)
             if len(output) > MAX_OUTPUT_BYTES:
                 raise SpyError(f"py-spy printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
-            said = await _read(spy.stderr, _MAX_SAID_BYTES)
+            stderr_bytes = await _read(spy.stderr, _MAX_OUTPUT_BYTES)
             if await spy.wait():
-                raise SpyError(f"py-spy: {_first_line(said)}")
+                raise SpyError(f"py-spy: {_first_line(stderr_bytes)}")
         finally:
             was_cut_short = spy.returncode is None
             await self._end(spy)
@@ -132,13 +132,13 @@ async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
         return end.partial
 
 
-def _first_line(said: bytes) -> str:
+def _first_line(stderr_bytes: bytes) -> str:
     """Return what an error of py-spy begins with, and what caused it."""
-    words = said.decode(errors="replace").partition("Stack backtrace:")[0]
-    lines = [line.strip() for line in words.splitlines()]
+    text = stderr_bytes.decode(errors="replace").partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in text.splitlines()]
     causes = [line.partition(": ")[2] for line in lines if line[:2] in {"0:", "1:"}]
     first = next((line.removeprefix("Error: ") for line in lines if line), "it failed without a word")
-    return f"{first} ({causes[-1]})"[:_MAX_SAID_CHARS] if causes else first[:_MAX_SAID_CHARS]
+    return f"{first} ({causes[-1]})"[:_MAX_ERROR_CHARS] if causes else first[:_MAX_ERROR_CHARS]
 
 
 _MAX_NAME_CHARS = 256

@@ -37,7 +37,7 @@ _STAT_BYTES = 2048
 PSS_PERIOD_S = 5.0
 """Between looks at the shared memory of a worker, one worker at a time. A look walks all its pages: 20 to 40 ms a GB on
 a busy machine, during which mapping memory may have to wait."""
-PSS_TIME_SHARE = 0.005
+PSS_TIME_FRAC = 0.005
 """Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
 PSS_STALE_S = 600.0
 """At least; of a worker that is looked at more rarely, twice the time between looks."""
@@ -201,7 +201,7 @@ class WorkerSampler:
 
     def _pss_of(self, worker: _Worker, now_s: float) -> int | None:
         """Return a worker's last PSS, and have it read again when that is due and nothing else is being read."""
-        period_s = max(PSS_PERIOD_S, worker.pss_cost_s / PSS_TIME_SHARE)
+        period_s = max(PSS_PERIOD_S, worker.pss_cost_s / PSS_TIME_FRAC)
         if now_s - worker.pss_asked_s >= period_s and self._pss.ask(worker.pid, partial(_weigh, worker)):
             worker.pss_asked_s = now_s
         return self._pss.last(worker.pid, max(PSS_STALE_S, 2 * period_s))

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.errors import OperatorError, StateDirError, say
-from agent.relay.pump import Pump
+from agent.errors import OperatorError, StateDirError, log_line
+from agent.relay.bridge import StreamBridge
 from agent.relay.relay_dir import Invitation, expected_nodes, read_invitation
 from agent.service.agent_info import own
 from agent.slow_reader import SlowReader
-from agent.transport.command_socket import road_address
+from agent.transport.command_socket import channel_address
 from agent.transport.relay_sockets import DialSocket, ReportTap
 from agent.wire.codec import CONTROL_SOCKET, TELEMETRY_SOCKET, MalformedMessageError
 from agent.wire.relay import (
-    BEAT_S,
+    HEARTBEAT_S,
     SILENT_S,
-    Beat,
     Credit,
     Data,
     End,
@@ -36,13 +35,14 @@ from agent.wire.relay import (
     NotWelcome,
     OfStream,
     Open,
+    RelayHeartbeat,
     Report,
     Reset,
     Take,
     Welcome,
     WhoAreYou,
     decode_from_relay,
-    encode_fan_in,
+    encode_relay_message,
 )
 from agent.wire.relay import RELAY_VERSION as VERSION
 
@@ -93,14 +93,14 @@ class Dialer:
         self._reader: SlowReader[_Look] = SlowReader("rankdeck-invitation", stale_s=STALE_S)
         self._socket: DialSocket | None = None
         self._lost: asyncio.Future[str] | None = None
-        self._pumps: dict[int, Pump] = {}
+        self._bridges: dict[int, StreamBridge] = {}
         self._tap: ReportTap | None = None
         self._kept: tuple[bytes, float] | None = None
         """The newest report that was not sent, and when it came."""
         self._wanted_at_s: float | None = None
-        self._heard_at_s = self._asked_at_s = self._greeted_at_s = self._spoke_at_s = 0.0
+        self._received_at_s = self._asked_at_s = self._greeted_at_s = self._spoke_at_s = 0.0
         self._is_welcome = False
-        self._said = ""
+        self._last_notice = ""
 
     async def run(self) -> None:
         """Dial and dial again; it ends by being cancelled."""
@@ -111,7 +111,7 @@ class Dialer:
                 why = await self._stay(invitation)
                 pause_s = FIRST_PAUSE_S if self._is_welcome else pause_s
                 if why:
-                    self._tell(f"the relay at {invitation.address} port {invitation.port}: {why}; it is tried again")
+                    self._log(f"the relay at {invitation.address} port {invitation.port}: {why}; it is tried again")
                     await self._pause(pause_s, invitation)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
         finally:
@@ -123,7 +123,7 @@ class Dialer:
             if look is not None and look.invitation is not None:
                 return look.invitation
             if look is not None:
-                self._tell(look.trouble or waiting)
+                self._log(look.trouble or waiting)
             await asyncio.sleep(LOOK_S)
 
     async def _pause(self, pause_s: float, invitation: Invitation) -> None:
@@ -147,7 +147,7 @@ class Dialer:
         """Be a relay's node for as long as it lasts; return why it was over, nothing if another relay has begun."""
         self._lost = asyncio.get_running_loop().create_future()
         self._is_welcome = False
-        self._heard_at_s = time.monotonic()
+        self._received_at_s = time.monotonic()
         try:
             self._socket = DialSocket(
                 invitation.address, invitation.port, invitation.relay_key, invitation.key, self._take_frame
@@ -168,14 +168,14 @@ class Dialer:
             raise
         finally:
             self._let_go()
-            self._socket.close(says_farewell=is_farewell)
+            self._socket.close(sends_farewell=is_farewell)
             self._socket = None
 
     def _do_what_is_due(self, now_s: float) -> None:
-        if now_s - self._heard_at_s > SILENT_S:
+        if now_s - self._received_at_s > SILENT_S:
             self._lose("it says nothing")
-        if now_s - self._spoke_at_s >= BEAT_S:
-            self._send(Beat())
+        if now_s - self._spoke_at_s >= HEARTBEAT_S:
+            self._send(RelayHeartbeat())
         if self._tap is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:
             self._close_tap()
 
@@ -186,8 +186,8 @@ class Dialer:
 
     def _let_go(self) -> None:
         """End what was for a relay that knows nothing of it any more."""
-        for pump in list(self._pumps.values()):
-            pump.close(says_so=False)
+        for bridge in list(self._bridges.values()):
+            bridge.close(notifies_peer=False)
         self._close_tap()
         self._wanted_at_s = None
 
@@ -203,7 +203,7 @@ class Dialer:
     def _send(self, message: FromNode) -> bool:
         if self._socket is None:
             return False
-        is_sent = self._socket.send(encode_fan_in(message))
+        is_sent = self._socket.send(encode_relay_message(message))
         self._spoke_at_s = time.monotonic()
         if not is_sent:
             self._lose("it takes nothing any more")
@@ -216,11 +216,11 @@ class Dialer:
         except MalformedMessageError as error:
             self._lose(str(error)[:200])
             return
-        self._heard_at_s = now_s
+        self._received_at_s = now_s
         match message:
             case Welcome():
                 self._is_welcome = True
-                self._tell(f"known to the relay as {self._hello.node}")
+                self._log(f"known to the relay as {self._hello.node}")
             case NotWelcome(why=why):
                 self._lose(why)
             case WhoAreYou():
@@ -237,8 +237,8 @@ class Dialer:
     def _take_of_stream(self, message: Open | OfStream) -> None:
         if isinstance(message, Open):
             self._open_stream(message.stream, message.who)
-        elif (pump := self._pumps.get(message.stream)) is not None:
-            pump.take(message)
+        elif (bridge := self._bridges.get(message.stream)) is not None:
+            bridge.take(message)
 
     def _wanted(self, now_s: float) -> None:
         self._wanted_at_s = self._asked_at_s = now_s
@@ -263,27 +263,27 @@ class Dialer:
         self._send(Report(age_ms, held_ms, frame))
 
     def _open_stream(self, number: int, who: str) -> None:
-        if len(self._pumps) >= MAX_STREAMS:
+        if len(self._bridges) >= MAX_STREAMS:
             self._send(Reset(number))
             return
         near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            near.bind(road_address(f"relay: {who}"))
+            near.bind(channel_address(f"relay: {who}"))
             near.connect(str(self._directory / CONTROL_SOCKET))
         except OSError:
             near.close()
             self._send(Reset(number))
             return
-        pump = self._pumps[number] = Pump(near, number, self._send, self._stream_over)
-        pump.start()
+        bridge = self._bridges[number] = StreamBridge(near, number, self._send, self._stream_over)
+        bridge.start()
 
     def _stream_over(self, number: int) -> None:
-        self._pumps.pop(number, None)
+        self._bridges.pop(number, None)
 
-    def _tell(self, words: str) -> None:
-        if words != self._said:
-            self._said = words
-            say(words)
+    def _log(self, text: str) -> None:
+        if text != self._last_notice:
+            self._last_notice = text
+            log_line(text)
 
 
 def _look_at(path: Path) -> _Look:

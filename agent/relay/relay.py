@@ -15,30 +15,30 @@ import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.errors import AgentError, say
-from agent.relay.pump import Pump
+from agent.errors import AgentError, log_line
+from agent.relay.bridge import StreamBridge
 from agent.relay.relay_dir import Invitation, write_invitation
 from agent.relay.roster import Known, LetIn, Roster
 from agent.transport.command_socket import peer_of
-from agent.transport.latest_reports import Newest
-from agent.transport.subscribers import Onlookers
+from agent.transport.latest_reports import LatestReports
+from agent.transport.subscribers import ReportSubscribers
 from agent.wire.codec import MalformedMessageError
 from agent.wire.relay import (
-    BEAT_S,
-    Beat,
+    HEARTBEAT_S,
     Farewell,
     FromNode,
     FromRelay,
     Hello,
     NotWelcome,
     Open,
+    RelayHeartbeat,
     Report,
     RosterEntry,
     Take,
     Welcome,
     WhoAreYou,
     decode_from_node,
-    encode_fan_in,
+    encode_relay_message,
     known_node,
 )
 
@@ -59,27 +59,27 @@ COMPLAINT_S = 60.0
 MAX_LAST_TURNS = 8
 """Of the loop, in which a peer that takes nothing any more is still listened to: twice what is kept of what it says."""
 LOST = "the connection to it is lost"
-_TAKE, _BEAT, _WHO = (encode_fan_in(message) for message in (Take(), Beat(), WhoAreYou()))
+_TAKE, _HEARTBEAT, _WHO = (encode_relay_message(message) for message in (Take(), RelayHeartbeat(), WhoAreYou()))
 
 
 class _Stream(NamedTuple):
     node: str
-    pump: Pump
+    bridge: StreamBridge
 
 
 class Relay:
     """Serves from `run` until it is told to end."""
 
-    def __init__(self, directory: RelayDir, road: RelaySocket, address: str, num_expected: int) -> None:
-        """`directory` is open, and `road` bound to the address."""
+    def __init__(self, directory: RelayDir, relay_socket: RelaySocket, address: str, num_expected: int) -> None:
+        """`directory` is open, and `relay_socket` bound to the address."""
         self.name = secrets.token_hex(8)
         """Of this process."""
         self._directory = directory
-        self._road = road
+        self._relay_socket = relay_socket
         self._address = address
         self._roster = Roster(num_expected)
-        self._newest = Newest()
-        self._onlookers = Onlookers(self._newest, self.name, lambda: self._roster.num_expected, self._watched)
+        self._latest = LatestReports()
+        self._subscribers = ReportSubscribers(self._latest, self.name, lambda: self._roster.num_expected, self._watched)
         self._asked_at_s: dict[bytes, float] = {}
         """When each peer was asked for the report that it owes."""
         self._listeners: dict[str, socket.socket] = {}
@@ -104,8 +104,8 @@ class Relay:
             OSError: A socket or a file cannot be made.
         """
         try:
-            await self._onlookers.open(self._directory.listen_merged())
-            self._road.open(self._take, self._take_odd)
+            await self._subscribers.open(self._directory.listen_merged())
+            self._relay_socket.open(self._take, self._take_odd)
             write_invitation(self._directory.invitation, self._invitation())
             on_ready()
             ticking = asyncio.create_task(self._tick())
@@ -116,11 +116,11 @@ class Relay:
             await self._close()
 
     def _invitation(self) -> Invitation:
-        key = self._road.node_key
+        key = self._relay_socket.node_key
         return Invitation(
             address=self._address,
-            port=self._road.port,
-            relay_key=self._road.public_key,
+            port=self._relay_socket.port,
+            relay_key=self._relay_socket.public_key,
             node_key=key.public,
             node_secret=key.secret.decode(),
             relay=self.name,
@@ -128,23 +128,23 @@ class Relay:
 
     async def _close(self) -> None:
         for peer in self._roster.peers:
-            self._say(peer, Farewell())
+            self._send_to(peer, Farewell())
         for node in list(self._listeners):
             self._close_node(node)
-        await self._onlookers.close()
-        self._road.close()
+        await self._subscribers.close()
+        self._relay_socket.close()
 
     async def _tick(self) -> None:
-        beat_at_s = 0.0
+        heartbeat_at_s = 0.0
         while True:
             now_s = time.monotonic()
             with contextlib.suppress(MemoryError):  # of a moment: libzmq is about to drop who has sent so much
                 for known in self._roster.silent(now_s):
                     self._gone(known, "nothing has been heard of it")
-                if now_s - beat_at_s >= BEAT_S:
-                    beat_at_s = now_s
+                if now_s - heartbeat_at_s >= HEARTBEAT_S:
+                    heartbeat_at_s = now_s
                     for peer in self._roster.peers:
-                        self._send(peer, _BEAT)
+                        self._send(peer, _HEARTBEAT)
             await asyncio.sleep(LOOK_S)
 
     def _take(self, peer: bytes, frame: bytes) -> None:
@@ -158,53 +158,55 @@ class Relay:
         if isinstance(message, Hello):
             self._hello(peer, message, now_s)
             return
-        known = self._roster.heard(peer, now_s)
+        known = self._roster.mark_seen(peer, now_s)
         if known is None:
             if not isinstance(message, Farewell):
-                self._road.send(peer, _WHO)
+                self._relay_socket.send(peer, _WHO)
             return
-        self._newest.heard(known.node, now_s)
+        self._latest.mark_seen(known.node, now_s)
         self._take_of(known, message, now_s)
 
     def _take_of(self, known: Known, message: FromNode, now_s: float) -> None:
         match message:
             case Report():
                 self._report(known, message, now_s)
-            case Beat() | Hello():
+            case RelayHeartbeat() | Hello():
                 pass
             case Farewell():
                 self._gone(known, "its agent has ended", has_ended=True)
             case _:
                 stream = self._streams.get(message.stream)
                 if stream is not None and stream.node == known.node:
-                    stream.pump.take(message)
+                    stream.bridge.take(message)
 
     def _take_odd(self) -> None:
         self._num_odd += 1
         now_s = time.monotonic()
         if now_s - self._complained_at_s >= COMPLAINT_S:
             self._complained_at_s = now_s
-            say(f"{self._num_odd} messages so far were nothing that an agent of this version says: they are left out")
+            log_line(
+                f"{self._num_odd} messages so far were nothing that an agent of this version says: they are left out"
+            )
 
     def _report(self, known: Known, report: Report, now_s: float) -> None:
         asked_at_s = self._asked_at_s.pop(known.peer, None)
         if asked_at_s is None:
             return  # nobody has asked: it may say it as often as it likes
         on_the_way_s = max(0.0, now_s - asked_at_s - report.held_ms / 1000)
-        if self._newest.num_bytes + len(report.frame) <= MAX_KEPT_BYTES:
-            self._newest.put_report(known.node, report.frame, now_s - on_the_way_s - report.age_ms / 1000)
-            self._onlookers.tell_news()
+        if self._latest.num_bytes + len(report.frame) <= MAX_KEPT_BYTES:
+            self._latest.put_report(known.node, report.frame, now_s - on_the_way_s - report.age_ms / 1000)
+            self._subscribers.send_news()
         self._ask(known.peer)
 
     def _ask(self, peer: bytes) -> None:
         """Ask for the next report, if anybody looks on."""
-        if self._onlookers.are_there and peer not in self._asked_at_s:
+        if self._subscribers.are_there and peer not in self._asked_at_s:
             self._asked_at_s[peer] = time.monotonic()
             self._send(peer, _TAKE)
 
     def _watched(self) -> None:
-        if not self._onlookers.are_there:
-            self._newest.forget_reports()
+        if not self._subscribers.are_there:
+            self._latest.forget_reports()
             return
         for peer in self._roster.peers:
             self._ask(peer)
@@ -214,13 +216,13 @@ class Relay:
         try:
             known_node(entry)  # consoles will read what it says
         except MalformedMessageError as error:
-            self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
+            self._send_to(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
             return
         answer = self._roster.hello(peer, hello, now_s)
         if not isinstance(answer, LetIn) and answer.in_the_way is not None and not self._lives(answer.in_the_way):
             answer = self._roster.hello(peer, hello, now_s)
         if not isinstance(answer, LetIn):
-            self._say(peer, NotWelcome(answer.why))
+            self._send_to(peer, NotWelcome(answer.why))
             return
         if answer.instead_of is not None:
             self._let_go_of(answer.instead_of)
@@ -228,18 +230,18 @@ class Relay:
             self._listen_for(hello.node)
         except (OSError, AgentError) as error:
             self._roster.forget(peer)
-            self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
+            self._send_to(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
             return
         self._asked_at_s.pop(peer, None)
-        if forgotten := self._newest.put_node(entry, now_s):
+        if forgotten := self._latest.put_node(entry, now_s):
             self._directory.remove(forgotten)
-        self._onlookers.tell_news()
-        self._say(peer, Welcome())
+        self._subscribers.send_news()
+        self._send_to(peer, Welcome())
         self._ask(peer)
 
     def _lives(self, known: Known) -> bool:
         """Return whether there is still a connection to an agent; one that has none is gone from now on."""
-        if self._road.send(known.peer, _BEAT):
+        if self._relay_socket.send(known.peer, _HEARTBEAT):
             return True
         self._gone(known, LOST)
         return False
@@ -249,26 +251,26 @@ class Relay:
         self._let_go_of(known)
         self._close_node(known.node)
         entry = RosterEntry(known.node, is_here=False, why=why, place=known.hello.place, has_ended=has_ended)
-        self._newest.put_node(entry, known.heard_at_s)
-        self._onlookers.tell_news()
+        self._latest.put_node(entry, known.received_at_s)
+        self._subscribers.send_news()
 
     def _let_go_of(self, known: Known) -> None:
         self._asked_at_s.pop(known.peer, None)
         for stream in [stream for stream in self._streams.values() if stream.node == known.node]:
-            stream.pump.close(says_so=False)
+            stream.bridge.close(notifies_peer=False)
 
-    def _say(self, peer: bytes, message: FromRelay) -> bool:
-        return self._send(peer, encode_fan_in(message))
+    def _send_to(self, peer: bytes, message: FromRelay) -> bool:
+        return self._send(peer, encode_relay_message(message))
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
         """Send something; whoever takes nothing is gone, once what it has said last is heard: it may be why."""
-        is_sent = self._road.send(peer, frame)
+        is_sent = self._relay_socket.send(peer, frame)
         if not is_sent:
             asyncio.get_running_loop().call_soon(self._lose, peer, MAX_LAST_TURNS)
         return is_sent
 
     def _lose(self, peer: bytes, num_turns_left: int) -> None:
-        if self._road.is_behind and num_turns_left:
+        if self._relay_socket.is_behind and num_turns_left:
             asyncio.get_running_loop().call_soon(self._lose, peer, num_turns_left - 1)
         elif (known := self._roster.by_peer(peer)) is not None:
             self._gone(known, LOST)
@@ -276,14 +278,14 @@ class Relay:
     def _listen_for(self, node: str) -> None:
         if node in self._listeners:
             return
-        listener = self._directory.listen_for(node)
-        self._listeners[node] = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, node)
+        server = self._directory.listen_for(node)
+        self._listeners[node] = server
+        asyncio.get_running_loop().add_reader(server.fileno(), self._accept, node)
 
     def _close_node(self, node: str) -> None:
-        if (listener := self._listeners.pop(node, None)) is not None:
-            asyncio.get_running_loop().remove_reader(listener.fileno())
-            listener.close()
+        if (server := self._listeners.pop(node, None)) is not None:
+            asyncio.get_running_loop().remove_reader(server.fileno())
+            server.close()
             self._directory.forget(node)
 
     def _stream_over(self, number: int) -> None:
@@ -305,12 +307,12 @@ class Relay:
         number = self._num_streams
 
         def send(message: OfStream) -> bool:
-            return self._say(known.peer, message)
+            return self._send_to(known.peer, message)
 
-        pump = Pump(near, number, send, self._stream_over)
-        self._streams[number] = _Stream(node, pump)
+        bridge = StreamBridge(near, number, send, self._stream_over)
+        self._streams[number] = _Stream(node, bridge)
         who = f"{self._user or peer.uid}@{self._host}, {peer.process} {peer.pid}"
-        if not self._say(known.peer, Open(number, who[:64])):
-            pump.close(says_so=False)
+        if not self._send_to(known.peer, Open(number, who[:64])):
+            bridge.close(notifies_peer=False)
             return
-        pump.start()
+        bridge.start()

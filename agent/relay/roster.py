@@ -15,7 +15,7 @@ class Known(msgspec.Struct):
     peer: bytes
     """Its connection, as ZeroMQ calls it."""
     hello: Hello
-    heard_at_s: float
+    received_at_s: float
 
     @property
     def node(self) -> str:
@@ -65,8 +65,8 @@ class Roster:
             return Turned(f"the relay speaks version {RELAY_VERSION}, this agent {hello.version}: install the same one")
         before = self._by_node.get(hello.node)
         if before is not None and before.hello.instance != hello.instance:
-            words = f"another agent is called {hello.node} there: name this one by serve --node"
-            return Turned(words, before)
+            reason = f"another agent is called {hello.node} there: name this one by serve --node"
+            return Turned(reason, before)
         if before is None and len(self._by_node) >= MAX_NODES:
             return Turned(f"the relay has {MAX_NODES} nodes already")
         if (other := self._by_peer.get(peer)) is not None and other.node != hello.node:
@@ -78,10 +78,10 @@ class Roster:
         self.num_expected = max(self.num_expected, hello.num_expected)
         return LetIn(known, before)
 
-    def heard(self, peer: bytes, now_s: float) -> Known | None:
+    def mark_seen(self, peer: bytes, now_s: float) -> Known | None:
         """Take that somebody speaks; return who, None if he was not let in."""
         if (known := self._by_peer.get(peer)) is not None:
-            known.heard_at_s = now_s
+            known.received_at_s = now_s
         return known
 
     def by_peer(self, peer: bytes) -> Known | None:
@@ -100,4 +100,4 @@ class Roster:
 
     def silent(self, now_s: float) -> list[Known]:
         """Return those that have said nothing for too long."""
-        return [known for known in self._by_peer.values() if now_s - known.heard_at_s > SILENT_S]
+        return [known for known in self._by_peer.values() if now_s - known.received_at_s > SILENT_S]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.errors import AgentError, say
+from agent.errors import AgentError, log_line
 from agent.processes.parent_watch import watch_signals
 from agent.relay.relay import Relay
 from agent.relay.relay_dir import RelayDir, listening_place
@@ -62,16 +62,16 @@ def serve_relay(listen: str, directory: Path, num_expected: int) -> None:
 
 
 async def _serve(place: RelayDir, address: str, port: int, num_expected: int) -> None:
-    road = RelaySocket(address, port)
-    relay = Relay(place, road, address, num_expected)
+    relay_socket = RelaySocket(address, port)
+    relay = Relay(place, relay_socket, address, num_expected)
     watch_signals(relay.end_soon)
-    await relay.run(lambda: _say_ready(place, address, road.port, relay.name))
-    say("the relay has ended; agents dial the next one in this directory")
+    await relay.run(lambda: _print_ready(place, address, relay_socket.port, relay.name))
+    log_line("the relay has ended; agents dial the next one in this directory")
 
 
-def _say_ready(place: RelayDir, address: str, port: int, name: str) -> None:
-    said = RelayPlace(True, str(place.path), str(place.invitation), address, port, name, os.getpid())  # noqa: FBT003
-    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+def _print_ready(place: RelayDir, address: str, port: int, name: str) -> None:
+    place_info = RelayPlace(True, str(place.path), str(place.invitation), address, port, name, os.getpid())  # noqa: FBT003
+    sys.stdout.buffer.write(msgspec.json.encode(place_info) + b"\n")
     sys.stdout.flush()
 
 

@@ -34,7 +34,7 @@ class StreamEnd:
         self._num_allowed = WINDOW_BYTES
         """Bytes that the far end may still send."""
         self._has_near_ended = False
-        self._has_told_end = False
+        self._has_sent_end = False
         self._has_far_ended = False
 
     @property
@@ -45,14 +45,14 @@ class StreamEnd:
     @property
     def is_over(self) -> bool:
         """Nothing will come or go any more."""
-        return self._has_told_end and self._has_far_ended and not self._coming
+        return self._has_sent_end and self._has_far_ended and not self._coming
 
     @property
     def is_near_to_end(self) -> bool:
         """The near end has been given all that there will be."""
         return self._has_far_ended and not self._coming
 
-    def near_said(self, chunk: bytes) -> None:
+    def on_near_bytes(self, chunk: bytes) -> None:
         """Take bytes of the near end, at most `room`."""
         assert len(chunk) <= self.room
         self._going += chunk
@@ -61,7 +61,7 @@ class StreamEnd:
         """Take that the near end says no more."""
         self._has_near_ended = True
 
-    def far_said(self, message: OfStream) -> None:
+    def on_far_message(self, message: OfStream) -> None:
         """Take what the far end says.
 
         Raises:
@@ -97,14 +97,14 @@ class StreamEnd:
     def for_far(self) -> Iterator[OfStream]:
         """Yield what the far end is to be told now; each is told once."""
         if self._untold >= CREDIT_STEP_BYTES or (self._untold and not self._coming):
-            told, self._untold = self._untold, 0
-            self._num_allowed += told
-            yield Credit(self.number, told)
+            granted, self._untold = self._untold, 0
+            self._num_allowed += granted
+            yield Credit(self.number, granted)
         while self._going and self._credit:
             chunk = bytes(self._going[: min(self._credit, MAX_CHUNK_BYTES)])
             del self._going[: len(chunk)]
             self._credit -= len(chunk)
             yield Data(self.number, chunk)
-        if self._has_near_ended and not self._going and not self._has_told_end:
-            self._has_told_end = True
+        if self._has_near_ended and not self._going and not self._has_sent_end:
+            self._has_sent_end = True
             yield End(self.number)

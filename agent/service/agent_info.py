@@ -19,7 +19,7 @@ from agent.wire.commands import GetStatus, Status
 from agent.wire.reports import WIRE_VERSION, NodeReport
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class AgentInfo(msgspec.Struct, frozen=True):
     """One JSON line of `serve`, `serve --daemon` and `where`."""
 
     ready: bool
@@ -44,9 +44,9 @@ class Whereabouts(msgspec.Struct, frozen=True):
     """See `own_addresses`."""
 
 
-def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> Whereabouts:
+def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> AgentInfo:
     """Return the line of an agent that has just begun to serve."""
-    return Whereabouts(
+    return AgentInfo(
         ready=True,
         dir=str(directory),
         node=node,
@@ -63,17 +63,17 @@ def frozen_holder(directory: Path) -> int | None:
     return pid if pid is not None and is_stopped(pid) else None
 
 
-def look(directory: Path) -> Whereabouts:
+def look(directory: Path) -> AgentInfo:
     """Return what answers in a directory, at once where its agent is frozen."""
     if (pid := frozen_holder(directory)) is not None:
-        return Whereabouts(ready=False, dir=str(directory), pid=pid, is_frozen=True)
+        return AgentInfo(ready=False, dir=str(directory), pid=pid, is_frozen=True)
     report: NodeReport | None = None
     with contextlib.suppress(NoAgentError):
         _, reply = ask(directory, GetStatus())
         report = reply.report if isinstance(reply, Status) else None
     if report is None:
-        return Whereabouts(ready=False, dir=str(directory), pid=holder_of(directory) or 0)
-    return Whereabouts(
+        return AgentInfo(ready=False, dir=str(directory), pid=holder_of(directory) or 0)
+    return AgentInfo(
         ready=True,
         dir=str(directory),
         node=report.node,

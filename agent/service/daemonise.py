@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import AgentError, DaemonFailedError, FrozenAgentError, NoAgentError
-from agent.service.agent_info import Whereabouts, look
+from agent.service.agent_info import AgentInfo, look
 from agent.state_dir import StateDir, is_served
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ MAX_LOG_BYTES = 1 << 20
 READY_TIMEOUT_S = 30.0
 """A Python start on a machine busy with other things, and the adoption of jobs."""
 POLL_S = 0.02
-MAX_SAID_BYTES = 4096
+MAX_OUTPUT_BYTES = 4096
 _SESSION_VARIABLES = ("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY")
 """What belongs to the session that starts the agent and ends with it."""
 
 
-def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path | None = None) -> Whereabouts:
+def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path | None = None) -> AgentInfo:
     """Return where the agent of a directory serves, having started it unless one serves already.
 
-    `metrics` and `invitation` are as of `agent.serve.serve_until_told`, for one that is started.
+    `metrics` and `invitation` are as of `agent.serve.serve_until_stopped`, for one that is started.
 
     Raises:
         StateDirError: The directory cannot be used.
@@ -53,7 +53,7 @@ def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path
         opened.callback(os.close, log_fd)
         ready_fd, child_fd = os.pipe2(os.O_CLOEXEC)
         opened.callback(os.close, ready_fd)
-        said_before = os.fstat(log_fd).st_size
+        log_begin_bytes = os.fstat(log_fd).st_size
         process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "agent", "serve", "--dir", str(directory), "--node", node),
@@ -73,13 +73,13 @@ def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path
     if line.endswith(b"\n"):
         # It lives on, and is nobody's to wait for: init's, once this process has ended.
         process.returncode = 0
-        return msgspec.json.decode(line, type=Whereabouts)
+        return msgspec.json.decode(line, type=AgentInfo)
     process.kill()
     code = process.wait()
     if is_served(directory):
         return _answer(directory)  # another was faster
-    said = log_path.read_bytes()[said_before:][-MAX_SAID_BYTES:].decode(errors="replace").strip()
-    message = said.splitlines()[-1].removeprefix("agent: ") if said else f"the agent ended ({code}) without a word"
+    output = log_path.read_bytes()[log_begin_bytes:][-MAX_OUTPUT_BYTES:].decode(errors="replace").strip()
+    message = output.splitlines()[-1].removeprefix("agent: ") if output else f"the agent ended ({code}) without a word"
     raise DaemonFailedError(f"{message} (see {log_path})", code if code > 0 else AgentError.exit_code)
 
 
@@ -104,7 +104,7 @@ def bound_log(directory: Path) -> None:
     os.close(fd)
 
 
-def _answer(directory: Path) -> Whereabouts:
+def _answer(directory: Path) -> AgentInfo:
     """Return where the agent that holds the directory serves; it may be on its way up."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while not (found := look(directory)).ready:

@@ -21,7 +21,7 @@ import stat
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from agent.errors import say
+from agent.errors import log_line
 from agent.wire.commands import (
     Abort,
     Claim,
@@ -50,11 +50,11 @@ MAX_TEXT_CHARS = 256
 MAX_NAMES = 16
 """Of leftovers, in one line."""
 
-_SHARE = ("attempt", "first_rank", "local_world_size", "world_size", "num_nodes", "node_rank")
+_ASSIGNMENT = ("attempt", "first_rank", "local_world_size", "world_size", "num_nodes", "node_rank")
 _FIELDS: dict[type[Command], tuple[str, ...]] = {
     Claim: ("generation", "holder"),
     Prepare: (),
-    PrepareAgain: ("job_id", *_SHARE),
+    PrepareAgain: ("job_id", *_ASSIGNMENT),
     Commit: ("job_id",),
     Abort: ("job_id",),
     Stop: ("job_id", "is_agreed"),
@@ -63,7 +63,7 @@ _FIELDS: dict[type[Command], tuple[str, ...]] = {
     CleanLeftovers: ("is_confirmed",),
     Shutdown: ("kill_jobs",),
 }
-_SPEC_FIELDS = ("job_id", *_SHARE, "workdir", "max_restarts", "allow_faults")
+_SPEC_FIELDS = ("job_id", *_ASSIGNMENT, "workdir", "max_restarts", "allow_faults")
 
 
 def changes_something(command: Command) -> bool:
@@ -92,7 +92,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
         "user": user,
         "pid": peer.pid,
         "process": peer.process,
-        **({"road": peer.road} if peer.road else {}),
+        **({"road": peer.channel} if peer.channel else {}),
     }
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -159,7 +159,7 @@ class AuditLog:
             append(self._path, line)
         except OSError as error:
             if not self.num_lost:
-                say(f"what is done here is not written down: {self._path}: {error.strerror}: make room")
+                log_line(f"what is done here is not written down: {self._path}: {error.strerror}: make room")
             self.num_lost += 1
         else:
             self.num_lost = 0

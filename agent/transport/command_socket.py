@@ -55,11 +55,11 @@ class ControlSocket:
         Raises:
             OSError: The path cannot be bound.
         """
-        listener = listen_at(self._path)
+        server_socket = listen_at(self._path)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_COMMAND_BYTES)
+            self._server = await asyncio.start_unix_server(self._connected, sock=server_socket, limit=MAX_COMMAND_BYTES)
         except OSError:
-            listener.close()
+            server_socket.close()
             raise
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
 
 
 _UCRED = struct.Struct("=iII")
-_ROAD = b"\0rankdeck-road "
+_CHANNEL_PREFIX = b"\0rankdeck-road "
 _MAX_ADDRESS_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 
@@ -143,8 +143,9 @@ class Peer(NamedTuple):
     uid: int
     process: str
     """What it calls itself, 15 bytes of its own choice: `sshd` for a console over SSH. Empty when it is gone."""
-    road: str = ""
-    """By which it has come, and for whom, where this process itself has connected for somebody: see `road_address`."""
+    channel: str = ""
+    """By which it has come, and for whom, where this process itself has connected for somebody: see
+    `channel_address`."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -154,24 +155,24 @@ def peer_of(connection: socket.socket) -> Peer:
         process = Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n").decode(errors="replace")
     except OSError:
         process = ""
-    return Peer(pid, uid, process, _road_of(connection) if pid == os.getpid() else "")
+    return Peer(pid, uid, process, _channel_of(connection) if pid == os.getpid() else "")
 
 
-def road_address(road: str) -> bytes:
+def channel_address(channel: str) -> bytes:
     """Return an address that a socket of this process binds before it connects to this process: it says for whom.
 
     It is one of the abstract kind, which leaves no file, and no other process can borrow it: only of our own process
     is it believed.
     """
-    head = _ROAD + secrets.token_hex(8).encode() + b" "
-    return head + road.encode()[: _MAX_ADDRESS_BYTES - len(head)]
+    head = _CHANNEL_PREFIX + secrets.token_hex(8).encode() + b" "
+    return head + channel.encode()[: _MAX_ADDRESS_BYTES - len(head)]
 
 
-def _road_of(connection: socket.socket) -> str:
+def _channel_of(connection: socket.socket) -> str:
     address = connection.getpeername()
-    if not isinstance(address, bytes) or not address.startswith(_ROAD):
+    if not isinstance(address, bytes) or not address.startswith(_CHANNEL_PREFIX):
         return ""
-    return address.removeprefix(_ROAD).partition(b" ")[2].decode(errors="replace")
+    return address.removeprefix(_CHANNEL_PREFIX).partition(b" ")[2].decode(errors="replace")
 
 
 MAX_WAITING = 100
@@ -184,15 +185,15 @@ def listen_at(path: str) -> socket.socket:
     Raises:
         OSError: The path cannot be bound.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    server_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        listener.bind(path)
+        server_socket.bind(path)
         os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
-        listener.listen(MAX_WAITING)
+        server_socket.listen(MAX_WAITING)
     except OSError:
-        listener.close()
+        server_socket.close()
         raise
-    return listener
+    return server_socket
 
 
 REPLY_TIMEOUT_S = 10.0

@@ -50,8 +50,8 @@ class ControlLease:
         if generation <= self.holder.generation:
             return Refused(
                 RefusalReason.OLD_GENERATION,
-                f"generation {generation} is not above {self.holder.generation}, under which {self._words(now_s)}: "
-                "claim a higher one",
+                f"generation {generation} is not above {self.holder.generation}, under which "
+                f"{self._refusal_text(now_s)}: claim a higher one",
             )
         self.holder, self._since_s = wanted, now_s
         return None
@@ -65,7 +65,7 @@ class ControlLease:
             return None
         return Refused(
             RefusalReason.OLD_GENERATION,
-            f"the command is of generation {generation}, {self._words(now_s)} under generation "
+            f"the command is of generation {generation}, {self._refusal_text(now_s)} under generation "
             f"{self.holder.generation}: claim control again",
         )
 
@@ -75,7 +75,7 @@ class ControlLease:
             return None
         return ControlReport(self.holder.generation, self.holder.name, max(0.0, now_s - self._since_s))
 
-    def _words(self, now_s: float) -> str:
+    def _refusal_text(self, now_s: float) -> str:
         if not self.holder.generation:
             return "nobody holds control"
         return f"{self.holder.name} has held control for {now_s - self._since_s:.0f} s"

@@ -19,13 +19,13 @@ ENTRY_BYTES = 160
 class _Node(msgspec.Struct):
     entry: RosterEntry
     entry_version: int
-    heard_at_s: float
+    received_at_s: float
     frame: bytes = b""
     report_version: int = 0
     as_of_s: float = 0.0
 
 
-class Newest:
+class LatestReports:
     """All that a relay knows of its nodes; times are of its own clock.
 
     Attributes:
@@ -63,12 +63,12 @@ class Newest:
 
     def _longest_gone(self) -> str:
         gone = (known for known in self._nodes.values() if not known.entry.is_here)
-        longest = min(gone, key=lambda known: known.heard_at_s, default=None)
+        longest = min(gone, key=lambda known: known.received_at_s, default=None)
         return longest.entry.node if longest is not None else ""
 
-    def heard(self, node: str, now_s: float) -> None:
+    def mark_seen(self, node: str, now_s: float) -> None:
         """Take that a node lives."""
-        self._nodes[node].heard_at_s = now_s
+        self._nodes[node].received_at_s = now_s
 
     def put_report(self, node: str, frame: bytes, as_of_s: float) -> None:
         """Take the newest report of a node that is there."""
@@ -90,7 +90,7 @@ class Newest:
     def entry(self, node: str, now_s: float) -> RosterEntry:
         """Return what is to be said of a node."""
         known = self._nodes[node]
-        return msgspec.structs.replace(known.entry, heard_ms=_ms(now_s - known.heard_at_s))
+        return msgspec.structs.replace(known.entry, silent_ms=_ms(now_s - known.received_at_s))
 
     def entry_since(self, node: str, version: int, now_s: float) -> tuple[int, RosterEntry] | None:
         """Return what is to be said of a node, and its version; None where that is known."""
@@ -110,16 +110,16 @@ class Newest:
             known.frame = b""
 
 
-class Onlooker:
+class ReportSubscriber:
     """A console: what it was told.
 
     Attributes:
         is_behind: Its last frame was cut: there was more than fits into one.
     """
 
-    def __init__(self, newest: Newest, relay: str) -> None:
+    def __init__(self, latest: LatestReports, relay: str) -> None:
         self.is_behind = False
-        self._newest = newest
+        self._latest = latest
         self._relay = relay
         self._entries: dict[str, int] = {}
         """Which version of each node it was told of."""
@@ -130,12 +130,12 @@ class Onlooker:
     @property
     def has_news(self) -> bool:
         """There may be something that this console was not told."""
-        return self.is_behind or self._newest.version > self._seen_version
+        return self.is_behind or self._latest.version > self._seen_version
 
     def take(self, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
         """Return the next frame, None if there is nothing that this console does not know."""
         is_first = self._seen_version < 0
-        self._seen_version, self.is_behind = self._newest.version, False
+        self._seen_version, self.is_behind = self._latest.version, False
         nodes, num_bytes = self._untold_nodes(now_s)
         is_whole = not self.is_behind
         reports = self._untold_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
@@ -147,8 +147,8 @@ class Onlooker:
         """Tell of the nodes that are new, or no longer what they were; return also how many bytes that takes."""
         nodes: list[RosterEntry] = []
         num_bytes = 0
-        for node in self._newest.names:
-            if (news := self._newest.entry_since(node, self._entries.get(node, 0), now_s)) is None:
+        for node in self._latest.names:
+            if (news := self._latest.entry_since(node, self._entries.get(node, 0), now_s)) is None:
                 continue
             if num_bytes > MERGED_BYTES:
                 self.is_behind = True
@@ -163,7 +163,7 @@ class Onlooker:
         reports: list[MergedReport] = []
         num_bytes = 0
         for node in self._longest_untold_first():
-            if (news := self._newest.report_since(node, self._reports.get(node, 0), now_s)) is None:
+            if (news := self._latest.report_since(node, self._reports.get(node, 0), now_s)) is None:
                 continue
             if num_bytes > max_bytes:
                 self.is_behind = True
@@ -175,7 +175,7 @@ class Onlooker:
         return reports
 
     def _longest_untold_first(self) -> list[str]:
-        known = set(self._newest.names)
+        known = set(self._latest.names)
         self._entries = {node: version for node, version in self._entries.items() if node in known}
         self._reports = {node: version for node, version in self._reports.items() if node in known}
         return [*(known - self._reports.keys()), *self._reports]

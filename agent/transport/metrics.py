@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 class MetricsServer:
     """Serves `/metrics` from a thread of its own, from `open` to `close`."""
 
-    def __init__(self, address: str, newest_report: Callable[[], NodeReport | None]) -> None:
-        """`newest_report` is called from the server's thread.
+    def __init__(self, address: str, latest_report: Callable[[], NodeReport | None]) -> None:
+        """`latest_report` is called from the server's thread.
 
         Raises:
             OperatorError: The address is none of this machine's loopback.
         """
         self._host, self._port = _loopback(address)
         self._registry = CollectorRegistry()
-        self._registry.register(_NodeCollector(newest_report))
+        self._registry.register(_NodeCollector(latest_report))
 
     def open(self) -> int:
         """Listen, and return the port.
@@ -59,8 +59,8 @@ class MetricsServer:
 class _NodeCollector(Collector):
     """Turns the newest report into metrics when it is asked for them."""
 
-    def __init__(self, newest_report: Callable[[], NodeReport | None]) -> None:
-        self._newest_report = newest_report
+    def __init__(self, latest_report: Callable[[], NodeReport | None]) -> None:
+        self._latest_report = latest_report
 
     def describe(self) -> list[Metric]:
         """Return nothing: what there is depends on the report."""
@@ -68,7 +68,7 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the newest report."""
-        report = self._newest_report()
+        report = self._latest_report()
         if report is None:
             return
         yield from _of_node(report)
@@ -77,13 +77,13 @@ class _NodeCollector(Collector):
 
 
 def _of_node(report: NodeReport) -> Iterator[Metric]:
-    for name, value, words in (
+    for name, value, help_text in (
         ("rankdeck_node_cpu_ratio", report.cpu_frac, "Busy share of all cores, 0 to 1."),
         ("rankdeck_node_memory_bytes", report.memory_total_bytes, "Memory of the node."),
         ("rankdeck_node_memory_available_bytes", report.memory_available_bytes, "Memory that programs can still get."),
         ("rankdeck_agent_resident_memory_bytes", report.agent_rss_bytes, "Resident memory of the agent."),
     ):
-        yield GaugeMetricFamily(name, words, value)
+        yield GaugeMetricFamily(name, help_text, value)
     yield CounterMetricFamily("rankdeck_log_lines", "Lines that ranks have printed.", report.log_seq)
     yield CounterMetricFamily("rankdeck_malformed_reports", "Datagrams that were refused.", report.malformed_reports)
 

@@ -66,9 +66,9 @@ def _carry(agent: socket.socket, in_fd: int, out_fd: int, *, has_last_word: bool
                 return
             _write(out_fd, answered)
         if in_fd in readable:
-            said = os.read(in_fd, CHUNK_BYTES)
-            if said:
-                agent.sendall(said)
+            data = os.read(in_fd, CHUNK_BYTES)
+            if data:
+                agent.sendall(data)
             elif not has_last_word:
                 return
             else:

@@ -5,8 +5,8 @@
 Source: zmq_getsockopt(3), ZMQ_FD: its descriptor is silent until there is nothing more to be received, and signals
 nothing that has come while something was sent; zmq_setsockopt(3), ZMQ_ROUTER_MANDATORY.
 
-`CurveGate` decides who may come in over TCP: sockets encrypt with CURVE, and accept the one key they know and nobody
-else. If its thread has died, it lets nobody in.
+`CurveAuthenticator` decides who may come in over TCP: sockets encrypt with CURVE, and accept the one key they know and
+nobody else. If its thread has died, it lets nobody in.
 
 Sources: RFC 26 (CurveZMQ), RFC 27 (ZAP); zmq_setsockopt(3), ZMQ_ZAP_ENFORCE_DOMAIN: without it a server whose handler
 is missing accepts anyone.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from agent.wire.relay import MAX_FAN_IN_BYTES
+from agent.wire.relay import MAX_RELAY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 HIGH_WATER_MARK = 1000
 """Messages for one peer: what may be under way on all of its streams, several times over."""
-TAKEN_AT_ONCE = 256
+MAX_TAKEN = 256
 """Messages between two turns of the loop."""
 HANDSHAKE_MS = 5_000
 FAREWELL_MS = 200
 """For what is said last."""
 KEEP_ALIVE_S = (10, 5, 3)
 """Idle time, interval and number of the kernel's probes: a peer without power gives its descriptor back."""
-_AT_ONCE = int(zmq.NOBLOCK)
-_MORE_AT_ONCE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers: arithmetic with enumerations takes as long as to send."""
 
 
@@ -66,11 +66,11 @@ class _Doorbell:
 
     def _look(self) -> None:
         self.is_due = False
-        for _ in range(TAKEN_AT_ONCE):
+        for _ in range(MAX_TAKEN):
             if self._is_closed:
                 return
             try:
-                parts = self._socket.recv_multipart(_AT_ONCE)
+                parts = self._socket.recv_multipart(_NOBLOCK)
             except zmq.Again:
                 return
             self._take(parts)
@@ -89,9 +89,9 @@ class RelaySocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.node_key: KeyPair = new_key()
         """Of agents, both halves: whoever is given them may come in."""
-        self._gate = CurveGate(self._context, self.node_key.public)
+        self._curve_auth = CurveAuthenticator(self._context, self.node_key.public)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._gate.guard(self._socket)
+        self._curve_auth.guard(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         _bound(self._socket)
@@ -108,7 +108,7 @@ class RelaySocket:
     @property
     def public_key(self) -> str:
         """Of this relay."""
-        return self._gate.key.public
+        return self._curve_auth.key.public
 
     def open(self, take: Callable[[bytes, bytes], None], take_odd: Callable[[], None]) -> None:
         """Begin to hear.
@@ -134,8 +134,8 @@ class RelaySocket:
         assert self._doorbell is not None
         self._doorbell.ring()
         try:
-            self._socket.send(peer, _MORE_AT_ONCE)
-            self._socket.send(message, _AT_ONCE)
+            self._socket.send(peer, _NOBLOCK_MORE)
+            self._socket.send(message, _NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -149,7 +149,7 @@ class RelaySocket:
         """Let go of the port; what was sent last has a moment to leave."""
         if self._doorbell is not None:
             self._doorbell.close()
-        self._gate.close()
+        self._curve_auth.close()
         self._context.destroy(linger=FAREWELL_MS)
 
 
@@ -178,16 +178,16 @@ class DialSocket:
     def send(self, message: bytes) -> bool:
         """Send something; return False where nothing is taken any more."""
         try:
-            self._socket.send(message, _AT_ONCE)
+            self._socket.send(message, _NOBLOCK)
         except zmq.Again:
             return False
         self._doorbell.ring()
         return True
 
-    def close(self, *, says_farewell: bool = False) -> None:
+    def close(self, *, sends_farewell: bool = False) -> None:
         """Let go of the relay; with a farewell what was sent last has a moment to leave."""
         self._doorbell.close()
-        self._context.destroy(linger=FAREWELL_MS if says_farewell else 0)
+        self._context.destroy(linger=FAREWELL_MS if sends_farewell else 0)
 
 
 class ReportTap:
@@ -228,7 +228,7 @@ def _bound(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FAN_IN_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_RELAY_BYTES)
     socket.setsockopt(zmq.LINGER, FAREWELL_MS)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     idle_s, interval_s, num_probes = KEEP_ALIVE_S
@@ -267,7 +267,7 @@ class _OneKey(NamedTuple):
         return domain == DOMAIN and key.decode("ascii", "replace") == self.public
 
 
-class CurveGate:
+class CurveAuthenticator:
     """The one gate of a ZeroMQ context: sockets that it guards take nobody but who has one key."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_key: str) -> None:

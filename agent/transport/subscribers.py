@@ -1,6 +1,6 @@
 """Sends reports to consoles: each gets what is new to it when it asks, as fast as it reads.
 
-`Onlookers` serves the consoles of a relay, or of an agent.
+`ReportSubscribers` serves the consoles of a relay, or of an agent.
 
 `ReportStream` is the Unix socket on which an agent hands out its latest report, one for each time that it is asked. A
 publisher sends what there is, and on a link that carries less the oldest goes first. Here nothing waits for a console
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from agent.transport.command_socket import listen_at, peer_of
-from agent.transport.latest_reports import Newest, Onlooker
+from agent.transport.latest_reports import LatestReports, ReportSubscriber
 from agent.wire.codec import with_length
 from agent.wire.relay import ASK, MAX_ASKED, RosterEntry, encode_merged
 
@@ -42,22 +42,22 @@ class _Console:
     def __init__(self) -> None:
         self.asked: deque[float] = deque()
         """When each frame was asked for that it has not got."""
-        self.heard_at_s = time.monotonic()
+        self.received_at_s = time.monotonic()
         self.news = asyncio.Event()
 
 
-class Onlookers:
+class ReportSubscribers:
     """Serves consoles from `open` to `close`."""
 
     def __init__(
         self,
-        newest: Newest,
+        latest: LatestReports,
         relay: str,
         num_expected: Callable[[], int],
         on_watched: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_watched` is called when the first console has come, and when the last one has left."""
-        self._newest = newest
+        self._latest = latest
         self._relay = relay
         self._num_expected = num_expected
         self._on_watched = on_watched
@@ -71,9 +71,9 @@ class Onlookers:
         """Somebody looks on."""
         return bool(self._consoles)
 
-    async def open(self, listener: socket.socket) -> None:
+    async def open(self, server_socket: socket.socket) -> None:
         """Begin to serve."""
-        self._server = await asyncio.start_unix_server(self._connected, sock=listener)
+        self._server = await asyncio.start_unix_server(self._connected, sock=server_socket)
 
     async def close(self) -> None:
         """Let go of all consoles."""
@@ -83,7 +83,7 @@ class Onlookers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def tell_news(self) -> None:
+    def send_news(self) -> None:
         """Say that something has changed."""
         for console in self._consoles.values():
             console.news.set()
@@ -96,7 +96,7 @@ class Onlookers:
             if peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
                 return
             if len(self._consoles) >= MAX_CONSOLES:
-                min(self._consoles, key=lambda served: self._consoles[served].heard_at_s).cancel()
+                min(self._consoles, key=lambda served: self._consoles[served].received_at_s).cancel()
             console = self._consoles[task] = _Console()
             if len(self._consoles) == 1:
                 self._on_watched()
@@ -111,7 +111,7 @@ class Onlookers:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: _Console) -> None:
         asked = console.asked
-        onlooker = Onlooker(self._newest, self._relay)
+        subscriber = ReportSubscriber(self._latest, self._relay)
         listening = asyncio.create_task(_listen(reader, console))
         try:
             while True:
@@ -123,15 +123,15 @@ class Onlookers:
                 if listening.done():
                     return
                 console.news.clear()
-                while asked and onlooker.has_news:
+                while asked and subscriber.has_news:
                     now_s = time.monotonic()
-                    merged = onlooker.take(int((now_s - asked[0]) * 1000), self._num_expected(), now_s)
+                    merged = subscriber.take(int((now_s - asked[0]) * 1000), self._num_expected(), now_s)
                     if merged is None:
                         break
                     asked.popleft()
                     writer.write(with_length(encode_merged(merged)))
                     await writer.drain()
-                    if not onlooker.is_behind:
+                    if not subscriber.is_behind:
                         await asyncio.sleep(MERGE_S)
         finally:
             listening.cancel()
@@ -140,11 +140,11 @@ class Onlookers:
 
 async def _listen(reader: asyncio.StreamReader, console: _Console) -> None:
     """Note when each frame was asked for, until the console is gone or asks for what it may not."""
-    while said := await reader.read(64):
-        if said.strip(ASK) or len(console.asked) + len(said) > MAX_ASKED:
+    while asks := await reader.read(64):
+        if asks.strip(ASK) or len(console.asked) + len(asks) > MAX_ASKED:
             return
-        console.heard_at_s = time.monotonic()
-        console.asked.extend([console.heard_at_s] * len(said))
+        console.received_at_s = time.monotonic()
+        console.asked.extend([console.received_at_s] * len(asks))
         console.news.set()
 
 
@@ -157,9 +157,9 @@ class ReportStream:
 
     def __init__(self, path: str, epoch: str) -> None:
         self._path = path
-        self._newest = Newest()
-        self._newest.put_node(RosterEntry(HERE, is_here=True), time.monotonic())
-        self._onlookers = Onlookers(self._newest, epoch, lambda: 1)
+        self._latest = LatestReports()
+        self._latest.put_node(RosterEntry(HERE, is_here=True), time.monotonic())
+        self._subscribers = ReportSubscribers(self._latest, epoch, lambda: 1)
 
     async def open(self) -> None:
         """Bind the socket and start to serve.
@@ -167,21 +167,21 @@ class ReportStream:
         Raises:
             OSError: The path cannot be bound.
         """
-        await self._onlookers.open(listen_at(self._path))
+        await self._subscribers.open(listen_at(self._path))
 
     @property
     def has_listeners(self) -> bool:
         """Whether anybody is connected now."""
-        return self._onlookers.are_there
+        return self._subscribers.are_there
 
     def publish(self, frame: bytes) -> None:
         """Take an encoded report for whoever asks."""
-        self._newest.put_report(HERE, frame, time.monotonic())
-        self._onlookers.tell_news()
+        self._latest.put_report(HERE, frame, time.monotonic())
+        self._subscribers.send_news()
 
     async def close(self) -> None:
         """Let go of all consoles."""
-        await self._onlookers.close()
+        await self._subscribers.close()
 
 
 SEND_HIGH_WATER_MARK = 8

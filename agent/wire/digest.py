@@ -28,7 +28,7 @@ from agent.wire.reports import (
     loss_of,
     step_of,
 )
-from ddpcore.wire import DECODE_ERRORS, Name, Oddity, Phase, Rank, Word
+from ddpcore.wire import DECODE_ERRORS, Anomaly, Name, Phase, Rank, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 PHASES = tuple(Phase)
 PROCESSES = tuple(ProcessState)
 """In a record a phase is its place here; a process state is one more, so that 0 can be none."""
-ODDITIES = tuple(Oddity)
+ANOMALIES = tuple(Anomaly)
 """Each is a bit in a record; the next one is a missing flight recorder."""
-RECORDER_MISSING_BIT = 1 << len(ODDITIES)
+RECORDER_MISSING_BIT = 1 << len(ANOMALIES)
 NO_JOB = 255
 """In the place of a job that the report does not list."""
 
@@ -66,7 +66,7 @@ RANK_FIELDS = (
     ("job", "B"),
     ("process", "B"),
     ("phase", "B"),
-    ("oddities", "B"),
+    ("anomalies", "B"),
     ("place", "I"),
 )
 """A place is told apart from others by its checksum; 0 is none."""
@@ -161,8 +161,8 @@ class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
     def worker(self, job_id: str, attempt: int, rank: int) -> WorkerReport | None:
         """Return what the node says of a rank, None if nothing."""
         key = (job_id, attempt, rank)
-        told = [worker for worker in self.workers if (worker.job_id, worker.attempt, worker.rank) == key]
-        return told[-1] if told else None
+        found = [worker for worker in self.workers if (worker.job_id, worker.attempt, worker.rank) == key]
+        return found[-1] if found else None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -197,18 +197,18 @@ def digest_of(report: NodeReport) -> Digest:
     place_of = {(status.job_id, status.attempt): place for place, status in enumerate(report.jobs[:NO_JOB])}
     ranks, standings, histories = bytearray(), bytearray(), bytearray()
     calls: dict[tuple[object, ...], int] = {}
-    told: list[GroupCall] = []
+    found: list[GroupCall] = []
     for row, worker in enumerate(report.workers):
         ranks += _rank_record(worker, place_of.get((worker.job_id, worker.attempt), NO_JOB))
         for group in worker.report.groups if worker.report is not None else ():
             key = (group.group, group.op, group.label, *group.ranks)
-            call = calls.setdefault(key, len(told))
-            if call == len(told):
-                told.append(GroupCall(group.group, group.op, group.label, group.ranks))
+            call = calls.setdefault(key, len(found))
+            if call == len(found):
+                found.append(GroupCall(group.group, group.op, group.label, group.ranks))
             standings += _standing_record(group, row, call)
             if group.past:
                 histories += _history_record(group, row, call)
-    return Digest(bytes(ranks), told, bytes(standings), bytes(histories))
+    return Digest(bytes(ranks), found, bytes(standings), bytes(histories))
 
 
 def _rank_record(worker: WorkerReport, job: int) -> bytes:
@@ -238,7 +238,7 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
         job,
         1 + PROCESSES.index(worker.process),
         0 if report is None else PHASES.index(report.phase),
-        0 if report is None else _oddity_bits(report),
+        0 if report is None else _anomaly_bits(report),
         0 if report is None or report.place is None else zlib.crc32(_encoder.encode(report.place)),
     )
 
@@ -266,10 +266,10 @@ def _report_flags(worker: WorkerReport, report: RankReport) -> int:
     return flags | HAS_WORKED * (len(report.worked_s) == len(PHASES))
 
 
-def _oddity_bits(report: RankReport) -> int:
+def _anomaly_bits(report: RankReport) -> int:
     bits = RECORDER_MISSING_BIT * report.recorder_missing
-    for oddity in report.oddities:
-        bits |= 1 << ODDITIES.index(oddity)
+    for anomaly in report.anomalies:
+        bits |= 1 << ANOMALIES.index(anomaly)
     return bits
 
 
@@ -282,16 +282,16 @@ def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
 
 
 def _history_record(group: GroupReport, row: int, call: int) -> bytes:
-    newest = group.past[-1].seq
+    latest_seq = group.past[-1].seq
     ops, shapes, roots = [0] * NUM_PAST, [0] * NUM_PAST, [0] * NUM_PAST
     for past in group.past:
-        place = NUM_PAST - 1 - (newest - past.seq)
+        place = NUM_PAST - 1 - (latest_seq - past.seq)
         if 0 <= place < NUM_PAST:
             ops[place] = checksum(past.op)
             shapes[place] = shape_checksum(past.op, past.num_elements, past.dtype)
             roots[place] = past.root + 1
     root = -1 if group.root is None else group.root
-    return HISTORY_RECORD.pack(newest, root, row, call, checksum(group.reduce_op), *ops, *shapes, *roots)
+    return HISTORY_RECORD.pack(latest_seq, root, row, call, checksum(group.reduce_op), *ops, *shapes, *roots)
 
 
 def shape_checksum(op: str, num_elements: int, dtype: str) -> int:

@@ -35,12 +35,12 @@ RELAY_VERSION = 1
 MAX_NODES = 4096
 MAX_CHUNK_BYTES = 16_384
 MAX_PLACE_BYTES = 16_384
-MAX_FAN_IN_BYTES = MAX_NODE_REPORT_BYTES + 256
+MAX_RELAY_BYTES = MAX_NODE_REPORT_BYTES + 256
 WINDOW_BYTES = 65_536
 """Of one direction of a stream: so much may be under way, and no more is kept for whoever reads slowly."""
 SILENT_S = 8.0
 """Whoever has said nothing for so long is gone."""
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 """Between two signs of life, which are messages of this vocabulary: libzmq's own heartbeats (ZMQ_HEARTBEAT_IVL) abort a
 process that reads too slowly. Source: https://github.com/zeromq/libzmq/issues/3937."""
 
@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=Fals
     frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+class RelayHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """Either: I live."""
 
 
@@ -136,8 +136,8 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
 
 
 OfStream = Data | Credit | End | Reset
-FromNode = Hello | Report | Beat | Farewell | Data | Credit | End | Reset
-FromRelay = Welcome | NotWelcome | WhoAreYou | Take | Beat | Farewell | Open | Data | Credit | End | Reset
+FromNode = Hello | Report | RelayHeartbeat | Farewell | Data | Credit | End | Reset
+FromRelay = Welcome | NotWelcome | WhoAreYou | Take | RelayHeartbeat | Farewell | Open | Data | Credit | End | Reset
 
 _encoder = msgspec.msgpack.Encoder()
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
@@ -145,7 +145,7 @@ _from_relay: msgspec.msgpack.Decoder[FromRelay] = msgspec.msgpack.Decoder(FromRe
 _Message = TypeVar("_Message")
 
 
-def encode_fan_in(message: FromNode | FromRelay) -> bytes:
+def encode_relay_message(message: FromNode | FromRelay) -> bytes:
     """Return one frame."""
     return _encoder.encode(message)
 
@@ -165,8 +165,8 @@ def decode_from_relay(frame: bytes) -> FromRelay:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Message:
-    if len(frame) > MAX_FAN_IN_BYTES:
-        raise MalformedMessageError(f"a message of {len(frame)} bytes, at most {MAX_FAN_IN_BYTES} are taken")
+    if len(frame) > MAX_RELAY_BYTES:
+        raise MalformedMessageError(f"a message of {len(frame)} bytes, at most {MAX_RELAY_BYTES} are taken")
     try:
         return decoder.decode(frame)
     except DECODE_ERRORS as error:
@@ -194,7 +194,7 @@ class RosterEntry(msgspec.Struct, frozen=True):
     is_here: bool
     why: LongText = ""
     """It is not."""
-    heard_ms: Count = 0
+    silent_ms: Count = 0
     """Ago."""
     place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)] = b""
     """The JSON line of `agent.service.agent_info`."""
@@ -262,7 +262,7 @@ def known_node(entry: RosterEntry) -> KnownNode:
         place = msgspec.json.decode(entry.place, type=dict[str, object])
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not the place of an agent: {error}") from error
-    return KnownNode(entry.node, entry.is_here, entry.why, entry.heard_ms / 1000, place, entry.has_ended)
+    return KnownNode(entry.node, entry.is_here, entry.why, entry.silent_ms / 1000, place, entry.has_ended)
 
 
 _roster = msgspec.json.Decoder(Roster)

@@ -28,7 +28,7 @@ from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests; 4
 has no commands to listen over TCP."""
 
@@ -65,7 +65,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How many processes of the node the kernel killed for want of memory in the seconds before a bad end."""
 
     @property
-    def words(self) -> str:
+    def error_text(self) -> str:
         """What it said of its end, one way or the other."""
         return self.error or self.last_line
 
@@ -140,7 +140,7 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None while it has not been compared with another rank of its node."""
     outside: OutsideLook | None = None
     """None unless the rank does not report, or waits for a child."""
-    store_listener: LongText = ""
+    store_port_owner: LongText = ""
     """The process of its node that listens where the rank waits for the others in `init_process_group`; empty where it
     has not been looked for, nobody is seen to listen, or it is another node."""
     memory: MemoryReport | None = None

@@ -89,8 +89,8 @@ class Stacks(msgspec.Struct, frozen=True, tag="stacks"):
 
 def sendable_ranks(ranks: list[RankStacks]) -> list[RankStacks]:
     """Return ranks that fit into one reply: of those with more than their share, the first threads."""
-    share_bytes = REPLY_BYTES // max(1, len(ranks))
-    return [_within(one, share_bytes) for one in ranks]
+    rank_bytes = REPLY_BYTES // max(1, len(ranks))
+    return [_within(one, rank_bytes) for one in ranks]
 
 
 def _within(stacks: RankStacks, max_bytes: int) -> RankStacks:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from app.cli.chosen_hosts import on_each, tell_each
+from app.cli.chosen_hosts import on_each, print_each
 from app.cli.headless import print_line
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
 from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
 from app.inventory.inventory import HostEntry
 from app.paths import make_room_for_nodes
-from app.preflight.asking import preflight
+from app.preflight.examining import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.session.control import workdir_on
@@ -56,7 +56,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
     if not hosts:
         refuse_relay("up")
     answers = on_each(named_hosts(hosts, exclude), python, ssh_config, lambda link: link.bring_up())
-    raise SystemExit(tell_each(answers, _told_of_up, "up", is_json=is_json))
+    raise SystemExit(print_each(answers, _up_result, "up", is_json=is_json))
 
 
 @click.command()
@@ -81,17 +81,17 @@ def down(
         refuse_relay("down")
     chosen = named_hosts(hosts, exclude)
     answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
-    raise SystemExit(tell_each(answers, _told_of_down, "down", is_json=is_json))
+    raise SystemExit(print_each(answers, _down_result, "down", is_json=is_json))
 
 
-def _told_of_up(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
+def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
     epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
     how = "is up" if place.is_new else "was up already"
     fields = {"is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory}
     return clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"), fields
 
 
-def _told_of_down(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
+def _down_result(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
     return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
 
 
@@ -227,11 +227,11 @@ def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, 
         answers = on_each(chosen, python or how["python"], how["ssh_config"], lambda link: _install(link, plan))
         installed: list[str] = []
 
-        def told(host: str, done: Installed) -> tuple[str, Mapping[str, Any]]:
+        def result(host: str, done: Installed) -> tuple[str, Mapping[str, Any]]:
             installed.append(host)
-            return _told(host, done, named)
+            return _install_result(host, done, named)
 
-        code = tell_each(answers, told, "install", is_json=is_json)
+        code = print_each(answers, result, "install", is_json=is_json)
     if how["venv"] and installed:
         _advise(named, [entry for entry in entries if entry.host in installed])
     raise SystemExit(code)
@@ -254,7 +254,7 @@ def _install(link: AgentLink, plan: Plan) -> Installed:
     return Installer(link, plan, lambda what: print_line(f"rankdeck: {link.host}: {what}")).install()
 
 
-def _told(host: str, done: Installed, named: str) -> tuple[str, Mapping[str, Any]]:
+def _install_result(host: str, done: Installed, named: str) -> tuple[str, Mapping[str, Any]]:
     """Return a sentence and JSON fields.
 
     Args:

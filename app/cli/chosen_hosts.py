@@ -3,7 +3,7 @@
 `HostsWanted` and `reached`: how a command names the hosts of a job, and connects to all of them at the same time; those
 that cannot be reached are reported.
 
-`on_each` and `tell_each`: one action on many hosts at the same time; each answer is printed in the order of the hosts,
+`on_each` and `print_each`: one action on many hosts at the same time; each answer is printed in the order of the hosts,
 as soon as it is known.
 """
 
@@ -25,25 +25,25 @@ from app.cli.options import (
     link_by,
     named_python,
     print_json,
+    print_trouble,
     reaches,
     relay_inventory,
     relay_options,
     relayed_hosts,
-    tell_trouble,
     through_relay,
 )
 from app.cli.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, ExitCode, NoAgentError
 from app.fleet.agent_link import LinkGroup
 from app.inventory.inventory import HostEntry, Inventory, is_meant
-from app.model.newcomers import Newcomers
+from app.model.new_nodes import NewNodes
 from app.paths import make_room_for_nodes
-from app.session.audit import Act
+from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
 from app.ssh.config import THIS_MACHINE
 from app.text import nodes_text
-from app.threads import at_once
+from app.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -160,28 +160,28 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
         for number, entry in enumerate(wanted.entries):
             group.add(_link_to(entry, number, wanted))
         away = {host: error for host, error in group.connect(then) if error is not None}
-        _tell(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
+        _print_unreachable(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
         there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
         still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
         links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
-        yield Hosts(links, entries, wanted.typed, still_away, _newcomers(wanted))
+        yield Hosts(links, entries, wanted.typed, still_away, _new_nodes(wanted))
 
 
-def _newcomers(wanted: HostsWanted) -> Callable[[], Newcomers]:
+def _new_nodes(wanted: HostsWanted) -> Callable[[], NewNodes]:
     """Return what says which nodes have come to a relay since they were chosen, and are meant, too."""
     hub, known = wanted.hub, frozenset(wanted.names)
     if hub is None:
-        return Newcomers
-    newcomers, num_changes = Newcomers(), -1
+        return NewNodes
+    new_nodes, num_changes = NewNodes(), -1
 
-    def look() -> Newcomers:
-        nonlocal newcomers, num_changes
+    def look() -> NewNodes:
+        nonlocal new_nodes, num_changes
         if hub.num_changes != num_changes:
             num_changes = hub.num_changes
             here = (node for node in hub.nodes if (entry := hub.entry(node)) is not None and entry.is_here)
             meant = (node for node in here if is_meant(HostEntry(node), wanted.include, wanted.exclude))
-            newcomers = Newcomers(hub.host, tuple(node for node in meant if node not in known))
-        return newcomers
+            new_nodes = NewNodes(hub.host, tuple(node for node in meant if node not in known))
+        return new_nodes
 
     return look
 
@@ -194,7 +194,7 @@ def _link_to(entry: HostEntry, number: int, wanted: HostsWanted) -> AgentLink:
     return RelayedLink(entry.host, wanted.hub, number)
 
 
-def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: bool) -> None:
+def _print_unreachable(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: bool) -> None:
     if not away:
         return
     first = next(iter(away.values()))
@@ -244,12 +244,12 @@ def on_each(
             link.connect()
             return do(link)  # told once the link is gone: the command may end with the last answer
 
-    yield from zip((entry.host for entry in hosts), at_once(hosts, visit), strict=True)
+    yield from zip((entry.host for entry in hosts), run_parallel(hosts, visit), strict=True)
 
 
-def tell_each(
+def print_each(
     answers: Iterator[tuple[str, Answer | AppError]],
-    told: Callable[[str, Answer], tuple[str, Mapping[str, Any]]],
+    result_of: Callable[[str, Answer], tuple[str, Mapping[str, Any]]],
     action: str,
     *,
     is_json: bool,
@@ -258,7 +258,7 @@ def tell_each(
 
     Args:
         answers: As `on_each` yields them.
-        told: Makes a sentence and JSON fields of a host's answer.
+        result_of: Makes a sentence and JSON fields of a host's answer.
         action: What was done, for the log of such things.
         is_json: Print the object.
     """
@@ -270,14 +270,14 @@ def tell_each(
             code = code or ExitCode(answer.exit_code)
             rows.append({"host": host, "error": str(answer), "hint": answer.hint})
             print_line(f"rankdeck: {answer.whole}")
-            audit.add(Act(action, (host,)), answer.whole, is_done=False)
+            audit.add(AuditedAction(action, (host,)), answer.whole, is_done=False)
             continue
-        sentence, fields = told(host, answer)
-        audit.add(Act(action, (host,)), sentence)
+        sentence, fields = result_of(host, answer)
+        audit.add(AuditedAction(action, (host,)), sentence)
         rows.append({"host": host, "error": None, "hint": "", **fields})
         if not is_json:
             click.echo(sentence)
     if is_json:
         print_json({"hosts": rows})
-    tell_trouble(audit)
+    print_trouble(audit)
     return code

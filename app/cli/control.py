@@ -12,15 +12,15 @@ from agent.wire.commands import RefusalReason
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line, with_progress
-from app.cli.options import audit_log, json_option, print_json, tell_trouble
+from app.cli.options import audit_log, json_option, print_json, print_trouble
 from app.errors import AgentRefusedError, AppError, ExitCode
 from app.fleet.agent_link import AgentLink
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
-from app.session.remote_job import newest, node_of_rank, of_newest_attempt, only_running_job
+from app.session.remote_job import latest_status, node_of_rank, of_latest_attempt, only_running_job
 from app.session.remote_session import RemoteSession
 from app.text import nodes_text
-from app.view.actions import make_fault, told
+from app.view.actions import fault_text, make_fault
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: 
     if is_json:
         print_json({"host": node, "job_id": job_id, "kind": kind, "rank": harm.rank, "at_step": harm.at_step})
     else:
-        click.echo(f"job {job_id} on {node}: rank {harm.rank} {told(harm)}")
+        click.echo(f"job {job_id} on {node}: rank {harm.rank} {fault_text(harm)}")
 
 
 async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str, str]:
@@ -115,12 +115,12 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         await session.connect()
         if not job_id:
             job_id = only_running_job(await session.reports())
-        node = node_of_rank(of_newest_attempt(await session.session.control.statuses(job_id)), harm.rank)
+        node = node_of_rank(of_latest_attempt(await session.session.control.statuses(job_id)), harm.rank)
         await session.session.inject_on(node, job_id, harm)
         return job_id, node
     finally:
         await session.close()
-        tell_trouble(session.session.audit)
+        print_trouble(session.session.audit)
 
 
 def _session(hosts: Hosts) -> RemoteSession:
@@ -163,23 +163,23 @@ async def _wait_for_end(
         return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
     finally:
         await session.close()
-        tell_trouble(session.session.audit)
+        print_trouble(session.session.audit)
 
 
 async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
     """Wait for the end of a job that was asked to; see `_wait_for_end`."""
     patience_s = await session.end_patience_s(job_id)
     deadline_s = time.monotonic() + patience_s
-    said: list[JobState] = []
+    shown: list[JobState] = []
     while True:
-        statuses = of_newest_attempt(await session.session.control.statuses(job_id))
+        statuses = of_latest_attempt(await session.session.control.statuses(job_id))
         states = {node: status.state for node, status in statuses.items()}
         moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
         if not moving:
-            return states, newest(statuses).num_nodes - len(states)
-        if moving != said:
+            return states, latest_status(statuses).num_nodes - len(states)
+        if moving != shown:
             print_line(f"rankdeck: job {job_id} is {' and '.join(state.value for state in moving)}")
-            said = moving
+            shown = moving
         if time.monotonic() > deadline_s:
             raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
         await asyncio.sleep(POLL_S)
@@ -194,10 +194,10 @@ async def _restart(
         control = session.session.control
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
-            num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
-        begin = control.restart(job_id, num_ranks, is_at_once=now, without=() if is_here else None)
+            num_ranks *= len(statuses) if is_here else latest_status(statuses).num_nodes
+        begin = control.restart(job_id, num_ranks, is_immediate=now, without=() if is_here else None)
         done = await with_progress(begin, session)
-        return done, newest(await control.statuses(job_id))
+        return done, latest_status(await control.statuses(job_id))
     finally:
         await session.close()
-        tell_trouble(session.session.audit)
+        print_trouble(session.session.audit)

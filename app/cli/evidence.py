@@ -132,10 +132,10 @@ async def _collect(session: RemoteSession, job_id: str) -> Evidence:
         await session.session.take_stacks(job_id, answers)
         await session.session.replay_history()
         began_s = time.monotonic()
-        while (heard_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
+        while (waited_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
             session.view()
             await asyncio.sleep(POLL_S)
-            if heard_s > MAX_LISTENING_S:
+            if waited_s > MAX_LISTENING_S:
                 break
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):

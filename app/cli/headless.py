@@ -91,7 +91,7 @@ class Headless:
         self._struck_at_s: float | None = None
         self._named_at_s: float | None = None
         self._over_at_s: float | None = None
-        self._said_at_s = float("-inf")
+        self._printed_at_s = float("-inf")
         self._notes = NoteWatch()
         self._hint = ""
         """What was said last to do about it; said again only when it is something else."""
@@ -108,7 +108,7 @@ class Headless:
             while True:
                 view = self._followed.view()
                 now_s = time.monotonic()
-                self._say(view, now_s)
+                self._print_view(view, now_s)
                 if starting.done():
                     starting.result()
                 if self._is_settled(view, now_s):
@@ -122,15 +122,15 @@ class Headless:
             await asyncio.gather(starting, return_exceptions=True)
             self._progress.clear()
 
-    def _say(self, view: View, now_s: float) -> None:
+    def _print_view(self, view: View, now_s: float) -> None:
         elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
         self._progress.clear()
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
         for note in self._notes.news(view.remarks(), now_s):
             print_line(f"{elapsed}  note: {note}")
-        if now_s - self._said_at_s >= LINE_PERIOD_S:
-            self._said_at_s = now_s
+        if now_s - self._printed_at_s >= LINE_PERIOD_S:
+            self._printed_at_s = now_s
             print_line(f"{elapsed}  {headline_text(view)}")
             hint, self._hint = self._hint, headline_hint(view)
             if self._hint and self._hint != hint:

@@ -42,7 +42,7 @@ from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
-from app.stacks.words import picture_lines, summary_text
+from app.stacks.stack_text import picture_lines, summary_text
 from app.text import LINE_LIMIT, clean, nodes_text
 from app.view.summary import exit_code, headline_text, is_over, status_object
 
@@ -306,11 +306,11 @@ def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
 async def _serve(line: str, title: str, port: int) -> ExitCode:
     from app.web.server import WebConsole  # noqa: PLC0415 - only who serves pays for it
 
-    def told(address: str) -> None:
+    def show_address(address: str) -> None:
         click.echo(address)
         print_line("rankdeck: open it in a browser of this machine; Ctrl-C ends it")
 
-    serving = asyncio.create_task(WebConsole(line, title).run(port, told))
+    serving = asyncio.create_task(WebConsole(line, title).run(port, show_address))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:

@@ -23,7 +23,7 @@ from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.text import LINE_LIMIT, clean, clean_name, json_value
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
-from app.view.rows import SEVERITY_WORDS
+from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
         print_json({"events": [_event_object(event, now_s) for event in found]})
         return
     for text, event in zip(texts, found, strict=True):
-        click.echo(f"{text}  {SEVERITY_WORDS[event.severity]:<8}  {event.text}")
+        click.echo(f"{text}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
 
 
 @click.command()
@@ -200,7 +200,7 @@ async def _events(session: RemoteSession) -> list[Event]:
     try:
         await first_view(session)
         await session.session.reach_back()
-        return [event for event in reversed([*session.events.newest_first()]) if event.text]
+        return [event for event in reversed([*session.events.latest_first()]) if event.text]
     finally:
         await session.close()
 

@@ -102,7 +102,7 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
     from app.cli.hosts import console_argv, first_lines, inventory_text  # noqa: PLC0415
 
     if not has_no_files and (argv := console_argv(assignments)):
-        _say(f"the hosts are those of {inventory_text()}")
+        _print_error(f"the hosts are those of {inventory_text()}")
         rankdeck.main(list(argv), prog_name="rankdeck", standalone_mode=False)
     else:
         click.echo(first_lines(assignments, has_files=not has_no_files))
@@ -116,15 +116,15 @@ def main() -> NoReturn:
     except click.exceptions.Abort:
         code = ExitCode.INTERRUPTED
     except click.ClickException as error:
-        _say(f"{error.format_message()} (--help shows what there is)")
+        _print_error(f"{error.format_message()} (--help shows what there is)")
         code = ExitCode.USAGE
     except AppError as error:
-        _say(error.whole)
+        _print_error(error.whole)
         code = error.exit_code
     else:
         code = ExitCode.WELL
     sys.exit(code)
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     click.echo(f"rankdeck: {sentence}", err=True)

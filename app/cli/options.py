@@ -46,7 +46,7 @@ def audit_log() -> AuditLog:
     return AuditLog(default_path())
 
 
-def tell_trouble(audit: AuditLog) -> None:
+def print_trouble(audit: AuditLog) -> None:
     """Say why nothing is written down, if it is so."""
     for notice in audit.drain_notices():
         print_line(f"rankdeck: {notice}")

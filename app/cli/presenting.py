@@ -31,7 +31,7 @@ class Presented(ConsoleSource, Followed, Protocol):
     """What can be shown either way."""
 
     @property
-    def told_of_evidence(self) -> Sequence[str]:
+    def evidence_notices(self) -> Sequence[str]:
         """All clean sentences about evidence that was kept."""
         ...
 
@@ -82,13 +82,13 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
-    for sentence in session.told_of_evidence:  # on the screen its path may not have fitted
+    for sentence in session.evidence_notices:  # on the screen its path may not have fitted
         print_line(f"rankdeck: {sentence}")
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
             raise error
-    _say_farewell(session)
-    last = console.stage.view
+    _print_farewell(session)
+    last = console.ui.view
     if is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)
@@ -115,7 +115,7 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
         await session.close()
         for notice in session.drain_notices():
             print_line(f"rankdeck: {notice}")
-        _say_farewell(session)
+        _print_farewell(session)
     print_summary(view, is_json=is_json)
     return exit_code(view, is_fault_unnamed=is_fault_unnamed)
 
@@ -126,9 +126,9 @@ def print_summary(view: View, *, is_json: bool) -> None:
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
 
-def _say_farewell(session: Presented) -> None:
-    if words := session.farewell():
-        print_line(words)
+def _print_farewell(session: Presented) -> None:
+    if text := session.farewell():
+        print_line(text)
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:

@@ -24,19 +24,19 @@ from app.cli.options import (
     no_evidence_option,
     present,
     print_json,
+    print_trouble,
     read_only_option,
     record_option,
     session_options,
-    tell_trouble,
 )
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, UsageError
 from app.inventory.jobs import is_variable
 from app.inventory.program import check_command, check_job_id, make_job_id
-from app.preflight.asking import preflight
+from app.preflight.examining import preflight
 from app.recording.evidence import check_directory
-from app.session.audit import Act
+from app.session.audit import AuditedAction
 from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
 from app.session.hosts import wanted_of
 from app.session.options import SessionOptions
@@ -194,7 +194,7 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
         raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
     jobs = {entry.name: entry for entry in load_inventory().jobs}
     if name is None:
-        _tell_jobs(jobs)
+        _print_jobs(jobs)
         return
     if name not in jobs:
         near = nearest_text(name, list(jobs))
@@ -242,13 +242,13 @@ def _start_and_watch(
 
     def bring_up(link: AgentLink) -> None:
         if (place := link.bring_up()).is_new:
-            options.audit.add(Act("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
+            options.audit.add(AuditedAction("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
 
     with reached(wanted, bring_up, needs_all=True) as hosts:
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
-        tell_trouble(options.audit)
+        print_trouble(options.audit)
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request)
         session = RemoteSession(hosts, request, options)
@@ -267,7 +267,7 @@ async def _start(session: RemoteSession) -> None:
         await with_progress(session.start(), session)
     finally:
         await session.close()
-        tell_trouble(session.session.audit)
+        print_trouble(session.session.audit)
 
 
 def _look_first(hosts: Hosts, request: RunRequest) -> None:
@@ -292,7 +292,7 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
         raise failure
 
 
-def _tell_jobs(jobs: dict[str, JobEntry]) -> None:
+def _print_jobs(jobs: dict[str, JobEntry]) -> None:
     if not jobs:
         raise UsageError("there is no job in rankdeck.toml", "write [job.NAME] with its command, or: rankdeck run")
     width = max(len(name) for name in jobs)

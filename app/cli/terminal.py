@@ -52,7 +52,7 @@ class TerminalPrompter:
                 return _line(terminal)
         return None
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Say something on standard error, unless a screen is drawn."""
         with self._lock:
             if not self._has_screen():

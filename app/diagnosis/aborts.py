@@ -170,8 +170,8 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     sides = _with_victims(sides, victims)
     unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
     misfits = [rank for rank, pair in ended.items() if pair is not None and not _was_sent(pair, past, seq, table)]
-    is_told = is_known and not (is_guessed and len(unknown)) and not np.isin(misfits, unknown).any()
-    culprits = _odd_in_abort(table, sides, unknown, victims) if is_told else []
+    is_shown = is_known and not (is_guessed and len(unknown)) and not np.isin(misfits, unknown).any()
+    culprits = _odd_in_abort(table, sides, unknown, victims) if is_shown else []
     job = evidence.job
     return Verdict(
         cause=Cause.MISMATCH,
@@ -205,7 +205,7 @@ def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:
     """Return the last calls of some members, as their last reports have them."""
     if table.history is None:
         return []
-    latest = np.argsort(-table.history.newest, kind="stable")[:MAX_SPEAKERS]
+    latest = np.argsort(-table.history.latest_seq, kind="stable")[:MAX_SPEAKERS]
     calls: list[PastCall] = []
     for worker in evidence.job.workers(table.members[latest].tolist()):
         groups = worker.report.groups if worker.report is not None else ()
@@ -214,13 +214,16 @@ def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:
 
 
 def _is_here(
-    past: Sequence[PastCall], seq: int, ended: Mapping[int, _Lengths | None], told: tuple[list[Ranks], GroupTable]
+    past: Sequence[PastCall],
+    seq: int,
+    ended: Mapping[int, _Lengths | None],
+    parts_and_table: tuple[list[Ranks], GroupTable],
 ) -> bool:
     """Return whether gloo may have ended ranks in this call, as far as the length of the message tells.
 
     It was sent what the others pass here, or has asked for that; one whose call is known has asked for it.
     """
-    parts, table = told
+    parts, table = parts_and_table
     here = [_pieces(call, len(table.members)) for call in past if call.seq == seq]
     if None in ended.values():
         return True
@@ -321,28 +324,28 @@ def _parts_of_abort(
     evidence: Evidence, table: GroupTable, past: Sequence[PastCall], ended: Mapping[int, _Lengths | None]
 ) -> tuple[list[Ranks], int]:
     """Return the members by call, at the first seq at which they differ, else at a likely one, else at the newest."""
-    newest = int(table.enqueued.max())
+    latest_seq = int(table.enqueued.max())
     if table.history is None:
-        return [], newest
-    seqs = range(newest - MAX_SEQS + 1, newest + 1)
+        return [], latest_seq
+    seqs = range(latest_seq - MAX_SEQS + 1, latest_seq + 1)
     for seq in seqs:
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
-    if len(parts := _parts_by_size(evidence, table, newest)) > 1:
-        return parts, newest
-    seqs = range(max(_last_over(evidence, table, ended) + 1, seqs.start), newest + 1)
+    if len(parts := _parts_by_size(evidence, table, latest_seq)) > 1:
+        return parts, latest_seq
+    seqs = range(max(_last_over(evidence, table, ended) + 1, seqs.start), latest_seq + 1)
     if not seqs:
-        return [], newest
+        return [], latest_seq
     sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
     likely = [seq for seq in seqs if seq in sent | expected]
-    if newest in sent and _all_others_known(table, newest, ended):
+    if latest_seq in sent and _all_others_known(table, latest_seq, ended):
         # They have called the same all along: it is the odd one, wherever it was before.
-        likely = [newest]
+        likely = [latest_seq]
     if len(likely) > 1 and not sent.isdisjoint(likely):
         # It may have expected what the others did, and another rank have sent more; or it is one call behind.
-        return [], newest
-    seq = next((seq for seq in likely if seq in sent), newest)
+        return [], latest_seq
+    seq = next((seq for seq in likely if seq in sent), latest_seq)
     ops, _ = table.history.calls_at(seq)
     known = table.members[(ops != 0) & (table.enqueued >= seq)]
     # Where all are known to have called the same, it was a later call.
@@ -405,7 +408,7 @@ def _odd_in_abort(table: GroupTable, sides: Sequence[Side], unknown: Ranks, vict
     if len(sides) > 1:
         return sorted(rank for side in odd_ones(sides, len(unknown)) for rank in side.ranks)
     # All but one have made the same call: that one has made another, whether gloo has ended it or one of them.
-    is_told = (
+    is_shown = (
         len(sides) == 1 and len(unknown) == 1 and (unknown[0] in victims or np.isin(victims, sides[0].ranks).all())
     )
-    return unknown.tolist() if is_told else []
+    return unknown.tolist() if is_shown else []

@@ -71,16 +71,16 @@ def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) ->
     if history is None:
         return None
     # Also those whose call is over for somebody, who may have made another one in its place.
-    is_heard = (evidence.facts.is_fresh | evidence.facts.is_frozen)[table.members]
-    is_hung = table.is_waiting & is_heard & (table.stamp == evidence.job.stamp[table.members])
+    is_current = (evidence.facts.is_fresh | evidence.facts.is_frozen)[table.members]
+    is_hung = table.is_waiting & is_current & (table.stamp == evidence.job.stamp[table.members])
     longest_s = evidence.now_s - float(table.wait_since_s[is_hung].min(initial=evidence.now_s))
     is_long = longest_s >= evidence.thresholds.confirm_s
     if not is_long and not all(wait.is_settled and not len(wait.missing) for wait in waits):
         return None
-    newest = int(table.enqueued[is_hung].max(initial=0))
-    oldest = int(table.completed[is_hung].min(initial=newest)) + 1
+    latest_seq = int(table.enqueued[is_hung].max(initial=0))
+    oldest = int(table.completed[is_hung].min(initial=latest_seq)) + 1
     # With NCCL ranks may have called many more: what they report is about the call that is held up.
-    for seq in range(oldest, min(newest, oldest + MAX_SEQS - 1) + 1):
+    for seq in range(oldest, min(latest_seq, oldest + MAX_SEQS - 1) + 1):
         compared = table.compare(seq, is_hung & (table.enqueued == seq))
         is_held = is_hung & (table.completed < seq) & (table.enqueued >= seq)
         if compared is None or compared.is_alike or not is_held.any():
@@ -164,10 +164,10 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     reported = (_report_of(evidence, table, rank)[1] for rank in speakers[:MAX_SPEAKERS].tolist())
     past = (call for one in reported if one is not None for call in one.past)
     call = next((call for call in past if call.seq == seq), None)
-    is_newest = group is not None and group.enqueued_seq == seq
+    is_latest = group is not None and group.enqueued_seq == seq
     op = call.op if call is not None else _op_of(evidence, table, speaker, seq)
     # The main thread that has called more since is in no barrier: another thread is.
-    is_told = is_seen.any() and (is_newest or op != "barrier")
+    is_shown = is_seen.any() and (is_latest or op != "barrier")
     return Side(
         tuple(ranks.tolist()),
         table.name,
@@ -175,10 +175,10 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
         op,
         "",
         call.num_elements if call is not None else -1,
-        evidence.place_of(speaker) if is_told else None,
+        evidence.place_of(speaker) if is_shown else None,
         dtype=call.dtype if call is not None else "",
-        root=_root_of(group, call, is_newest=is_newest),
-        reduce_op=group.reduce_op if group is not None and is_newest else "",
+        root=_root_of(group, call, is_latest=is_latest),
+        reduce_op=group.reduce_op if group is not None and is_latest else "",
         phase=report.phase if report is not None and is_there.any() else None,
     )
 
@@ -191,9 +191,9 @@ def _report_of(evidence: Evidence, table: GroupTable, rank: int) -> tuple[RankRe
     return report, group
 
 
-def _root_of(group: GroupReport | None, call: PastCall | None, *, is_newest: bool) -> int | None:
+def _root_of(group: GroupReport | None, call: PastCall | None, *, is_latest: bool) -> int | None:
     """Return the source or destination that a rank has passed to a call, where it is known."""
-    if group is not None and is_newest and group.root is not None:
+    if group is not None and is_latest and group.root is not None:
         return group.root
     return call.root if call is not None and call.root >= 0 else None
 
@@ -248,8 +248,8 @@ def _sides(evidence: Evidence, wait: Wait) -> list[Side]:
     for code in np.unique(codes).tolist():
         op, label = evidence.job.calls[code]
         is_call = codes == code
-        told = counts[is_call & (counts >= 0)] if op in SIZED_OPS else counts[:0]
-        for num_elements in [*np.unique(told).tolist()] or [-1]:
+        noted = counts[is_call & (counts >= 0)] if op in SIZED_OPS else counts[:0]
+        for num_elements in [*np.unique(noted).tolist()] or [-1]:
             is_side = is_call & ((counts == num_elements) | (num_elements < 0))
             ranks = wait.waiting[is_side]
             place = evidence.place_of(int(ranks[0]))
@@ -259,8 +259,8 @@ def _sides(evidence: Evidence, wait: Wait) -> list[Side]:
 
 def _lowest(counts: Ranks) -> int:
     """Return the lowest count that is told; ranks that tell none agree with every other."""
-    told = counts[counts >= 0]
-    return int(told.min()) if len(told) else -1
+    noted = counts[counts >= 0]
+    return int(noted.min()) if len(noted) else -1
 
 
 def _slots(table: GroupTable, ranks: Ranks) -> Ranks:
@@ -292,12 +292,12 @@ def _mismatch(evidence: Evidence, wait: Wait, sides: Sequence[Side]) -> Verdict:
 def _circles(evidence: Evidence) -> list[Verdict]:
     """Name ranks that wait for each other in different groups: nobody in the circle can ever come."""
     verdicts: list[Verdict] = []
-    told: set[int] = set()
+    noted: set[int] = set()
     for knot in sorted(evidence.knots, key=lambda knot: len(knot.chain)):
-        if told & set(knot.chain):
+        if noted & set(knot.chain):
             continue
         if waits := _circle_of(evidence, knot):
-            told |= set(knot.chain)
+            noted |= set(knot.chain)
             has_transfers = any(is_transfer(wait) for wait in evidence.waits)
             odd = odd_in_circle(evidence.job, waits, has_transfers=has_transfers)
             if not knot.is_closed:

@@ -34,7 +34,7 @@ from app.diagnosis.exits import (
     with_end,
 )
 from app.diagnosis.joining import not_joined
-from app.diagnosis.known_phases import KnownPhases, Whereabouts
+from app.diagnosis.known_phases import KnownPhases, RankPlaces
 from app.diagnosis.point_to_point import find_peer_waits
 from app.diagnosis.rank_facts import (
     STATE_CODE,
@@ -46,7 +46,7 @@ from app.diagnosis.rank_facts import (
 )
 from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
-from app.diagnosis.wait_share import WaitShare
+from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
 from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
@@ -204,9 +204,9 @@ class _JobDiagnoser:
 
     def __init__(self, job: JobModel, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._share = WaitShare(job.world_size)
+        self._fractions = WaitFractions(job.world_size)
         self._known_phases = KnownPhases(job.world_size, thresholds.patience_s)
-        self._whereabouts = Whereabouts()
+        self._places = RankPlaces()
         self._excused_s = np.full(job.world_size, -np.inf)
         self._waited_s = np.full(job.world_size, -np.inf)
         """When each rank was last seen waiting: one that has been released, or has given up, could not come before."""
@@ -241,15 +241,15 @@ class _JobDiagnoser:
             rank for knot in knots if knot.wait.waited_s > self._thresholds.short_s for rank in knot.ends.tolist()
         }
         self._known_phases.watch(job, awaited)
-        self._whereabouts.watch(job, awaited, now_s)
+        self._places.watch(job, awaited, now_s)
         self._put(self._judge(evidence), evidence)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)
-        share = self._share
+        fractions = self._fractions
         return JobDiagnosis(
-            facts, _states(facts, waits, job), share.recent_frac, share.pace, waits, current, job.groups
+            facts, _states(facts, waits, job), fractions.recent_frac, fractions.pace, waits, current, job.groups
         )
 
     def _excuse(self, facts: RankFacts, now_s: float) -> None:
@@ -263,8 +263,8 @@ class _JobDiagnoser:
     def _sort_out_exits(self, evidence: Evidence) -> None:
         job, now_s = evidence.job, evidence.now_s
         # Whoever died first may be on a node that has not told of it yet.
-        told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
-        is_node_late = any(share.received_s < told_s for share in job.shares.values())
+        deadline_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
+        is_node_late = any(assignment.received_s < deadline_s for assignment in job.shares.values())
         is_node_late |= bool(evidence.nodes.is_late.any())
         launcher_ended = ended_with_launcher(job)
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
@@ -292,9 +292,9 @@ class _JobDiagnoser:
                 that_has_closed(job),
             )
             self._exits = sort_out(ends, context, self._thresholds)
-            newest_s = max((death.at_s for death in ends.values()), default=now_s)
+            latest_s = max((death.at_s for death in ends.values()), default=now_s)
             self._exits_key, self._exits_at_s = key, now_s
-            self._exits_open_until_s = newest_s + self._thresholds.grace_s + self._thresholds.instant_s
+            self._exits_open_until_s = latest_s + self._thresholds.grace_s + self._thresholds.instant_s
 
     def _watch_pace(self, evidence: Evidence) -> None:
         job, facts, now_s = evidence.job, evidence.facts, evidence.now_s
@@ -302,7 +302,7 @@ class _JobDiagnoser:
         hindered |= now_s - self._excused_s < self._thresholds.silent_s
         longest_s = max((wait.waited_s for wait in evidence.waits), default=0.0)
         crowding = float(evidence.cluster.crowding.max(initial=1.0))
-        self._share.sample(job, longest_s, now_s, is_clean=not bool(hindered.any()), crowding=crowding)
+        self._fractions.sample(job, longest_s, now_s, is_clean=not bool(hindered.any()), crowding=crowding)
 
     def _judge(self, evidence: Evidence) -> list[Verdict]:
         job, exits = evidence.job, self._exits
@@ -324,7 +324,7 @@ class _JobDiagnoser:
         if not found and exits.first_bad_s is None:
             lasting = self._lasting(evidence)
             late = verdicts.stalled(
-                evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._whereabouts
+                evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places
             )
             late = late or verdicts.transport(evidence, lasting)
             found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
@@ -339,9 +339,7 @@ class _JobDiagnoser:
         soon = msgspec.structs.replace(evidence, thresholds=thresholds)
         if longest_s <= BUDDING_S:
             return not_joined(soon)
-        late = verdicts.stalled(
-            soon, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._whereabouts
-        )
+        late = verdicts.stalled(soon, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places)
         lasting = [wait for wait in verdicts.complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
         return late or verdicts.transport(soon, lasting)
 
@@ -360,11 +358,11 @@ class _JobDiagnoser:
 
     def _slow(self, evidence: Evidence) -> list[Verdict]:
         is_over = bool(evidence.facts.is_dead.any())
-        if is_over or not self._share.is_fresh(evidence.now_s):
+        if is_over or not self._fractions.is_fresh(evidence.now_s):
             return []
-        laggards = self._share.laggards
+        laggards = self._fractions.laggards
         if laggards is None:
-            frac = self._share.input_frac
+            frac = self._fractions.input_frac
             if frac is None:
                 return []
             # At the moment of a report all may be at something else; where they load does not change.
@@ -373,7 +371,7 @@ class _JobDiagnoser:
         if evidence.job.has_peer_calls[list(laggards.ranks)].any():
             # The last stage of a pipeline comes last to what all call, since it waits for the stages before it.
             return []
-        told = verdicts.name(
+        blamed = verdicts.name(
             evidence,
             Cause.STRAGGLER,
             laggards.ranks,
@@ -384,10 +382,10 @@ class _JobDiagnoser:
             last_frac=laggards.last_frac,
             is_in_turns=laggards.is_in_turns,
             is_at_times=laggards.is_at_times,
-            habit=self._share.habit,
-            earlier_cost=self._share.trend.earlier(evidence.now_s),
+            habit=self._fractions.habit,
+            earlier_cost=self._fractions.trend.earlier(evidence.now_s),
         )
-        return [told]
+        return [blamed]
 
     def _put(self, found: list[Verdict], evidence: Evidence) -> None:
         """Merge what is found now with what stood before."""
@@ -414,14 +412,14 @@ class _JobDiagnoser:
             first_s = now_s if known is None else known.first_s
             kept = verdict if known is None or verdict.cause not in STICKY else _with_memory(verdict, known.verdict)
             self._standing.setdefault(key, _Standing(kept, first_s, now_s))
-        told = {rank for verdict in found for rank in verdict.culprits}
+        blamed = {rank for verdict in found for rank in verdict.culprits}
         ended = {rank for verdict in found if verdict.cause in STICKY for rank in verdict.culprits}
         for key, standing in before.items():
             verdict = standing.verdict
             if verdict.aborted and any(one.aborted for one in found):
                 continue  # more reports have told more of the same abort
             hold_s = max(HOLD_S.get(verdict.cause, 0.0), lasts_s(job, evidence.facts.is_immobile, verdict))
-            is_held = now_s - standing.last_s < hold_s and not told & set(verdict.culprits)
+            is_held = now_s - standing.last_s < hold_s and not blamed & set(verdict.culprits)
             is_lasting = job.deaths.keys() >= set(verdict.culprits) or not has_moved_on(job, verdict)
             is_sticky = verdict.cause is Cause.FEWER_CALLS and is_lasting and not ended.issuperset(verdict.culprits)
             is_past = verdict.cause in verdicts.ENDS or (

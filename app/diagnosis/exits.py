@@ -20,7 +20,7 @@ import numpy as np
 from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
-from app.model.farewells import TOLD_SIGNALS, is_clean, names_lost_peer, names_time_out
+from app.model.farewells import REQUEST_SIGNALS, is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
 
@@ -117,16 +117,16 @@ class LastLooks:
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque(maxlen=MAX_LOOKS)
-        self._newest_s = float("-inf")
+        self._latest_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
         """Return whether this look is to be remembered."""
-        return not 0.0 <= now_s - self._newest_s < LOOK_S
+        return not 0.0 <= now_s - self._latest_s < LOOK_S
 
     def put(self, standing: Sequence[Verdict], budding: Sequence[Verdict], now_s: float) -> None:
         """Remember the verdicts of a look, and those that would be made if a stall were shorter."""
         hanging = tuple(verdict for verdict in standing if is_root_of_a_hang(verdict))
-        self._newest_s = now_s
+        self._latest_s = now_s
         if hanging or budding:
             self._looks.append(_Look(now_s, hanging, tuple(budding)))
 
@@ -152,7 +152,7 @@ class LastLooks:
         """Return the verdicts that stood last, each as it was when its wait was last seen."""
         looks = self._until(until_s)
         for look in looks:
-            age_s = min(until_s, self._newest_s) - look.at_s
+            age_s = min(until_s, self._latest_s) - look.at_s
             last = [v for v in look.standing if _lasted(job, v, age_s) and not _has_stepped(job, v, look.at_s)]
             if last:
                 return [_with_wait(verdict, looks, job) for verdict in last]
@@ -167,8 +167,8 @@ class LastLooks:
 
     def _until(self, until_s: float) -> list[_Look]:
         """Return the looks up to a moment, the newest first, that are not too old for it."""
-        newest_s = min(until_s, self._newest_s)
-        return [look for look in reversed(self._looks) if newest_s - MEMORY_S <= look.at_s <= until_s]
+        latest_s = min(until_s, self._latest_s)
+        return [look for look in reversed(self._looks) if latest_s - MEMORY_S <= look.at_s <= until_s]
 
 
 def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
@@ -181,8 +181,8 @@ def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
 
 def _has_stepped(job: JobModel, verdict: Verdict, since_s: float) -> bool:
     """Return whether a rank that waited at a gate has made a step since: the gate's own count does not say so."""
-    is_gate = verdict.group == BARRIER_GROUP or verdict.group.startswith(FIRST_GROUP)
-    return is_gate and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
+    is_store_barrier = verdict.group == BARRIER_GROUP or verdict.group.startswith(FIRST_GROUP)
+    return is_store_barrier and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:
@@ -262,12 +262,12 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     """Return the ranks that a signal ended when their launcher was ended from outside."""
     found: set[int] = set()
     for node in job.together.nodes_with_cause:
-        share = job.shares[node]
-        cause = share.status.root_cause
+        assignment = job.shares[node]
+        cause = assignment.status.root_cause
         if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
             continue
         patience_s = LAUNCHER_END_S if _PASSED_ON in cause.exception else LAUNCHER_S
-        from_s = share.received_s - cause.age_s - patience_s
+        from_s = assignment.received_s - cause.age_s - patience_s
         deaths = [job.deaths[rank] for rank in job.ranks_of(node) if rank in job.deaths]
         found.update(death.rank for death in deaths if death.exit.signal is not None and death.at_s >= from_s)
     return frozenset(found)
@@ -308,12 +308,12 @@ def is_unknown(death: Death) -> bool:
 
 def has_lost_peer(death: Death) -> bool:
     """Return whether a rank says that it lost another."""
-    return not is_clean(death) and names_lost_peer(death.exit.words)
+    return not is_clean(death) and names_lost_peer(death.exit.error_text)
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:
     """Return whether a rank ended because its job was told to."""
-    margin_s = thresholds.short_s if death.exit.signal in TOLD_SIGNALS else 0.0
+    margin_s = thresholds.short_s if death.exit.signal in REQUEST_SIGNALS else 0.0
     return death.at_s >= stop_began_s - margin_s
 
 
@@ -357,12 +357,14 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     comes, the first of them is the best that is known.
     """
     now_s = context.now_s
-    told = [death for death in deaths.values() if not is_on_request(death, context.stop_began_s, thresholds)]
-    known = sorted((d for d in told if not is_clean(d) and not is_unknown(d)), key=_by_time)
+    unrequested = [death for death in deaths.values() if not is_on_request(death, context.stop_began_s, thresholds)]
+    known = sorted((d for d in unrequested if not is_clean(d) and not is_unknown(d)), key=_by_time)
     if not known:
         return NO_EXITS
     first_s = known[0].at_s
-    bad = sorted(known + [d for d in told if is_unknown(d) and d.at_s <= first_s + thresholds.instant_s], key=_by_time)
+    bad = sorted(
+        known + [d for d in unrequested if is_unknown(d) and d.at_s <= first_s + thresholds.instant_s], key=_by_time
+    )
     first_s = bad[0].at_s
     lost_connection = [death.rank for death in bad if has_lost_peer(death)]
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
@@ -371,14 +373,14 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         return Exits(own, lost_connection, [], first_s)
     # Whoever closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
-    if failed := [death for death in told if has_failed(death, context.farewells) and death.at_s <= until_s]:
+    if failed := [death for death in unrequested if has_failed(death, context.farewells) and death.at_s <= until_s]:
         return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
     if context.closed is not None:
         return Exits([], lost_connection, [context.closed], first_s)
     # Of those that waited in vain, the one that timed out, and closed its connections by it, may take long to its end.
     are_victims = context.victims.issuperset(death.rank for death in first)
     after = _aftermath(bad, context, float("inf") if are_victims else until_s)
-    leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
+    leavers = [death for death in unrequested if has_left(death, context.farewells) and death.at_s <= until_s]
     # Who waited, and gave up in good order once it timed out, has not left the others.
     leavers = [death for death in (*leavers, *context.leaving) if death.rank not in context.victims]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
@@ -387,8 +389,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
     # All by the same request: the launcher, once it has ended, says whether it was its own. It never sends SIGINT.
-    by = {death.exit.signal for death in told}
-    is_asked = len(told) > 1 and by <= ASKED_SIGNALS
+    by = {death.exit.signal for death in unrequested}
+    is_asked = len(unrequested) > 1 and by <= ASKED_SIGNALS
     patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s
     # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for. No more is one
     # that waited in vain, and lost a connection.
@@ -416,7 +418,7 @@ def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
     """Return how deaths came about of which none has a cause of its own."""
     near = [death for death in bad if death.at_s <= until_s]
-    timed_out = [death for death in near if names_time_out(death.exit.words)]
+    timed_out = [death for death in near if names_time_out(death.exit.error_text)]
     if timed_out:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))
@@ -433,7 +435,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
 
 def timeout_of(death: Death) -> float | None:
     """Return the time-out that a rank says it had, None where it says none."""
-    found = _TIMEOUT.search(death.exit.words)
+    found = _TIMEOUT.search(death.exit.error_text)
     if found is None:
         return None
     return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001)
@@ -464,7 +466,7 @@ def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verd
     if aftermath is None or not aftermath.is_timeout:
         return []
     for rank in aftermath.ranks[:MAX_SPEAKERS]:
-        found = _NOT_PASSED.search(deaths[rank].exit.words)
+        found = _NOT_PASSED.search(deaths[rank].exit.error_text)
         named = [int(number) for number in found["ranks"].split(",")] if found else []
         # It counts the ranks of its group: one that came, or lost the others by it, is another's number.
         is_other = any(has_lost_peer(deaths[one]) for one in named if one in deaths)

@@ -11,7 +11,7 @@ import numpy as np
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Evidence, MeetingSide, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
-from ddpcore.wire import Oddity, Phase
+from ddpcore.wire import Anomaly, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
     absent = np.flatnonzero(job.is_outside & ~is_joining & ~evidence.facts.is_immobile)
     # A rank that waits for ranks of its own never comes, and need not.
-    absent = np.setdiff1d(absent, np.array(sorted(job.oddities.ranks_with(Oddity.OWN_RANKS)), np.int64))
+    absent = np.setdiff1d(absent, np.array(sorted(job.anomalies.ranks_with(Anomaly.OWN_RANKS)), np.int64))
     waiting = np.flatnonzero(is_joining)
     if len(absent):
         # An import moves from line to line: ranks that stand at one do something else.
@@ -69,14 +69,18 @@ def _do_stand(evidence: Evidence, ranks: Ranks) -> Flags:
 def _not_launched(evidence: Evidence) -> list[Verdict]:
     """Name the ranks of nodes on which nothing has been started, while the launchers of others run."""
     job = evidence.job
-    running_s = [evidence.now_s - share.began_s for share in job.shares.values() if share.status.state == "running"]
+    running_s = [
+        evidence.now_s - assignment.began_s
+        for assignment in job.shares.values()
+        if assignment.status.state == "running"
+    ]
     is_born = job.process != Process.UNSEEN
     if not running_s or is_born.any() or max(running_s) < evidence.thresholds.join_s:
         return []
     waited_s = max(running_s)
     is_waiting = np.zeros(job.world_size, np.bool_)
-    for node, share in job.shares.items():
-        is_waiting[job.ranks_of(node)] = share.status.state == "running"
+    for node, assignment in job.shares.items():
+        is_waiting[job.ranks_of(node)] = assignment.status.state == "running"
     absent = np.flatnonzero(~is_waiting)
     if len(absent):
         return [_late(evidence, some, np.zeros(0, np.int64), waited_s) for some in by_node(evidence, absent)]
@@ -157,10 +161,10 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
     """Return that all have come and do not find each other."""
     job = evidence.job
     workers = job.workers(waiting[:MAX_MEETINGS].tolist())
-    listener = next(filter(None, (worker.store_listener for worker in workers)), "")
+    port_owner = next(filter(None, (worker.store_port_owner for worker in workers)), "")
     # The network is no matter where somebody else answers in the store's place.
-    is_own = any(listener.startswith(f"pid {worker.pid} ") for worker in workers) or "torch" in listener
-    num_hosts = len(hosts_of(evidence, np.arange(job.world_size))) if is_own or not listener else 0
+    is_own = any(port_owner.startswith(f"pid {worker.pid} ") for worker in workers) or "torch" in port_owner
+    num_hosts = len(hosts_of(evidence, np.arange(job.world_size))) if is_own or not port_owner else 0
     return Verdict(
         cause=Cause.TRANSPORT,
         culprits=(),
@@ -172,6 +176,6 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         waited_s=waited_s,
         place=evidence.place_of(int(waiting[0])),
         meetings=tuple(_sides(_meetings(evidence, waiting))),
-        store_listener=listener,
+        store_port_owner=port_owner,
         num_hosts=num_hosts,
     )

@@ -24,7 +24,7 @@ SHORT_DIVISOR = 10
 _IS_LEARNED = which_phases(*LEARNED)
 
 
-class Whereabouts:
+class RankPlaces:
     """Since when ranks that others wait for have stood at one line."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ MAX_ASKED = 64
 ALIKE = 0.5
 """Ranks that grow by at least this part of what the nearest one does leak alike."""
 
-_OWN_WORDS = re.compile(
+_OWN_TEXT = re.compile(
     r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA (?:driver )?error: out of memory\b"
     r"|Cuda failure (?:\d+ )?'out of memory'"
     r"|\bDefaultCPUAllocator: can't allocate\b|(?:\b|_Array)MemoryError\b"
@@ -36,24 +36,24 @@ _OWN_WORDS = re.compile(
 """What torch, Python, C++ and the kernel call it."""
 _KILLED_CHILD = re.compile(r"\bDataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)")
 """Source: torch/utils/data/_utils/signal_handling.py and dataloader.py."""
-_GPU_WORDS = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
+_GPU_TEXT = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
 
 
 def is_out_of_memory(end: ExitReport | None) -> bool:
     """Return whether a rank, or a process that it needs, wanted memory that was not there."""
-    return end is not None and (_OWN_WORDS.search(end.words) is not None or is_killed_by_kernel(end))
+    return end is not None and (_OWN_TEXT.search(end.error_text) is not None or is_killed_by_kernel(end))
 
 
 def is_killed_by_kernel(end: ExitReport) -> bool:
     """Return whether the kernel took the rank's life, or its loader's, while the node ran out of memory."""
     if not end.oom_kills:
         return False
-    return end.signal == SIGKILL or _KILLED_CHILD.search(end.words) is not None
+    return end.signal == SIGKILL or _KILLED_CHILD.search(end.error_text) is not None
 
 
 def is_of_gpu(end: ExitReport) -> bool:
     """Return whether it was a GPU's memory."""
-    return _GPU_WORDS.search(end.words) is not None
+    return _GPU_TEXT.search(end.error_text) is not None
 
 
 class Growth(msgspec.Struct, frozen=True):

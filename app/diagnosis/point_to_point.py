@@ -40,11 +40,11 @@ def find_peer_waits(
         now_s: The time.
         in_collectives: Waits of another kind: a rank that is in one sends nothing.
     """
-    is_heard = facts.is_fresh | facts.is_frozen
+    is_current = facts.is_fresh | facts.is_frozen
     is_waiting = _waiting_ranks(job)
     waits = []
     # Whose program is over waits no more: what its GPU stood in by its last report may be done.
-    ranks = np.flatnonzero(job.has_peer_wait & is_heard & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
+    ranks = np.flatnonzero(job.has_peer_wait & is_current & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
     for rank in ranks:
         report = _report_of(job, rank)
@@ -134,12 +134,12 @@ def _wait_of(
     since_s = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     calls = [call for call in report.peer_wait.calls if call.peer is None or _is_peer(job, rank, call.peer)]
     unmet = [call for call in calls if not _is_met(job, rank, call)]
-    told = (unmet or calls or report.peer_wait.calls)[0]
+    peer_op = (unmet or calls or report.peer_wait.calls)[0]
     peers = {call.peer for call in unmet if call.peer is not None}
     # A call with any peer may still be met by each of the others, of whom none is to blame more than another.
     is_settled = all(call.peer is not None for call in calls)
     immobile = facts.is_immobile
-    missing = [peer for peer in sorted(peers) if immobile[peer] or _has_told(job, peer, since_s, thresholds)]
+    missing = [peer for peer in sorted(peers) if immobile[peer] or _has_reported(job, peer, since_s, thresholds)]
     is_known = len(missing) == len(peers)
     if report.peer_wait.is_on_gpu:
         # A half that is called may be behind another call on the peer's GPU.
@@ -151,9 +151,9 @@ def _wait_of(
     return Wait(
         job=job.job_id,
         attempt=job.attempt,
-        group=told.group,
-        seq=told.number,
-        op=told.op,
+        group=peer_op.group,
+        seq=peer_op.number,
+        op=peer_op.op,
         label="",
         waiting=np.array([rank]),
         missing=_ranks(sorted(missing)),
@@ -161,7 +161,7 @@ def _wait_of(
         is_settled=is_settled and is_known,
         stuck=_ranks(sorted(stuck - peers)),
         since_s=np.array([since_s]),
-        peer_call=told,
+        peer_call=peer_op,
     )
 
 
@@ -208,7 +208,7 @@ def _is_peer(job: JobModel, rank: int, peer: int) -> bool:
     return 0 <= peer < job.world_size and peer != rank
 
 
-def _has_told(job: JobModel, peer: int, since_s: float, thresholds: Thresholds) -> bool:
+def _has_reported(job: JobModel, peer: int, since_s: float, thresholds: Thresholds) -> bool:
     """Return whether a peer's last report is younger than the wait for it."""
     return bool(job.report_at_s[peer] >= since_s + thresholds.short_s / 2)
 

@@ -86,12 +86,12 @@ class AllNodes:
 
 def all_nodes(cluster: Cluster, thresholds: Thresholds, now_s: float) -> AllNodes:
     """Return the state of every node."""
-    is_heard = np.isfinite(cluster.heard_s)
-    age_s = np.where(is_heard, np.maximum(0.0, now_s - cluster.heard_s), np.nan)
-    codes = np.where(is_heard, UP, CONNECTING).astype(np.int8)
+    is_seen = np.isfinite(cluster.last_report_s)
+    age_s = np.where(is_seen, np.maximum(0.0, now_s - cluster.last_report_s), np.nan)
+    codes = np.where(is_seen, UP, CONNECTING).astype(np.int8)
     codes[age_s > thresholds.silent_s] = STALE
     codes[age_s > thresholds.lost_s] = LOST
-    codes[~is_heard & cluster.is_cut_off] = LOST
+    codes[~is_seen & cluster.is_cut_off] = LOST
     return AllNodes(codes, age_s)
 
 
@@ -170,9 +170,9 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     node_is_settled[:-1] = (now_s - cluster.back_s > thresholds.silent_s) & nodes.is_up
     if not is_ended:
         node_is_lost[:-1] = nodes.codes == LOST
-        told_s = job.told_s[: len(nodes)]
+        reported_s = job.reported_s[: len(nodes)]
         # A node may be heard and have nothing more to say of the job.
-        node_is_lost[: len(told_s)] |= cluster.heard_s[: len(told_s)] - told_s > thresholds.lost_s
+        node_is_lost[: len(reported_s)] |= cluster.last_report_s[: len(reported_s)] - reported_s > thresholds.lost_s
         node_is_lost[NOWHERE] = job.num_nodes > len(job.shares) and bool(nodes.is_unheard.any())
     is_dead = job.process == Process.EXITED
     is_lost = node_is_lost[job.node_of] & ~is_dead

@@ -263,12 +263,12 @@ def rank_pace(window: NDArray[np.float32], window_s: float, lost: LostTime | Non
     known = np.flatnonzero(is_known & ~np.isnan(of_cost))
     if len(known) > 1:
         # The median of all others: of everybody with one of the two in the middle left out, as in a sorted row.
-        share = of_cost[known]
-        ordered, place = np.sort(share), np.empty(len(share), np.int64)
-        place[np.argsort(share, kind="stable")] = np.arange(len(share))
-        low, high = (len(share) - 2) // 2, (len(share) - 1) // 2
+        fractions = of_cost[known]
+        ordered, place = np.sort(fractions), np.empty(len(fractions), np.int64)
+        place[np.argsort(fractions, kind="stable")] = np.arange(len(fractions))
+        low, high = (len(fractions) - 2) // 2, (len(fractions) - 1) // 2
         others = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
-        cost_frac[known] = np.clip(others - share, 0.0, None)
+        cost_frac[known] = np.clip(others - fractions, 0.0, None)
     phases = window[4:NUM_SAMPLED_ROWS].astype(np.float64)
     return RankPace(
         window_s=window_s,
@@ -293,13 +293,13 @@ def shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArr
 
 def habit_of(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
     """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
-    share = shares(whole[4:NUM_SAMPLED_ROWS], whole[0])
-    is_asked = np.zeros(share.shape[1], np.bool_)
+    fractions = shares(whole[4:NUM_SAMPLED_ROWS], whole[0])
+    is_asked = np.zeros(fractions.shape[1], np.bool_)
     is_asked[list(ranks)] = True
     others = ~is_asked & (whole[0] > 0.0)
     if not others.any():
         return None
-    own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
+    own, usual = np.median(fractions[:, is_asked], axis=1), np.median(fractions[:, others], axis=1)
     most = int((own - usual).argmax())
     chance = float(chance_frac(usual[most], float(whole[0, is_asked].sum())))
     if own[most] - usual[most] < max(MIN_HABIT, chance):

@@ -333,11 +333,11 @@ def find_laggards(
     judged = np.flatnonzero(observed >= min_observed_s)
     if len(judged) < 2 or len(judged) < 0.9 * len(observed):
         return None
-    share = waited[judged] / observed[judged]
-    ordered = np.sort(share)
+    waited_frac = waited[judged] / observed[judged]
+    ordered = np.sort(waited_frac)
     gaps = np.diff(ordered)[: len(judged) // 2]
     widest = int(gaps.argmax())
     low, high = float(ordered[widest]), float(ordered[widest + 1])
     if high - low < min_gap or low > max_low or high < min_high:
         return None
-    return Laggards(tuple(judged[share <= low].tolist()), low, high - low)
+    return Laggards(tuple(judged[waited_frac <= low].tolist()), low, high - low)

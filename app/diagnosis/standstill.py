@@ -21,7 +21,7 @@ BUSY_CORES = 0.5
 """A rank that keeps more of a core busy than this may compute at one line for long."""
 BUSY_FACTOR = 6.0
 """A busy rank has to stand so many times as long."""
-ODD_SHARE = 1 / 3
+ODD_FRAC = 1 / 3
 """Ranks that stand elsewhere than most are odd while they are no more than this share of all."""
 EXIT_PATIENCE = 0.8
 """Of the time that a rank may keep others waiting: so long a process may take to end. Its probe notices that some
@@ -120,7 +120,7 @@ def _standstill(evidence: Evidence, age_s: float, has_steps: Flags, found: tuple
     sides = _places(evidence, standing)
     odd = [rank for side in sides[1:] for rank in side.ranks]
     left = np.flatnonzero(evidence.facts.is_alive)
-    is_odd = 0 < len(odd) <= ODD_SHARE * len(left) and wait is None
+    is_odd = 0 < len(odd) <= ODD_FRAC * len(left) and wait is None
     culprits = np.array(sorted(odd) if is_odd else [], np.int64)
     is_mild = (
         len(left) < job.world_size or not has_steps.any() or bool((job.phase[standing] == PHASE_CODE[Phase.DATA]).all())

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent.wire.reports import ExitReport
-    from app.diagnosis.known_phases import KnownPhases, Whereabouts
+    from app.diagnosis.known_phases import KnownPhases, RankPlaces
     from app.diagnosis.memory import Growth
     from app.diagnosis.rank_facts import AllNodes, Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.rank_pace import Habit
-    from app.diagnosis.wait_share import EarlierCost
+    from app.diagnosis.wait_fractions import EarlierCost
     from app.diagnosis.waits import Knot, Wait
-    from app.model.absence import Absence
     from app.model.cluster import Cluster
     from app.model.job_model import Death, JobModel
+    from app.model.unreachable_reason import UnreachableReason
     from ddpcore.wire import ChildWait, ExitWait, PeerCall, Place
 
 ENDS = frozenset({Cause.EXITED, Cause.OOM})
 """Causes that are a bad end of the culprits themselves."""
 LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
-MAX_NODES_TOLD_APART = 8
+MAX_NODES_NAMED = 8
 """Culprits of one cause get a verdict per node up to here, then one together."""
 
 
@@ -152,13 +152,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MISMATCH with `aborted`: every side's call is one that all make, so that one has left out or doubled one."""
     meetings: tuple[MeetingSide, ...] = ()
     """For MISMATCH and TRANSPORT in `init_process_group`: where ranks meet, and as whom."""
-    store_listener: str = ""
+    store_port_owner: str = ""
     """For TRANSPORT in `init_process_group`: who listens where they meet, where that is one of their nodes."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     is_root_unknown: bool = False
     """For TRANSPORT: its members may have passed different sources or destinations, of which nothing is recorded."""
-    absence: Absence | None = None
+    unreachable_reason: UnreachableReason | None = None
     """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
     cost_frac: float | None = None
     """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
@@ -239,8 +239,8 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         # Roots may belong to another wait of the chain: the one that is named is the culprits' own.
         own = [wait for wait in waits if self._holds(wait.group, culprits)]
         direct = [wait for wait in own if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
-        told = max(direct or own, key=lambda wait: wait.waited_s, default=None)
-        return np.flatnonzero(is_victim & ~is_culprit).tolist(), told
+        shown = max(direct or own, key=lambda wait: wait.waited_s, default=None)
+        return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown
 
     def _holds(self, group: str, ranks: Ranks) -> bool:
         """Return whether ranks are members of a group, as far as is known: of one without collectives nothing is."""
@@ -293,7 +293,7 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
     """Split ranks by node, while the nodes are few."""
     owners = evidence.job.node_of[ranks]
     nodes = np.unique(owners)
-    if len(nodes) > MAX_NODES_TOLD_APART:
+    if len(nodes) > MAX_NODES_NAMED:
         return [ranks]
     return [ranks[owners == node] for node in nodes]
 
@@ -313,13 +313,15 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
     verdicts = []
     for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
         owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
-        heard_s = min((evidence.job.shares[owner].received_s for owner in owners), default=None)
+        last_received_s = min((evidence.job.shares[owner].received_s for owner in owners), default=None)
         nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
         nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
-        absences = {node.absence for node in nodes}
-        for_s = None if heard_s is None else evidence.now_s - heard_s
+        absences = {node.unreachable_reason for node in nodes}
+        for_s = None if last_received_s is None else evidence.now_s - last_received_s
         verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, nodes=tuple(node.name for node in nodes))
-        verdicts.append(msgspec.structs.replace(verdict, absence=absences.pop() if len(absences) == 1 else None))
+        verdicts.append(
+            msgspec.structs.replace(verdict, unreachable_reason=absences.pop() if len(absences) == 1 else None)
+        )
     return verdicts
 
 
@@ -327,7 +329,7 @@ def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Seque
     """Name ranks that died first, those of one node and one end together."""
     alike: dict[tuple[int, int | None, int | None, str, bool], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
-    are_few = len(set(owners)) <= MAX_NODES_TOLD_APART
+    are_few = len(set(owners)) <= MAX_NODES_NAMED
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
@@ -377,7 +379,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
     return verdicts
 
 
-def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabouts: Whereabouts) -> list[Verdict]:
+def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: RankPlaces) -> list[Verdict]:
     """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while.
 
     One that moves on through its program does something that the others do not, and may come yet.
@@ -399,13 +401,13 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     verdicts = []
     for some in by_node(evidence, roots):
         _, wait = evidence.held_up_by(some)
-        if told := _in_learned_phase(evidence, some, known):
-            verdicts.append(told)
+        if shown := _in_learned_phase(evidence, some, known):
+            verdicts.append(shown)
             continue
         # Whoever goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
         is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
         mild, grave = (Severity.QUIET, Severity.WARNING) if is_meant else (Severity.WARNING, Severity.CRITICAL)
-        stood_s = max(whereabouts.stood_s(rank, evidence.now_s) for rank in some.tolist())
+        stood_s = max(places.stood_s(rank, evidence.now_s) for rank in some.tolist())
         is_mild = stood_s < thresholds.stall_s / (1 if is_meant else 2) or bool(is_known[some].all())
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=mild if is_mild else grave))
     return verdicts

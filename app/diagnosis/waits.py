@@ -80,14 +80,14 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
 def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
     """Return the current waits of a job, the most behind of each group first, at most `MAX_WAITS`."""
     waits: list[Wait] = []
-    is_heard = facts.is_fresh | facts.is_frozen
+    is_current = facts.is_fresh | facts.is_frozen
     stood_s = _immobile_since_s(job, facts)
     for table in job.groups.values():
         is_waiting = table.is_waiting
         if not is_waiting.any():
             continue
         members = table.members
-        is_waiting = is_waiting & is_heard[members] & (table.stamp == job.stamp[members])
+        is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
         # What a rank waits in is the first call that is not over for it, however many it has called since.
         at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
         # A GPU that stands in a call of another group has not come to this one.
@@ -156,8 +156,8 @@ def _wait_in(
     is_past = (table.enqueued >= seq) & (at_seq <= table.completed.max()) & ~is_there
     is_behind = (((at_seq < seq) & ~is_past) | is_queued) & ~is_here & matters & (not is_over)
     is_known = is_immobile | has_final_calls(job, table) | (report_at_s >= first_s + thresholds.short_s / 2)
-    never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
-    is_missing = is_behind & (is_known | never_heard)
+    never_reported = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
+    is_missing = is_behind & (is_known | never_reported)
     is_stuck = is_immobile & ~is_behind & (table.completed < seq) & matters
     return Wait(
         job=job.job_id,
@@ -346,7 +346,7 @@ def calls_by_step(job: JobModel, group: str, rank: int) -> dict[int, int]:
     """Return how many calls of a group a rank had made by the end of some steps."""
     worker = job.worker(rank)
     groups = worker.report.groups if worker is not None and worker.report is not None else ()
-    return {known.step: known.seq for told in groups if told.group == group for known in told.steps}
+    return {known.step: known.seq for reported in groups if reported.group == group for known in reported.steps}
 
 
 def that_go_on(job: JobModel, waits: Sequence[Wait], since_s: float) -> Flags:
@@ -388,5 +388,5 @@ def is_root_unknown(job: JobModel, wait: Wait) -> bool:
     history = table.history
     if history is None:
         return True
-    is_known = (history.roots_at(wait.seq) != 0) | ((history.root >= 0) & (history.newest == wait.seq))
+    is_known = (history.roots_at(wait.seq) != 0) | ((history.root >= 0) & (history.latest_seq == wait.seq))
     return not bool(is_known[table.slots(wait.waiting)[0]].all())

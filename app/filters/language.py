@@ -156,8 +156,8 @@ def _term_of(key: Key, comparison: str, value: str, *, is_inverse: bool, at: int
         raise _WrongError(f"behind {key.name}= stands {_wanted(key)}", at)
     match key.kind:
         case KeyKind.WORD:
-            words = frozenset(word for part in parts for word in _words(key, part.lower(), at))
-            return WordTerm(key.name, words, is_inverse)
+            choices = frozenset(word for part in parts for word in _choices(key, part.lower(), at))
+            return WordTerm(key.name, choices, is_inverse)
         case KeyKind.NAME:
             return NameTerm(key.name, tuple(_name_pattern(part, at) for part in parts), is_inverse)
         case _:
@@ -167,7 +167,7 @@ def _term_of(key: Key, comparison: str, value: str, *, is_inverse: bool, at: int
 def _wanted(key: Key) -> str:
     match key.kind:
         case KeyKind.WORD:
-            return f"one of {', '.join(key.words)}"
+            return f"one of {', '.join(key.choices)}"
         case KeyKind.NAME:
             return "a name; * stands for any characters"
         case KeyKind.NUMBER:
@@ -177,14 +177,14 @@ def _wanted(key: Key) -> str:
             return f"a number{f' with {units} behind it or none' if units else ''}"
 
 
-def _words(key: Key, part: str, at: int) -> list[str]:
+def _choices(key: Key, part: str, at: int) -> list[str]:
     """Return the words that begin so: one may stop typing where it is clear what is meant."""
-    if part in key.words:
+    if part in key.choices:
         return [part]
-    if begun := [word for word in key.words if word.startswith(part)]:
+    if begun := [word for word in key.choices if word.startswith(part)]:
         return begun
-    near = difflib.get_close_matches(part, key.words, 1)
-    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(key.words)}"
+    near = difflib.get_close_matches(part, key.choices, 1)
+    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(key.choices)}"
     raise _WrongError(f"no {key.name} is called {part}: {meant}", at)
 
 
@@ -213,6 +213,6 @@ def _figure(key: Key, value: str, at: int) -> float:
     if match is None or match.group(2).lower() not in units:
         if "," in value:
             raise _WrongError(f"{value} is no {key.name}: commas part thousands, a point the rest: 1,000.5", at)
-        said = f"{value} is no {key.name}: " if value else ""
-        raise _WrongError(f"{said}behind {key.name} stands {_wanted(key)}", at)
+        problem = f"{value} is no {key.name}: " if value else ""
+        raise _WrongError(f"{problem}behind {key.name} stands {_wanted(key)}", at)
     return float(match.group(1).replace(",", "").replace("_", "")) * units[match.group(2).lower()]

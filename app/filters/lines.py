@@ -35,8 +35,8 @@ _LEVEL_PATTERNS = {
 """How programs, Python, C++ and glog (torch's own log lines) write them."""
 
 LOG_KEYS = (
-    Key("level", KeyKind.WORD, words=tuple(_LEVEL_PATTERNS)),
-    Key("stream", KeyKind.WORD, words=("stdout", "stderr")),
+    Key("level", KeyKind.WORD, choices=tuple(_LEVEL_PATTERNS)),
+    Key("stream", KeyKind.WORD, choices=("stdout", "stderr")),
     Key("rank", KeyKind.NUMBER, numbers=(("launcher", -1),)),
     Key("node", KeyKind.NAME),
 )
@@ -117,13 +117,13 @@ def _is_level(term: Term) -> bool:
 
 def _found(piece: LogPiece, term: Term, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:
     match term:
-        case WordTerm(key="level", words=words):
+        case WordTerm(key="level", choices=choices):
             found = np.zeros(len(piece.ends), np.bool_)
-            for level in words:
+            for level in choices:
                 found |= _of_level(piece, level, after_step)
             return found
-        case WordTerm(words=words):
-            return np.where(piece.is_stderr, "stderr" in words, "stdout" in words)
+        case WordTerm(choices=choices):
+            return np.where(piece.is_stderr, "stderr" in choices, "stdout" in choices)
         case NameTerm():
             return _from(piece, lambda source: term.fits(source.node))
         case NumberTerm():
@@ -149,8 +149,8 @@ def _with(piece: LogPiece, pattern: TextPattern, after_step: Callable[[], None] 
 
 
 EVENT_KEYS = (
-    Key("kind", KeyKind.WORD, words=tuple(str(kind) for kind in EventKind)),
-    Key("severity", KeyKind.WORD, words=tuple(str(severity) for severity in Severity)),
+    Key("kind", KeyKind.WORD, choices=tuple(str(kind) for kind in EventKind)),
+    Key("severity", KeyKind.WORD, choices=tuple(str(severity) for severity in Severity)),
     Key("rank", KeyKind.NUMBER),
 )
 PROBLEMS = frozenset({Severity.WARNING, Severity.CRITICAL})
@@ -165,10 +165,10 @@ def is_event_shown(event: Event, wanted: Filter, *, is_problems_only: bool) -> b
 
 def _holds(event: Event, term: Term) -> bool:
     match term:
-        case WordTerm(key="kind", words=words):
-            return event.kind in words
-        case WordTerm(words=words):
-            return event.severity in words
+        case WordTerm(key="kind", choices=choices):
+            return event.kind in choices
+        case WordTerm(choices=choices):
+            return event.severity in choices
         case NumberTerm():
             return bool(term.among(np.array(event.ranks, np.int64)).any())
         case _:

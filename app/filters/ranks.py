@@ -28,10 +28,10 @@ _BYTES = tuple(
 )
 
 RANK_KEYS = (
-    Key("state", KeyKind.WORD, words=tuple(str(state) for state in STATES)),
+    Key("state", KeyKind.WORD, choices=tuple(str(state) for state in STATES)),
     Key("node", KeyKind.NAME),
     Key("rank", KeyKind.NUMBER),
-    Key("phase", KeyKind.WORD, words=tuple(str(phase) for phase in PHASES)),
+    Key("phase", KeyKind.WORD, choices=tuple(str(phase) for phase in PHASES)),
     Key("step", KeyKind.FIGURE),
     Key("wait", KeyKind.FIGURE, units=_SECONDS),
     Key("memory", KeyKind.FIGURE, units=_BYTES),
@@ -77,7 +77,7 @@ class RankSelection:
         self.ranks: NDArray[np.int64] = np.zeros(0, np.int64)
         self.num_unsearched = 0
         self._wish = RankWish()
-        self._told: object = None
+        self._context: object = None
         self._at_s = -np.inf
         self._has_text: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._pending: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -90,10 +90,10 @@ class RankSelection:
             self.__init__()  # type: ignore[misc]  # begin anew
             return
         culprits = tuple(tuple(verdict.culprits) for verdict in view.verdicts())
-        told = (wish.is_problems_only and culprits, job.job_id, job.attempt)
-        is_new = wish is not self._wish or told != self._told
+        context = (wish.is_problems_only and culprits, job.job_id, job.attempt)
+        is_new = wish is not self._wish or context != self._context
         if is_new:
-            self._wish, self._told = wish, told
+            self._wish, self._context = wish, context
             self._has_text = np.zeros(table.num_ranks, np.bool_)
             self._pending, self._is_first_search = np.zeros(0, np.int64), True
         if not is_new and not len(self._pending) and abs(view.now_s - self._at_s) < REFRESH_S:
@@ -134,10 +134,10 @@ def rank_mask(table: RankTable, wanted: Filter) -> NDArray[np.bool_]:
 def _found(table: RankTable, term: Term) -> NDArray[np.bool_] | None:
     """Return which ranks a term holds of, inversion aside; None of a term about text."""
     match term:
-        case WordTerm(key="state", words=words):
-            return np.array([state in words for state in STATES])[table.states]
-        case WordTerm(words=words):
-            return np.array([*(phase in words for phase in PHASES), False])[table.phases]
+        case WordTerm(key="state", choices=choices):
+            return np.array([state in choices for state in STATES])[table.states]
+        case WordTerm(choices=choices):
+            return np.array([*(phase in choices for phase in PHASES), False])[table.phases]
         case NameTerm():
             return np.array([*(term.fits(name) for name in table.node_names), False])[table.node_of]
         case NumberTerm():

@@ -33,14 +33,14 @@ class Key(NamedTuple):
     Attributes:
         name: As it is typed.
         kind: Of what stands behind it.
-        words: Of a key of words, those there are.
+        choices: Of a key of words, those there are.
         units: Of a figure, how much each unit is; the empty one is what a bare number counts.
         numbers: Of a key of numbers, words for some of them.
     """
 
     name: str
     kind: KeyKind
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     units: tuple[tuple[str, float], ...] = (("", 1.0),)
     numbers: tuple[tuple[str, int], ...] = ()
 
@@ -49,7 +49,7 @@ class WordTerm(msgspec.Struct, frozen=True):
     """The key's word is one of these."""
 
     key: str
-    words: frozenset[str]
+    choices: frozenset[str]
     is_inverse: bool = False
 
 

@@ -32,13 +32,13 @@ from app.errors import (
     NoAgentError,
 )
 from app.text import LINE_LIMIT, clean
-from app.threads import at_once
+from app.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
-    from app.model.absence import Absence
+    from app.model.unreachable_reason import UnreachableReason
     from app.ssh.io_thread import ByteChannel
     from app.ssh.remote_command import Finished
 
@@ -79,7 +79,7 @@ class Talk:
                 raise HostUnreachableError(self._host, f"`agent {self._verb}` says nothing")
             self._buffer += self._piece()
 
-    def say(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         """Say a line.
 
         Raises:
@@ -183,7 +183,7 @@ class AgentLink(ABC):
         """Make the near end; see `python` above."""
         self.host = host
         self.place: AgentPlace | None = None
-        self._heard: AgentPlace | None = None
+        self._known_place: AgentPlace | None = None
         """What was said last of the agent, whether it serves or not."""
         self.is_forwarded = True
         self.python = python
@@ -200,8 +200,8 @@ class AgentLink(ABC):
 
     @property
     @abstractmethod
-    def tells_reports(self) -> bool:
-        """True where reports are told as `open_road` says; False where `directory` has the socket they come from."""
+    def carries_reports(self) -> bool:
+        """True where reports come as `open_report_channel` says; False where `directory` has the socket for them."""
 
     @property
     @abstractmethod
@@ -256,7 +256,7 @@ class AgentLink(ABC):
             AgentUnreachableError: It cannot be asked.
             IncompatibleAgentError: It says nothing that an agent says.
         """
-        place = self._said_of_place("where")
+        place = self._asked_place("where")
         return place if place.ready else None
 
     def shut_down(self, *, kill_jobs: bool) -> int:
@@ -277,11 +277,11 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_road(self, on_frame: TakesFrame) -> None:
+    def open_report_channel(self, on_frame: TakesFrame) -> None:
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
-            on_frame: Called from a thread with each new frame of telemetry, where `tells_reports`; must not block.
+            on_frame: Called from a thread with each new frame of telemetry, where `carries_reports`; must not block.
 
         Raises:
             HostUnreachableError: The connection broke.
@@ -289,7 +289,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self, *, asks: bool = False) -> None:
-        """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
+        """Go there after the connection was lost, or at last: what `open_report_channel` brought here comes again.
 
         Args:
             asks: Ask the person where it takes one.
@@ -310,7 +310,7 @@ class AgentLink(ABC):
         return self
 
     @property
-    def absence(self) -> Absence | None:
+    def unreachable_reason(self) -> UnreachableReason | None:
         """Why nothing is heard from there although `kept` stands; None where nothing is known."""
         return None
 
@@ -353,15 +353,15 @@ class AgentLink(ABC):
         return [self.python, "-P", "-m", "agent", *arguments]
 
     def _ask_place(self, *arguments: str) -> AgentPlace:
-        place = self._said_of_place(*arguments)
+        place = self._asked_place(*arguments)
         if place.wire_version != WIRE_VERSION:
             detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
             hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
             raise IncompatibleAgentError(self.host, detail, hint)
-        self._heard = place
+        self._known_place = place
         return place
 
-    def _said_of_place(self, *arguments: str) -> AgentPlace:
+    def _asked_place(self, *arguments: str) -> AgentPlace:
         line = self._run(*arguments)
         try:
             return msgspec.json.decode(line, type=AgentPlace)
@@ -438,21 +438,21 @@ class AgentLink(ABC):
         if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
             return last_line
         if done.exit_code == ExitCode.REFUSED:
-            raise AgentRefusedError(self.host, arguments[0], done.said)
-        if (found := _FROZEN.search(done.said)) is not None:
+            raise AgentRefusedError(self.host, arguments[0], done.error_text)
+        if (found := _FROZEN.search(done.error_text)) is not None:
             raise FrozenAgentError(self.host, int(found[1]))
         python = self.python
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")
-        if "No module named" in done.said:
+        if "No module named" in done.error_text:
             hint = f"{self._how_to_install()}; or name another Python: --python"
-            raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.said})", hint)
-        if _OLD_PYTHON in done.said:
+            raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.error_text})", hint)
+        if _OLD_PYTHON in done.error_text:
             raise IncompatibleAgentError(self.host, f"{python} is older than 3.11", "name a newer one: --python")
-        if any(words in done.said for words in _OLD_RANKDECK):
-            detail = f"rankdeck there is another version ({done.said})"
+        if any(sign in done.error_text for sign in _OLD_RANKDECK):
+            detail = f"rankdeck there is another version ({done.error_text})"
             raise IncompatibleAgentError(self.host, detail, self._how_to_install())
-        raise AgentUnreachableError(self.host, done.said.removeprefix("agent: ") or f"exit code {done.exit_code}")
+        raise AgentUnreachableError(self.host, done.error_text.removeprefix("agent: ") or f"exit code {done.exit_code}")
 
 
 class LinkGroup:
@@ -470,7 +470,7 @@ class LinkGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        list(at_once(self.links, lambda link: link.close()))
+        list(run_parallel(self.links, lambda link: link.close()))
 
     def connect(self, then: Callable[[AgentLink], object]) -> Iterator[tuple[str, AppError | None]]:
         """Go to every host at once, and do something there; yield each host and what went wrong, None if nothing did.
@@ -483,5 +483,5 @@ class LinkGroup:
             link.connect()
             then(link)
 
-        for link, answer in zip(self.links, at_once(self.links, go), strict=True):
+        for link, answer in zip(self.links, run_parallel(self.links, go), strict=True):
             yield link.host, answer if isinstance(answer, AppError) else None

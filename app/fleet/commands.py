@@ -23,7 +23,7 @@ REPLY_TIMEOUT_S = 10.0
 are stuck, which take eight seconds at most."""
 
 
-class CommandRoad(Protocol):
+class CommandChannel(Protocol):
     """A way to one agent."""
 
     async def request(self, command: Command) -> Reply:
@@ -37,7 +37,7 @@ class CommandRoad(Protocol):
         """Let go of the road; the agent lives on."""
 
 
-class StreamRoad:
+class StreamChannel:
     """A road over one byte stream, opened at the first command and again after it broke."""
 
     def __init__(self, node: str, directory: Path) -> None:
@@ -48,7 +48,7 @@ class StreamRoad:
         self._lock = asyncio.Lock()
 
     async def request(self, command: Command) -> Reply:
-        """See `CommandRoad.request`."""
+        """See `CommandChannel.request`."""
         async with self._lock:
             try:
                 async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -58,7 +58,7 @@ class StreamRoad:
                 raise AgentUnreachableError(self._node, f"no reply in {REPLY_TIMEOUT_S:.0f} s") from None
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
                 await self._drop()
-                raise AgentUnreachableError(self._node, _words(error)) from error
+                raise AgentUnreachableError(self._node, _error_text(error)) from error
             except asyncio.CancelledError:
                 # The reply that is still to come would be taken for the next command's.
                 if self._stream is not None:
@@ -67,7 +67,7 @@ class StreamRoad:
                 raise
 
     async def close(self) -> None:
-        """See `CommandRoad.close`."""
+        """See `CommandChannel.close`."""
         async with self._lock:
             await self._drop()
 
@@ -116,7 +116,7 @@ def knows_no_job(answer: object) -> bool:
     return isinstance(answer, AgentRefusedError) and answer.reason == RefusalReason.UNKNOWN_JOB
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, asyncio.IncompleteReadError):
         return "it closed the connection without a reply"
     if isinstance(error, OSError) and error.strerror:

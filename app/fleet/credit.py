@@ -20,7 +20,7 @@ LONG_WAY_S = 0.2
 """As long as from report to report: what takes no longer cannot queue up."""
 
 
-class Asking:
+class PullCredit:
     """The near end of a stream; chunks may be cut anywhere."""
 
     def __init__(self, max_asked: int) -> None:

@@ -30,8 +30,8 @@ from agent.wire.commands import (
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.stacks import GetStacks, Stacks
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, IncompatibleAgentError
-from app.fleet.commands import StreamRoad, knows_no_job, taken
-from app.fleet.start_progress import MIN_NODES_TOLD, NodeStage, StartProgress
+from app.fleet.commands import StreamChannel, knows_no_job, taken
+from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage, StartProgress
 from app.stacks.groups import NodeStacks
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
-    from app.fleet.commands import CommandRoad
+    from app.fleet.commands import CommandChannel
     from ddpcore.wire import Fault
 
 
@@ -53,11 +53,11 @@ class Fleet:
     """
 
     def __init__(
-        self, roads: Mapping[str, CommandRoad], on_progress: Callable[[StartProgress], None] = lambda _: None
+        self, channels: Mapping[str, CommandChannel], on_progress: Callable[[StartProgress], None] = lambda _: None
     ) -> None:
         """`on_progress` is called with each step of a start, in the loop."""
         self.starting: StartProgress | None = None
-        self._roads = dict(roads)
+        self._channels = dict(channels)
         self._on_progress = on_progress
 
     async def start(self, specs: Mapping[str, JobSpec]) -> None:
@@ -111,7 +111,7 @@ class Fleet:
             progress.is_over = True
             self._on_progress(progress)
             if failure:
-                account = progress.account(but_for=start.blamed) if len(commands) >= MIN_NODES_TOLD else ""
+                account = progress.account(but_for=start.blamed) if len(commands) >= MIN_NODES_SHOWN else ""
                 may_run = f"job {job_id} may run on {', '.join(left)}: look with rankdeck status" if left else ""
                 failure.hint = "; ".join(filter(None, (failure.hint, account, may_run)))
 
@@ -139,7 +139,7 @@ class Fleet:
             AgentRefusedError: None of them knows it.
             AppError: The first failure of one that may; the hint names those it was killed on.
         """
-        nodes = list(self._roads) if nodes is None else nodes
+        nodes = list(self._channels) if nodes is None else nodes
         asked = (self.ask(node, Kill(job_id)) for node in nodes)
         results = await asyncio.gather(*asked, return_exceptions=True)
         killed = [node for node, result in zip(nodes, results, strict=True) if isinstance(result, Accepted)]
@@ -171,11 +171,11 @@ class Fleet:
 
     async def close(self) -> None:
         """Let go of the roads; jobs and agents live on."""
-        await asyncio.gather(*(road.close() for road in self._roads.values()))
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     async def shut_down(self) -> None:
         """End the agents and all they run, as far as they can be reached."""
-        await asyncio.gather(*(self.ask(node, Shutdown()) for node in self._roads), return_exceptions=True)
+        await asyncio.gather(*(self.ask(node, Shutdown()) for node in self._channels), return_exceptions=True)
 
     async def ask(self, node: str, command: Command) -> Reply:
         """Ask one node.
@@ -184,7 +184,7 @@ class Fleet:
             AgentRefusedError: It refused.
             AgentUnreachableError: No reply; whether the command was carried out is unknown.
         """
-        return taken(node, await self._roads[node].request(command))
+        return taken(node, await self._channels[node].request(command))
 
     async def _ask_all(self, nodes: list[str], command: Command) -> None:
         _raise_first(await asyncio.gather(*(self.ask(node, command) for node in nodes), return_exceptions=True))
@@ -197,12 +197,12 @@ class _Start:
         blamed: The node whose failure is raised; empty while none is.
     """
 
-    def __init__(self, fleet: Fleet, job_id: str, progress: StartProgress, tell: Callable[[], None]) -> None:
+    def __init__(self, fleet: Fleet, job_id: str, progress: StartProgress, on_change: Callable[[], None]) -> None:
         self.job_id = job_id
         self.blamed = ""
         self._fleet = fleet
         self._progress = progress
-        self._tell = tell
+        self._on_change = on_change
         self._asked: list[str] = []
         self._is_committing = False
 
@@ -272,17 +272,17 @@ class _Start:
     async def _all(self, nodes: Sequence[str], *asked: Awaitable[Reply | None]) -> list[Reply | None]:
         """Return what each node has said, once all have; raise the first failure, and remember of whom it is."""
         results = await asyncio.gather(*asked, return_exceptions=True)
-        said: list[Reply | None] = []
+        replies: list[Reply | None] = []
         for node, result in zip(nodes, results, strict=True):
             if isinstance(result, BaseException):
                 self.blamed = node
                 raise result
-            said.append(result)
-        return said
+            replies.append(result)
+        return replies
 
     def _move(self, node: str, stage: NodeStage, why: str = "") -> None:
         self._progress.move(node, stage, why)
-        self._tell()
+        self._on_change()
 
 
 def _is_unheard(answer: object) -> bool:
@@ -333,13 +333,13 @@ def trouble_text(error: AppError) -> str:
 
 
 async def _of_node(node: str, directory: Path, command: GetStacks) -> Stacks | AppError:
-    road = StreamRoad(node, directory)
+    channel = StreamChannel(node, directory)
     try:
-        reply = taken(node, await road.request(command))
+        reply = taken(node, await channel.request(command))
     except AppError as error:
         return error
     finally:
-        await road.close()
+        await channel.close()
     if not isinstance(reply, Stacks):
         return IncompatibleAgentError(node, f"it answered a request for stacks with {type(reply).__name__}")
     return reply

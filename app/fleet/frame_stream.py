@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from agent.wire.codec import MalformedMessageError
 from agent.wire.relay import MAX_ASKED
 from app.errors import HostUnreachableError
-from app.fleet.credit import Asking
-from app.ssh.io_thread import FarEnd, hang_up, join_pump, leave_pump
+from app.fleet.credit import PullCredit
+from app.ssh.io_thread import ChannelReader, hang_up, join_io_thread, leave_io_thread
 from app.ssh.transport import CHANNEL_ERRORS
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class FrameStream:
         self._turn = 0
         """Counts what was begun: a channel that was opened for an earlier turn is not wanted any more."""
         self._pause_s = FIRST_PAUSE_S
-        self._far: FarEnd | None = None
-        self._asking = Asking(MAX_ASKED)
+        self._far: ChannelReader | None = None
+        self._credit = PullCredit(MAX_ASKED)
         self._timer: asyncio.TimerHandle | None = None
-        self._pump = join_pump()
+        self._io_thread = join_io_thread()
 
     def begin(self) -> None:
         """Open a channel, in place of any that is there; where that fails it is tried again later. May block."""
@@ -57,7 +57,7 @@ class FrameStream:
             turn = self._turn
             if self._is_closed:
                 return
-            self._pump.call(self._drop)
+            self._io_thread.call(self._drop)
         self._open(turn)
 
     def close(self) -> None:
@@ -68,9 +68,9 @@ class FrameStream:
         if is_closed:
             return
         try:
-            self._pump.run(self._drop)
+            self._io_thread.run(self._drop)
         finally:
-            leave_pump()
+            leave_io_thread()
 
     def _open(self, turn: int) -> None:
         channel: RingingChannel | None = None
@@ -82,7 +82,7 @@ class FrameStream:
             with self._lock:
                 is_wanted = not self._is_closed
                 if is_wanted:
-                    self._pump.call(partial(self._listen, turn, channel))
+                    self._io_thread.call(partial(self._listen, turn, channel))
             if not is_wanted and channel is not None:
                 hang_up(channel)
 
@@ -93,14 +93,14 @@ class FrameStream:
         elif channel is None:
             self._try_later()
         else:
-            self._asking = Asking(MAX_ASKED)
+            self._credit = PullCredit(MAX_ASKED)
             channel.settimeout(0.0)  # a host that takes nothing must not hold up the others
-            self._far = FarEnd(channel, lambda: self._pump.gather(self._read))
+            self._far = ChannelReader(channel, lambda: self._io_thread.gather(self._read))
             self._ask()
 
     def _ask(self) -> None:
         """Ask for more if it is time to; a host that does not let us is lost."""
-        if self._far is not None and (asks := self._asking.asks(time.monotonic())):
+        if self._far is not None and (asks := self._credit.asks(time.monotonic())):
             try:
                 self._far.channel.sendall(asks)
             except CHANNEL_ERRORS:
@@ -109,7 +109,7 @@ class FrameStream:
     def _read(self) -> None:
         if self._far is None:
             return
-        newest: tuple[bytes, float] | None = None
+        latest: tuple[bytes, float] | None = None
         try:
             for _ in range(MAX_CHUNKS):
                 chunk = self._far.take()
@@ -118,17 +118,17 @@ class FrameStream:
                 if not chunk:
                     self._lose()
                     break
-                for merged, way_s in self._asking.feed(chunk, time.monotonic()):
+                for merged, way_s in self._credit.feed(chunk, time.monotonic()):
                     for report in merged.reports:
-                        newest = report.frame, way_s + report.age_ms / 1000
+                        latest = report.frame, way_s + report.age_ms / 1000
             else:
-                self._pump.gather(self._read)
+                self._io_thread.gather(self._read)
         except MalformedMessageError:
             self._lose()
         self._ask()
-        if newest is not None:
+        if latest is not None:
             self._pause_s = FIRST_PAUSE_S
-            self._on_frame(*newest)
+            self._on_frame(*latest)
 
     def _lose(self) -> None:
         self._drop()
@@ -136,12 +136,12 @@ class FrameStream:
 
     def _try_later(self) -> None:
         turn = self._turn
-        self._timer = self._pump.loop.call_later(self._pause_s, self._try, turn)
+        self._timer = self._io_thread.loop.call_later(self._pause_s, self._try, turn)
         self._pause_s = min(2 * self._pause_s, self._max_pause_s)
 
     def _try(self, turn: int) -> None:
         if turn == self._turn:
-            self._pump.errands.do(partial(self._open, turn))
+            self._io_thread.workers.do(partial(self._open, turn))
 
     def _drop(self) -> None:
         far, self._far = self._far, None

@@ -1,9 +1,9 @@
 """One host over SSH, and the sockets of its agent brought here, again after a break.
 
-Everything here blocks, within bounds. After `open_road` there is a directory on this machine in which the host's agent
-seems to serve: whatever gives commands to local agents gives them to this one. Telemetry is heard by its channel
-itself. Where sshd forwards no sockets, commands go through `agent proxy` and telemetry comes through `agent telemetry`,
-each the standard input and output of a process there.
+Everything here blocks, within bounds. After `open_report_channel` there is a directory on this machine in which the
+host's agent seems to serve: whatever gives commands to local agents gives them to this one. Telemetry is heard by its
+channel itself. Where sshd forwards no sockets, commands go through `agent proxy` and telemetry comes through `agent
+telemetry`, each the standard input and output of a process there.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class HostLink(AgentLink):
         return self._near.path
 
     @property
-    def tells_reports(self) -> bool:
+    def carries_reports(self) -> bool:
         """True: they come through a channel that is read here."""
         return True
 
@@ -106,12 +106,12 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_road(self, on_frame: TakesFrame) -> None:
-        """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
+    def open_report_channel(self, on_frame: TakesFrame) -> None:
+        """Bring the agent's sockets here, or have them come once the host is reached; as in `AgentLink`."""
         self._on_frame = on_frame
         self._hold(self._tunnel())
         if self.place is not None:
-            self._find_road()
+            self._find_channel()
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
@@ -127,7 +127,7 @@ class HostLink(AgentLink):
         if self._on_frame is None:
             return
         if self._reports is None:
-            self._find_road()
+            self._find_channel()
         else:
             self._reports.begin()
 
@@ -165,7 +165,7 @@ class HostLink(AgentLink):
             raise HostUnreachableError(self.host, "not connected")
         return connection
 
-    def _find_road(self) -> None:
+    def _find_channel(self) -> None:
         """Find out whether the host forwards sockets, and have its telemetry come in one way or the other."""
         try:
             self._open_control().close()
@@ -184,8 +184,8 @@ class HostLink(AgentLink):
         try:
             return Tunnel(self.directory / CONTROL_SOCKET, self._open_control)
         except OSError as error:
-            words = f"no socket for {self.host} can be opened here: {error.strerror}"
-            raise SessionError(words, "for many hosts raise ulimit -n") from error
+            reason = f"no socket for {self.host} can be opened here: {error.strerror}"
+            raise SessionError(reason, "for many hosts raise ulimit -n") from error
 
     def _hold(self, part: Tunnel | FrameStream) -> None:
         """Keep a part until the link is closed, which another thread may have done meanwhile."""

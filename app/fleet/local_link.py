@@ -36,16 +36,16 @@ class LocalLink(AgentLink):
     @property
     def directory(self) -> Path:
         """The agent's own directory, whether it serves there or will; once it was looked for."""
-        assert self._heard is not None
-        return Path(self._heard.dir)
+        assert self._known_place is not None
+        return Path(self._known_place.dir)
 
     @property
     def is_somewhere(self) -> bool:
         """False until the agent was looked for."""
-        return self._heard is not None
+        return self._known_place is not None
 
     @property
-    def tells_reports(self) -> bool:
+    def carries_reports(self) -> bool:
         """False: the agent's own socket is here."""
         return False
 
@@ -57,7 +57,7 @@ class LocalLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: we are here."""
 
-    def open_road(self, on_frame: TakesFrame) -> None:
+    def open_report_channel(self, on_frame: TakesFrame) -> None:
         """Do nothing: the sockets are here."""
 
     def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here

@@ -23,7 +23,7 @@ from agent.wire.relay import (
     decode_roster,
 )
 from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError
-from app.fleet.credit import Asking
+from app.fleet.credit import PullCredit
 from app.ssh.config import THIS_MACHINE
 from app.ssh.connection import ForwardingRefusedError
 from app.ssh.io_thread import JOIN_S
@@ -171,11 +171,11 @@ class RelayHub:
         self._is_lost, self._complaint = False, ""
         self._reading = (channel, reader)
         reader.start()
-        if not self._hears_roster() or self._is_lost:
+        if not self._receives_roster() or self._is_lost:
             self._stop_reading()
             raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
 
-    def _hears_roster(self) -> bool:
+    def _receives_roster(self) -> bool:
         """Wait for the whole roster, as long as more of it comes; return whether it has come."""
         for _ in range(MAX_ROSTER_WAITS):
             num_before = self.num_changes
@@ -190,8 +190,8 @@ class RelayHub:
         except AgentUnreachableError as error:
             if NO_RELAY not in str(error):
                 raise
-            where_words = f" in {clean(self._named_directory)}" if self._named_directory else ""
-            raise HostUnreachableError(self.host, f"no relay serves there{where_words}", HOW_TO_RELAY) from error
+            where_text = f" in {clean(self._named_directory)}" if self._named_directory else ""
+            raise HostUnreachableError(self.host, f"no relay serves there{where_text}", HOW_TO_RELAY) from error
         except IncompatibleWireError as error:
             raise IncompatibleAgentError(self.host, clean(str(error)), self._how_to_mend()) from error
         except MalformedMessageError as error:
@@ -210,13 +210,13 @@ class RelayHub:
 
     def _read(self, channel: ByteChannel) -> None:
         """Take frames and ask for more, until the relay or the connection ends."""
-        asking = Asking(MAX_ASKED)
+        pull_credit = PullCredit(MAX_ASKED)
         try:
-            channel.sendall(asking.asks(time.monotonic()))
+            channel.sendall(pull_credit.asks(time.monotonic()))
             while chunk := channel.recv(CHUNK_BYTES):
-                for merged, way_s in asking.feed(chunk, time.monotonic()):
+                for merged, way_s in pull_credit.feed(chunk, time.monotonic()):
                     self._take(merged, way_s)
-                if asks := asking.asks(time.monotonic()):
+                if asks := pull_credit.asks(time.monotonic()):
                     channel.sendall(asks)
         except MalformedMessageError as error:
             self._complaint = clean(str(error), LINE_LIMIT)

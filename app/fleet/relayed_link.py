@@ -23,7 +23,7 @@ from app.errors import (
     UsageError,
 )
 from app.fleet.agent_link import DEFAULT_PYTHON, AgentLink, AgentPlace, Kept, TakesFrame
-from app.model.absence import Absence, Lack
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.ssh.tunnel import Tunnel
 from app.text import clean
 
@@ -47,7 +47,7 @@ class RelayedLink(AgentLink):
         self._hub = hub
         self._near = Path(hub.directory_of(node)) if hub.is_here else hub.near_directory / str(number)
         self._tunnel: Tunnel | None = None
-        self._said: tuple[RosterEntry, AgentPlace] | None = None
+        self._announced: tuple[RosterEntry, AgentPlace] | None = None
         """What its agent has said of itself last."""
 
     @property
@@ -61,7 +61,7 @@ class RelayedLink(AgentLink):
         return self._hub.is_alive
 
     @property
-    def tells_reports(self) -> bool:
+    def carries_reports(self) -> bool:
         """True: they come in the relay's frames."""
         return True
 
@@ -71,18 +71,20 @@ class RelayedLink(AgentLink):
         return self._hub
 
     @property
-    def absence(self) -> Absence | None:
+    def unreachable_reason(self) -> UnreachableReason | None:
         """Why nothing is heard of the node: only an agent that has said so has ended; else the way may be gone."""
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             has_ended = entry is not None and entry.has_ended
-            return Absence(self._absence_words(entry), Lack.AGENT if has_ended else Lack.CONNECTION)
+            return UnreachableReason(
+                self._unreachable_text(entry), UnreachableKind.AGENT if has_ended else UnreachableKind.CONNECTION
+            )
         try:
             place = self._place_of(entry)
         except IncompatibleAgentError as error:  # another one has come in the place of that which was found
-            return Absence(error.whole_of(self.host), Lack.FITTING_AGENT)
+            return UnreachableReason(error.whole_of(self.host), UnreachableKind.FITTING_AGENT)
         if place.wire_version != WIRE_VERSION:
-            return Absence(self._other_version(place), Lack.FITTING_AGENT)
+            return UnreachableReason(self._other_version(place), UnreachableKind.FITTING_AGENT)
         self.place, self.python = place, place.python  # of the agent that is there now
         return None
 
@@ -99,7 +101,7 @@ class RelayedLink(AgentLink):
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
         raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")
 
-    def open_road(self, on_frame: TakesFrame) -> None:
+    def open_report_channel(self, on_frame: TakesFrame) -> None:
         """Have the node's reports come, and bring its command socket here."""
         self._hub.follow(self.host, on_frame)
         if self._hub.is_here:
@@ -108,8 +110,8 @@ class RelayedLink(AgentLink):
             self._near.mkdir(mode=0o700, exist_ok=True)
             self._tunnel = Tunnel(self._near / CONTROL_SOCKET, lambda: self._hub.open_control(self.host))
         except OSError as error:
-            words = f"no socket for {self.host} can be opened here: {error.strerror}"
-            raise SessionError(words, "for many hosts raise ulimit -n") from error
+            reason = f"no socket for {self.host} can be opened here: {error.strerror}"
+            raise SessionError(reason, "for many hosts raise ulimit -n") from error
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; of the relay's connection."""
@@ -146,13 +148,13 @@ class RelayedLink(AgentLink):
         if tunnel is not None:
             tunnel.close()
 
-    def _said_of_place(self, *arguments: str) -> AgentPlace:  # noqa: ARG002 - it can be asked nothing but this
+    def _asked_place(self, *arguments: str) -> AgentPlace:  # noqa: ARG002 - it can be asked nothing but this
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             hint = "start its agent: srun python -P -m agent serve --relay INVITATION"
             if entry is not None and entry.has_ended:
-                raise NoAgentError(self.host, self._absence_words(entry), hint)
-            raise HostUnreachableError(self.host, self._absence_words(entry), hint)
+                raise NoAgentError(self.host, self._unreachable_text(entry), hint)
+            raise HostUnreachableError(self.host, self._unreachable_text(entry), hint)
         place = self._place_of(entry)
         self.python = place.python
         return place
@@ -161,14 +163,14 @@ class RelayedLink(AgentLink):
         return f"rankdeck {version('rankdeck')} in {clean(self.python)} there, and its agent started again: srun"
 
     def _place_of(self, entry: RosterEntry) -> AgentPlace:
-        if self._said is None or self._said[0] is not entry:
-            self._said = (entry, _place(entry))
-        return self._said[1]
+        if self._announced is None or self._announced[0] is not entry:
+            self._announced = (entry, _place(entry))
+        return self._announced[1]
 
     def _refuse(self, what: str) -> NoReturn:
         raise AgentUnreachableError(self.host, f"{clean(what)} is not within reach of a relay", BY_ITS_OWN_MEANS)
 
-    def _absence_words(self, entry: RosterEntry | None) -> str:
+    def _unreachable_text(self, entry: RosterEntry | None) -> str:
         if entry is None:
             return f"the relay on {self._hub.host} does not know it"
         if entry.has_ended:

@@ -10,7 +10,7 @@ from app.text import nodes_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MIN_NODES_TOLD = 2
+MIN_NODES_SHOWN = 2
 """Of fewer there is nothing to tell beside that the job has started, or why not."""
 
 
@@ -110,15 +110,15 @@ class StartProgress:
         waited_for = stages[NodeStage.BEGINNING] if is_beginning else stages[NodeStage.ASKED]
         if waited_for:
             parts.append(f"waiting for {nodes_text(waited_for)}")
-        told = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.TAKEN_BACK, NodeStage.UNKNOWN)
-        parts += [f"{nodes_text(stages[stage])} {stage}" for stage in told if stages[stage]]
+        shown = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.TAKEN_BACK, NodeStage.UNKNOWN)
+        parts += [f"{nodes_text(stages[stage])} {stage}" for stage in shown if stages[stage]]
         return f"{'taking back' if self.has_failed else 'starting'} {self.what}: {', '.join(parts)}"
 
     @property
     def milestone(self) -> str:
         """A sentence where something is done, or has failed; empty in between, and for a single node."""
         total = len(self._trails)
-        if total < MIN_NODES_TOLD:
+        if total < MIN_NODES_SHOWN:
             return ""
         stages = [self.stage(node) for node in self._trails]
         for done in (NodeStage.PREPARED, NodeStage.BEGUN):
@@ -135,27 +135,27 @@ class StartProgress:
         Args:
             but_for: A node whose refusal is told already.
         """
-        nodes_by_fate: dict[str, list[str]] = {}
+        nodes_by_outcome: dict[str, list[str]] = {}
         for node in self._trails:
             if node != but_for or self.stage(node) is not NodeStage.REFUSED:
-                nodes_by_fate.setdefault(self._fate(node), []).append(node)
-        return "; ".join(f"{nodes_text(nodes)}: {fate}" for fate, nodes in nodes_by_fate.items())
+                nodes_by_outcome.setdefault(self._outcome(node), []).append(node)
+        return "; ".join(f"{nodes_text(nodes)}: {outcome}" for outcome, nodes in nodes_by_outcome.items())
 
-    def _fate(self, node: str) -> str:
+    def _outcome(self, node: str) -> str:
         *_, last = trail = self._trails[node]
-        words = [str(stage) for stage in (NodeStage.BEGUN, NodeStage.PREPARED) if stage in trail][:1]
-        words += [self._why(node)] if _FAILED & {*trail} else []
+        steps = [str(stage) for stage in (NodeStage.BEGUN, NodeStage.PREPARED) if stage in trail][:1]
+        steps += [self._why(node)] if _FAILED & {*trail} else []
         match last:
             case NodeStage.TAKEN_BACK:
-                words.append("killed" if NodeStage.BEGUN in trail else str(last))
+                steps.append("killed" if NodeStage.BEGUN in trail else str(last))
             case NodeStage.UNKNOWN:
                 may_run = {NodeStage.BEGINNING, NodeStage.BEGUN} & {*trail}
-                words.append("it may run there" if may_run else "it may hold what it was to prepare")
+                steps.append("it may run there" if may_run else "it may hold what it was to prepare")
             case NodeStage.WAITING | NodeStage.ASKED | NodeStage.BEGINNING:
-                words.append(str(last))
+                steps.append(str(last))
             case NodeStage.PREPARED | NodeStage.BEGUN | NodeStage.REFUSED | NodeStage.SILENT:
                 pass
-        return ", ".join(words)
+        return ", ".join(steps)
 
     def _why(self, node: str) -> str:
         """Return what a node that failed has said."""
@@ -173,16 +173,16 @@ class Milestones:
 
     def __init__(self) -> None:
         self._what = ""
-        self._told: list[str] = []
+        self._printed: list[str] = []
         self._waiting: list[str] = []
 
     def take(self, progress: StartProgress) -> None:
         """Take how far a start has come."""
         if progress.what != self._what:
-            self._what, self._told = progress.what, []
+            self._what, self._printed = progress.what, []
         sentence = progress.milestone
-        if sentence and sentence not in self._told:
-            self._told.append(sentence)
+        if sentence and sentence not in self._printed:
+            self._printed.append(sentence)
             self._waiting.append(sentence)
 
     def drain_notices(self) -> list[str]:

@@ -65,7 +65,7 @@ class Telemetry:
         self.incompatible: dict[str, str] = {}
         """What is wrong with the nodes whose version does not fit, by node."""
         self.num_malformed: Counter[str] = Counter()
-        self.heard_s: dict[str, float] = {}
+        self.last_report_s: dict[str, float] = {}
         """When each node was heard last, monotonic, however old what it said was."""
         self._as_of_s: dict[str, float] = {}
         """Of when what each node said last is."""
@@ -141,7 +141,7 @@ class Telemetry:
             # However the way there varies, a later report is not older than an earlier one.
             as_of_s = self._as_of_s[node] = max(now_s - age_s, self._as_of_s.get(node, -math.inf))
             self._latest[node] = (as_of_s, frame)
-            self.heard_s[node] = now_s
+            self.last_report_s[node] = now_s
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:

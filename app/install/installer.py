@@ -117,11 +117,11 @@ _Answer = TypeVar("_Answer")
 class Installer:
     """Installs on one host."""
 
-    def __init__(self, link: AgentLink, plan: Plan, say: Callable[[str], None]) -> None:
-        """Prepare; `link` is connected, `say` is told what takes a while."""
+    def __init__(self, link: AgentLink, plan: Plan, notify: Callable[[str], None]) -> None:
+        """Prepare; `link` is connected, `notify` is told what takes a while."""
         self._link = link
         self._plan = plan
-        self._say = say
+        self._notify = notify
         self._source = inspect.getsource(on_host)
 
     def install(self) -> Installed:
@@ -142,10 +142,10 @@ class Installer:
         if self._link.host == THIS_MACHINE and before.prefix == sys.prefix:
             executable = clean(before.executable, LINE_LIMIT)
             return Installed(before.rankdeck, executable, is_new=False, is_this_one=True, has_torch=before.has_torch)
-        is_new, said = False, ""
+        is_new, error_text = False, ""
         after = before
         if before.digest != own.digest or before.missing:
-            is_new, said = self._put(before)
+            is_new, error_text = self._put(before)
             after = self._look()
             if after.digest != own.digest:
                 detail = f"pip says that it went well, but {clean(after.executable)} has another rankdeck"
@@ -157,7 +157,7 @@ class Installer:
             before=clean(before.rankdeck),
             is_venv_new=is_venv_new,
             has_torch=after.has_torch,
-            clash=said,
+            clash=error_text,
         )
         return self._with_agent(done)
 
@@ -173,8 +173,8 @@ class Installer:
         self._refuse(there)
         own = self._plan.own.wheel
         choice = needed(own.requires, self._plan.wheels, there)
-        if self._plan.wheelhouse and choice.lacking:
-            names = ", ".join(choice.lacking)
+        if self._plan.wheelhouse and choice.unavailable:
+            names = ", ".join(choice.unavailable)
             kind = f"Python {there.text} on {clean(there.machine)}"
             detail = f"{clean(self._plan.wheelhouse)} has no wheel for {kind} of {names}"
             raise NotInstalledError(self._link.host, detail, "add them; pip download does it for other Pythons, too")
@@ -186,7 +186,7 @@ class Installer:
             self._check_room(staged.free_bytes, sum(wheel.num_bytes for wheel in wheels))
             self._send(wheels, staged.directory)
             undo.pop_all()  # pip's caller there takes it away, also when nobody listens any more
-        self._say(f"pip installs rankdeck {own.version} into {clean(there.prefix, LINE_LIMIT)}")
+        self._notify(f"pip installs rankdeck {own.version} into {clean(there.prefix, LINE_LIMIT)}")
         is_offline = "1" if self._plan.wheelhouse else "0"
         arguments = (staged.directory, own.file_name, self._plan.own.digest, str(PIP_TIMEOUT_S), is_offline)
         pip = self._there(_PipEnded, "install", *arguments, timeout_s=PIP_TIMEOUT_S + LOOK_TIMEOUT_S)
@@ -222,7 +222,7 @@ class Installer:
         num_more = len(wheels) - 1
         more = f" and {num_more} {'wheel' if num_more == 1 else 'wheels'} that it requires" if num_more else ""
         size = bytes_text(sum(wheel.num_bytes for wheel in wheels))
-        self._say(f"sends rankdeck {wheels[0].version}{more} ({size})")
+        self._notify(f"sends rankdeck {wheels[0].version}{more} ({size})")
         for wheel in wheels:
             far = f"{directory}/{wheel.file_name}"
             if not self._link.send_file(Path(wheel.path), far):
@@ -240,7 +240,7 @@ class Installer:
             return done
         if not self._plan.restarts_agent:
             return msgspec.structs.replace(done, is_agent_older=True)
-        self._say("restarts the agent")
+        self._notify("restarts the agent")
         num_left = self._link.shut_down(kill_jobs=False)
         self._link.bring_up()
         return msgspec.structs.replace(done, is_agent_restarted=True, num_jobs_left=num_left)
@@ -256,10 +256,10 @@ class Installer:
         host, python = self._link.host, clean(self._link.python)
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise NotInstalledError(host, f"{python} does not run there", "name one: --python")
-        if "SyntaxError" in done.said:
+        if "SyntaxError" in done.error_text:
             raise self._too_old("")
         if done.exit_code != 0:
-            raise self._odd(done.said or f"exit code {done.exit_code}")
+            raise self._odd(done.error_text or f"exit code {done.exit_code}")
         line = done.stdout.strip().rpartition(b"\n")[2]  # a login may print a greeting first
         try:
             refusal = msgspec.json.decode(line, type=_Refusal)
@@ -273,5 +273,7 @@ class Installer:
         what = f"is Python {clean(version)}, older than 3.11" if version else "is older than Python 3.11"
         return NotInstalledError(self._link.host, f"{clean(self._link.python)} {what}", "name a newer one: --python")
 
-    def _odd(self, said: str) -> HostUnreachableError:
-        return HostUnreachableError(self._link.host, f"{clean(self._link.python)} does not do as asked: {clean(said)}")
+    def _odd(self, error_text: str) -> HostUnreachableError:
+        return HostUnreachableError(
+            self._link.host, f"{clean(self._link.python)} does not do as asked: {clean(error_text)}"
+        )

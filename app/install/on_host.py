@@ -149,7 +149,7 @@ def make_venv(directory: str, timeout_s: str) -> dict[str, Any]:
 
 def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
     """Make it; return the refusal if that fails."""
-    if _lacks_ensurepip():
+    if _is_without_ensurepip():
         package = "python{}.{}-venv".format(*sys.version_info)
         return _refusal(f"{sys.executable} makes no venv: ensurepip is missing", f"apt install {package} there")
     has_torch = sys.prefix == sys.base_prefix and importlib.util.find_spec("torch") is not None
@@ -157,11 +157,11 @@ def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
     code, lines = _run_bounded(["-m", "venv", *options, str(path)], path, deadline_s)
     if code == 0:
         return None
-    said = lines[-1] if lines else f"exit code {code}"
-    return _refusal(f"{sys.executable} -m venv: " + ("it does not end" if code is None else said))
+    last_lines = lines[-1] if lines else f"exit code {code}"
+    return _refusal(f"{sys.executable} -m venv: " + ("it does not end" if code is None else last_lines))
 
 
-def _lacks_ensurepip() -> bool:
+def _is_without_ensurepip() -> bool:
     """Return whether what a venv needs is a package of its own here that is not installed, as on Debian."""
     return importlib.util.find_spec("ensurepip") is None
 
@@ -219,15 +219,15 @@ def _install(directory: Path, wheel: str, digest: str, deadline_s: float, *, is_
     if before["rankdeck"] == wheel.split("-")[1]:
         # pip takes the same version for the same content; all that it needs comes by the first call.
         calls.append(["--no-deps", "--force-reinstall", *sources, str(directory / wheel)])
-    said: list[str] = []
+    last_lines: list[str] = []
     code: int | None = 0
     for arguments in calls:
         pip = ["-P", "-m", "pip", "install", *PIP_OPTIONS, *arguments]
         code, lines = _run_bounded(pip, directory, deadline_s)
-        said += lines
+        last_lines += lines
         if code != 0:
             break
-    return {"code": code, "lines": said[-NUM_LINES:], "is_new": True}
+    return {"code": code, "lines": last_lines[-NUM_LINES:], "is_new": True}
 
 
 def agent_age(pid: str) -> dict[str, Any]:

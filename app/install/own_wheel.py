@@ -19,7 +19,7 @@ import msgspec
 import app
 from app.errors import SessionError, UsageError
 from app.install.on_host import DISTRIBUTION, content_digest, normalised
-from app.install.wheels import Wheel, last_words, wheel_of
+from app.install.wheels import Wheel, error_line_of, wheel_of
 from app.text import LINE_LIMIT, clean
 
 BUILD_TIMEOUT_S = 300.0
@@ -186,6 +186,6 @@ def _built(root: Path, directory: Path) -> Path:
         raise SessionError(f"the wheel of {root} is not built in {BUILD_TIMEOUT_S:g} s", _UNBUILT) from None
     built = list(directory.glob("*.whl"))
     if done.returncode or len(built) != 1:
-        said = last_words(done.stderr.splitlines())
-        raise SessionError(f"the wheel of {clean(str(root), LINE_LIMIT)} cannot be built: {said}", _UNBUILT)
+        error_line = error_line_of(done.stderr.splitlines())
+        raise SessionError(f"the wheel of {clean(str(root), LINE_LIMIT)} cannot be built: {error_line}", _UNBUILT)
     return built[0]

@@ -94,7 +94,7 @@ class Choice(msgspec.Struct, frozen=True):
     """What goes along with rankdeck."""
 
     wheels: tuple[Wheel, ...]
-    lacking: tuple[str, ...]
+    unavailable: tuple[str, ...]
     """Names that are needed, not there already, and of which no wheel fits."""
 
 
@@ -139,7 +139,7 @@ def needed(requires: Sequence[str], wheelhouse: Iterable[Wheel], there: FarPytho
     todo = [(text, frozenset[str]()) for text in requires]
     done: set[tuple[str, frozenset[str]]] = set()
     chosen: dict[str, Wheel] = {}
-    lacking: dict[str, None] = {}
+    unavailable: dict[str, None] = {}
     while todo:
         asked = todo.pop(0)
         match = _REQUIREMENT.fullmatch(asked[0])
@@ -156,8 +156,8 @@ def needed(requires: Sequence[str], wheelhouse: Iterable[Wheel], there: FarPytho
             chosen[wheel.path] = wheel
             todo += [(text, extras) for text in wheel.requires]
         if name not in by_name and package is None and not match["marker"]:
-            lacking.setdefault(name)
-    return Choice(tuple(chosen.values()), tuple(sorted(lacking)))
+            unavailable.setdefault(name)
+    return Choice(tuple(chosen.values()), tuple(sorted(unavailable)))
 
 
 def _is_wanted(marker: str, extras: frozenset[str]) -> bool:
@@ -184,7 +184,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-WORDS_LIMIT = 240
+TEXT_LIMIT = 240
 _NOT_FOUND = re.compile(r"No matching distribution found for (?P<what>[^\s(]+)")
 _NO_INDEX = re.compile(
     r"Failed to establish a new connection|NewConnectionError|NameResolutionError|Temporary failure in name resolution"
@@ -218,10 +218,13 @@ def failure(lines: Sequence[str], host: str, wheelhouse: str) -> tuple[str, str]
         why = "reaches no package index" if _NO_INDEX.search(text) else f"{what} in its package index"
         return f"pip there {why}", f"bring its wheels along: rankdeck install {host} --wheelhouse DIR"
     if "ResolutionImpossible" in text:
-        return f"what is installed there does not go with rankdeck: {last_words(lines)}", "name a venv: --venv DIR"
+        return f"what is installed there does not go with rankdeck: {error_line_of(lines)}", "name a venv: --venv DIR"
     if "Permission denied" in text or "Errno 13" in text:
-        return f"that Python's packages may not be written: {last_words(lines)}", "name a venv of your own: --venv DIR"
-    return f"pip fails there: {last_words(lines)}", ""
+        return (
+            f"that Python's packages may not be written: {error_line_of(lines)}",
+            "name a venv of your own: --venv DIR",
+        )
+    return f"pip fails there: {error_line_of(lines)}", ""
 
 
 def externally_managed() -> tuple[str, str]:
@@ -232,12 +235,12 @@ def externally_managed() -> tuple[str, str]:
     )
 
 
-def last_words(lines: Sequence[str]) -> str:
+def error_line_of(lines: Sequence[str]) -> str:
     """Return the last error that pip told of, else the last line."""
     # Above a traceback of its own pip says `ERROR: Exception:`; what it is stands in the last line.
     errors = [line for line in lines if line.startswith("ERROR:") and not line.endswith("Exception:")]
-    told = (errors or [line for line in lines if line.strip()] or ["it says nothing"])[-1]
-    return clean(told.removeprefix("ERROR:").strip(), WORDS_LIMIT)
+    shown = (errors or [line for line in lines if line.strip()] or ["it says nothing"])[-1]
+    return clean(shown.removeprefix("ERROR:").strip(), TEXT_LIMIT)
 
 
 def clash(lines: Sequence[str]) -> str:

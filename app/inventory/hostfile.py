@@ -43,9 +43,9 @@ def read_hostfile(text: str, place: str) -> list[HostEntry]:
     """
     slots: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        said = line.partition("#")[0].strip()
-        if said:
-            host, count = _host_of(said, Origin(place, number))
+        entry = line.partition("#")[0].strip()
+        if entry:
+            host, count = _host_of(entry, Origin(place, number))
             before = slots.get(host)
             slots[host] = count if before is None else before + (count or 0)
             if (slots[host] or 1) > MAX_RANKS:
@@ -55,10 +55,10 @@ def read_hostfile(text: str, place: str) -> list[HostEntry]:
 
 def _host_of(line: str, origin: Origin) -> tuple[str, int | None]:
     name, *rest = line.split(None, 1)
-    told = _SLOTS.search(rest[0]) if rest else None
-    slots = told[1] if told else ""
+    slot_match = _SLOTS.search(rest[0]) if rest else None
+    slots = slot_match[1] if slot_match else ""
     mpich = _MPICH.fullmatch(name)
-    if mpich and told is None:
+    if mpich and slot_match is None:
         name, slots = mpich["host"], mpich["slots"]
     try:
         parse_destination(name)

@@ -102,11 +102,11 @@ def _patterns(value: object) -> tuple[str, ...]:
 def _environment(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise WrongValueError(f'{repeated(value)} is no table of variables: {{ NAME = "value" }}')
-    for name, said in value.items():
+    for name, given in value.items():
         if not is_variable(name):
             raise WrongValueError(f"{repeated(name)} is no name of a variable")
-        if not isinstance(said, str) or "\0" in said:
-            raise WrongValueError(f"{name}: {repeated(said)} is no text")
+        if not isinstance(given, str) or "\0" in given:
+            raise WrongValueError(f"{name}: {repeated(given)} is no text")
     return tuple(value.items())
 
 

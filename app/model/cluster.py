@@ -19,7 +19,7 @@ from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
 from app.model.job_model import JobModel, SharesTogether
-from app.model.newcomers import Newcomers
+from app.model.new_nodes import NewNodes
 from app.model.rank_batch import RankBatch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
-    from app.model.absence import Absence
+    from app.model.unreachable_reason import UnreachableReason
 
 MAX_WORLD_SIZE = 131_072
 """Eight times the largest cluster this console is measured with; a node that claims more is not believed."""
@@ -51,7 +51,7 @@ class Node:
         report: Its newest report; None before the first.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
-        absence: Why it cannot be heard, as far as that is known; None while nothing is.
+        unreachable_reason: Why it cannot be heard, as far as that is known; None while nothing is.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -60,7 +60,7 @@ class Node:
         self.report: NodeFrame | None = None
         self.num_ignored = 0
         self.may_have_broken_gpus = False
-        self.absence: Absence | None = None
+        self.unreachable_reason: UnreachableReason | None = None
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeFrame) -> bool:
@@ -86,7 +86,7 @@ class Cluster:
     """All nodes and their jobs: what they say is applied, what is known here besides is put.
 
     Attributes:
-        heard_s: When each node's newest report came; minus infinity before the first.
+        last_report_s: When each node's newest report came; minus infinity before the first.
         back_s: When each node was first heard, or first heard again after a gap.
         is_cut_off: Whether each node is known to be out of hearing at present.
         available_frac: Of each node's memory; 1 while that is not known.
@@ -98,27 +98,27 @@ class Cluster:
         self.node_names = tuple(self.nodes)
         self.jobs: dict[str, JobModel] = {}
         """The newest attempt of each job, oldest job first."""
-        self.heard_s = np.full(len(self.nodes), -np.inf)
+        self.last_report_s = np.full(len(self.nodes), -np.inf)
         self.back_s = np.full(len(self.nodes), -np.inf)
         self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
         self.crowding = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
         """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
-        self.newcomers = Newcomers()
+        self.new_nodes = NewNodes()
         """Nodes that have come meanwhile, and are none of this cluster."""
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
-    def put_newcomers(self, newcomers: Newcomers) -> None:
+    def put_new_nodes(self, new_nodes: NewNodes) -> None:
         """Take which nodes have come that are none of this cluster."""
-        self.newcomers = newcomers
+        self.new_nodes = new_nodes
 
-    def put_absence(self, node: str, absence: Absence | None) -> None:
+    def put_unreachable(self, node: str, unreachable_reason: UnreachableReason | None) -> None:
         """Take why a node cannot be heard at present; None when nothing is in the way."""
         known = self.nodes[node]
-        known.absence = absence
-        self.is_cut_off[known.index] = absence is not None
+        known.unreachable_reason = unreachable_reason
+        self.is_cut_off[known.index] = unreachable_reason is not None
 
     def begin(self, job_id: str, attempt: int) -> None:
         """Know that an attempt of a job begins: nothing that was said of older ones is about it."""
@@ -130,22 +130,22 @@ class Cluster:
     def go_on_from(self, before: Cluster) -> None:
         """Take from another model of these nodes what is newer in it, and what no report tells."""
         for name, node in before.nodes.items():
-            self.put_absence(name, node.absence)
-        self.newcomers = before.newcomers
+            self.put_unreachable(name, node.unreachable_reason)
+        self.new_nodes = before.new_nodes
         for job_id, attempt in before._begun.items():
             self.begin(job_id, attempt)
-        told = [(name, node.report, before.heard_s[node.index]) for name, node in before.nodes.items()]
-        self.apply_all([(name, report, float(at_s)) for name, report, at_s in told if report is not None])
+        reported = [(name, node.report, before.last_report_s[node.index]) for name, node in before.nodes.items()]
+        self.apply_all([(name, report, float(at_s)) for name, report, at_s in reported if report is not None])
 
     def apply(self, node: str, report: NodeReport | NodeFrame, now_s: float) -> None:
         """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""
         self.apply_all([(node, report if isinstance(report, NodeFrame) else frame_of(report), now_s)])
 
-    def apply_all(self, heard: Sequence[tuple[str, NodeFrame, float]]) -> None:
+    def apply_all(self, received: Sequence[tuple[str, NodeFrame, float]]) -> None:
         """Fold in reports of several nodes, at most one of each: node, report, when it came."""
         taken: list[tuple[int, NodeFrame, float]] = []
-        told: list[list[JobModel | None]] = []
-        for name, report, now_s in heard:
+        reported: list[list[JobModel | None]] = []
+        for name, report, now_s in received:
             node = self.nodes.get(name)
             if node is None:
                 self.num_unknown_nodes += 1
@@ -154,18 +154,18 @@ class Cluster:
             else:
                 node.put(report)
                 taken.append((node.index, report, now_s))
-                told.append(self._put_jobs(node, report, now_s))
+                reported.append(self._put_jobs(node, report, now_s))
         if taken:
             self._put_nodes(taken)
-            self._put_ranks(RankBatch(taken), told)
-            for job in {id(job): job for jobs in told for job in jobs if job is not None}.values():
+            self._put_ranks(RankBatch(taken), reported)
+            for job in {id(job): job for jobs in reported for job in jobs if job is not None}.values():
                 job.sample_steps(taken[-1][2])
 
     def _put_nodes(self, taken: Sequence[tuple[int, NodeFrame, float]]) -> None:
         nodes = [node for node, _, _ in taken]
         now_s = np.array([now_s for _, _, now_s in taken])
-        self.back_s[nodes] = np.where(now_s - self.heard_s[nodes] > GAP_S, now_s, self.back_s[nodes])
-        self.heard_s[nodes] = now_s
+        self.back_s[nodes] = np.where(now_s - self.last_report_s[nodes] > GAP_S, now_s, self.back_s[nodes])
+        self.last_report_s[nodes] = now_s
         self.available_frac[nodes] = [
             report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0
             for _, report, _ in taken
@@ -182,16 +182,16 @@ class Cluster:
             if job is None:
                 node.num_ignored += 1
             else:
-                job.put_share(node.index, status, now_s)
+                job.put_assignment(node.index, status, now_s)
         return jobs
 
-    def _put_ranks(self, batch: RankBatch, told: Sequence[Sequence[JobModel | None]]) -> None:
+    def _put_ranks(self, batch: RankBatch, reported: Sequence[Sequence[JobModel | None]]) -> None:
         """Give each job the records of its ranks."""
-        jobs = list({id(job): job for jobs in told for job in jobs if job is not None}.values())
+        jobs = list({id(job): job for jobs in reported for job in jobs if job is not None}.values())
         place_of = {id(job): place for place, job in enumerate(jobs)}
-        width = 1 + max(len(of_node) for of_node in told)
-        numbers = np.full((len(told), width), -1)
-        for place, of_node in enumerate(told):
+        width = 1 + max(len(of_node) for of_node in reported)
+        numbers = np.full((len(reported), width), -1)
+        for place, of_node in enumerate(reported):
             numbers[place, : len(of_node)] = [-1 if job is None else place_of[id(job)] for job in of_node]
         whose = numbers[batch.place, np.minimum(batch.records["job"], width - 1)]
         whose[~batch.is_sound] = -1
@@ -207,8 +207,8 @@ class Cluster:
 
         Never one that is only prepared, nor one that had ended before its agents began; None where there is no other.
         """
-        newest_first = list(self.jobs.values())[::-1]
-        known = (job for job in newest_first if not job.is_only_prepared() and not job.together.is_past)
+        latest_first = list(self.jobs.values())[::-1]
+        known = (job for job in latest_first if not job.is_only_prepared() and not job.together.is_past)
         return max(known, key=lambda job: (job.is_under_way(), job.started_s), default=None)
 
     def validate(self) -> None:
@@ -271,7 +271,7 @@ def _still_job(job: JobModel) -> JobModel:
     copied.together = SharesTogether(copied.shares)
     copied.group_tables = _still(job.group_tables)
     copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
-    copied.oddities, copied.step_rate = copy.deepcopy(job.oddities), copy.deepcopy(job.step_rate)
+    copied.anomalies, copied.step_rate = copy.deepcopy(job.anomalies), copy.deepcopy(job.step_rate)
     copied.output = copy.copy(job.output)
     return copied
 

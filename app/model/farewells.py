@@ -36,9 +36,9 @@ TCPStore.cpp.
 """
 GLOO_PAIR = "gloo/transport/tcp/pair.cc"
 """Part of what gloo says of a connection that is lost. Source: torch 2.13, seen."""
-TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
+REQUEST_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
 """By which a launcher or an agent ends a rank."""
-MAX_WORDS = 4096
+MAX_TEXTS = 4096
 """What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
 
 
@@ -47,16 +47,16 @@ def is_clean(death: Death) -> bool:
     return death.exit.signal is None and death.exit.code == 0
 
 
-@lru_cache(MAX_WORDS)
-def names_lost_peer(words: str) -> bool:
+@lru_cache(MAX_TEXTS)
+def names_lost_peer(error_text: str) -> bool:
     """Return whether a rank writes that it lost another."""
-    return LOST_PEER.search(words) is not None
+    return LOST_PEER.search(error_text) is not None
 
 
-@lru_cache(MAX_WORDS)
-def names_time_out(words: str) -> bool:
+@lru_cache(MAX_TEXTS)
+def names_time_out(error_text: str) -> bool:
     """Return whether a rank writes that its wait was too long."""
-    return TIMED_OUT.search(words) is not None
+    return TIMED_OUT.search(error_text) is not None
 
 
 def ends_of(job: JobModel) -> dict[int, Death]:
@@ -72,9 +72,9 @@ def ends_of(job: JobModel) -> dict[int, Death]:
         # The launcher may have ended it on its way out.
         by = int(signal.SIGINT) if raised.startswith(INTERRUPTED) else None
         end = ExitReport(signal=by, error=raised) if death is None else death.exit
-        if raised and not end.words:
+        if raised and not end.error_text:
             end = msgspec.structs.replace(end, error=raised)
-        is_consequence = names_lost_peer(end.words) or names_time_out(end.words)
+        is_consequence = names_lost_peer(end.error_text) or names_time_out(end.error_text)
         if death is not None:
             since_s = death.at_s if is_clean(death) or is_consequence else min(death.at_s, job.report_at_s[rank])
             ends[rank] = Death(rank, float(since_s), end)
@@ -98,14 +98,14 @@ def that_has_closed(job: JobModel) -> Death | None:
 
     All others have lost one of gloo's in a call that it has not made, and it has reported since.
     """
-    said = {rank: death.exit.words for rank, death in job.deaths.items() if not is_clean(death)}
+    said = {rank: death.exit.error_text for rank, death in job.deaths.items() if not is_clean(death)}
     said |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
-    lost = [rank for rank, words in said.items() if GLOO_PAIR in words and names_lost_peer(words)]
+    lost = [rank for rank, error_text in said.items() if GLOO_PAIR in error_text and names_lost_peer(error_text)]
     left = np.setdiff1d(np.arange(job.world_size), lost)
     if not lost or len(left) != 1 or job.is_ending[left[0]] or any(names_time_out(said[rank]) for rank in lost):
         return None
     rank, reported_s = int(left[0]), float(job.report_at_s[left[0]])
-    is_clear = rank not in job.deaths or job.deaths[rank].exit.signal in TOLD_SIGNALS
+    is_clear = rank not in job.deaths or job.deaths[rank].exit.signal in REQUEST_SIGNALS
     if not is_clear or not reported_s > job.report_at_s[lost].max():
         return None
     for table in job.groups.values():

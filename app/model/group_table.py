@@ -65,30 +65,30 @@ class GroupTable:
     def put(
         self,
         slots: NDArray[np.int64],
-        told: NDArray[np.void],
+        records: NDArray[np.void],
         report_at_s: NDArray[np.float64],
         codes: NDArray[np.int32],
         stamps: NDArray[np.int64],
     ) -> None:
         """Write what members say of themselves: records of `app.model.rank_batch.STANDINGS`, one for each slot."""
-        is_waiting = told["is_waiting"] != 0
-        enqueued, completed, num_elements = told["counts"].T
+        is_waiting = records["is_waiting"] != 0
+        enqueued, completed, num_elements = records["counts"].T
         self.enqueued[slots] = enqueued
         self.completed[slots] = completed
         self.is_waiting[slots] = is_waiting
-        self.is_queued[slots] = told["is_queued"] != 0
+        self.is_queued[slots] = records["is_queued"] != 0
         self.code[slots] = codes
         self.stamp[slots] = stamps
         if is_waiting.any():
             waiting = slots[is_waiting]
-            self.wait_since_s[waiting] = (report_at_s - told["waiting_s"])[is_waiting]
+            self.wait_since_s[waiting] = (report_at_s - records["waiting_s"])[is_waiting]
             self.num_elements[waiting] = num_elements[is_waiting]
 
-    def put_history(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
+    def put_history(self, slots: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Write what members have called last."""
         if self.history is None:
             self.history = CallHistory(len(self.members))
-        self.history.put(slots, told)
+        self.history.put(slots, records)
 
     def compare(self, seq: int, is_waiting: NDArray[np.bool_] | None = None) -> Comparison | None:
         """Return what members have called at a seq; None where that of less than two is known.
@@ -102,7 +102,7 @@ class GroupTable:
             return None
         ops, shapes = history.calls_at(seq)
         # A rank that has opened the group anew has called less than it had before.
-        is_known = (ops != 0) & (self.enqueued >= seq) & (history.newest <= self.enqueued)
+        is_known = (ops != 0) & (self.enqueued >= seq) & (history.latest_seq <= self.enqueued)
         # Those of unknown size agree with every other.
         is_same_op = is_known & (ops == ops[is_known][0]) if is_known.any() else is_known
         if (is_same_op == is_known).all() and (shapes[is_known] != 0).any():
@@ -112,7 +112,7 @@ class GroupTable:
         keys = ops.astype(np.int64) << 32 | shapes
         if (keys[is_known] != keys[is_known][0]).any() or is_waiting is None:
             return Comparison(seq, self.members[is_known], keys[is_known])
-        return self._compare_arguments(history, seq, (is_known, is_waiting & (history.newest == seq)))
+        return self._compare_arguments(history, seq, (is_known, is_waiting & (history.latest_seq == seq)))
 
     def _compare_arguments(
         self, history: CallHistory, seq: int, members: tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -124,10 +124,10 @@ class GroupTable:
             (history.root, -1, is_known & is_there),
             (history.reduce_op.astype(np.int64), 0, is_known & is_there),
         )
-        for passed, unknown, is_told in figures:
-            tells = is_told & (passed != unknown)
-            if tells.any() and (passed[tells] != passed[tells][0]).any():
-                return Comparison(seq, self.members[tells], passed[tells])
+        for passed, unknown, is_reported in figures:
+            differs = is_reported & (passed != unknown)
+            if differs.any() and (passed[differs] != passed[differs][0]).any():
+                return Comparison(seq, self.members[differs], passed[differs])
         return None
 
     def validate(self, world_size: int) -> None:
@@ -259,7 +259,7 @@ class CallHistory:
     """What each member of a group has called last, as checksums, of which 0 is unknown.
 
     Attributes:
-        newest: Seq of the newest call that is known of each member; -1 where none is.
+        latest_seq: Seq of the newest call that is known of each member; -1 where none is.
         ops: Operations of the `NUM_PAST` calls up to it, ascending.
         shapes: Sizes and element types of these, where all members must bring the same.
         roots: One more than the source or destination of each of these; 0 where it is not known.
@@ -268,19 +268,19 @@ class CallHistory:
     """
 
     def __init__(self, num_members: int) -> None:
-        self.newest = np.full(num_members, -1, np.int64)
+        self.latest_seq = np.full(num_members, -1, np.int64)
         self.ops = np.zeros((num_members, NUM_PAST), np.uint32)
         self.shapes = np.zeros((num_members, NUM_PAST), np.uint32)
         self.roots = np.zeros((num_members, NUM_PAST), np.uint32)
         self.root = np.full(num_members, -1, np.int64)
         self.reduce_op = np.zeros(num_members, np.uint32)
 
-    def put(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
+    def put(self, slots: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
-        self.newest[slots], self.root[slots] = told["counts"].T
-        self.ops[slots], self.shapes[slots] = told["ops"], told["shapes"]
-        self.roots[slots] = told["roots"]
-        self.reduce_op[slots] = told["reduce_op"]
+        self.latest_seq[slots], self.root[slots] = records["counts"].T
+        self.ops[slots], self.shapes[slots] = records["ops"], records["shapes"]
+        self.roots[slots] = records["roots"]
+        self.reduce_op[slots] = records["reduce_op"]
 
     def calls_at(self, seq: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Return every member's operation and shape at a seq, 0 where it is not known."""
@@ -291,8 +291,8 @@ class CallHistory:
         return self._at(seq, self.roots)
 
     def _at(self, seq: int, figures: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        place = NUM_PAST - 1 - (self.newest - seq)
-        is_known = (place >= 0) & (place < NUM_PAST) & (self.newest >= 0)
+        place = NUM_PAST - 1 - (self.latest_seq - seq)
+        is_known = (place >= 0) & (place < NUM_PAST) & (self.latest_seq >= 0)
         found: NDArray[np.uint32] = np.where(is_known, figures[np.arange(len(place)), np.where(is_known, place, 0)], 0)
         return found
 

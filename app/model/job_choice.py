@@ -57,4 +57,4 @@ class JobChoice:
 
 def _are_all_known(cluster: Cluster) -> bool:
     """Return whether every node has told of its jobs that can."""
-    return bool((np.isfinite(cluster.heard_s) | cluster.is_cut_off).all())
+    return bool((np.isfinite(cluster.last_report_s) | cluster.is_cut_off).all())

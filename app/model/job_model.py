@@ -3,7 +3,7 @@
 The arrays of `JobModel` exist so that a question about 16,384 ranks is a few vector operations, and so is taking in
 their reports.
 
-`SharesTogether` sums up what the nodes report of the job as a whole (`NodeShare`). Such reports come a few times a
+`SharesTogether` sums up what the nodes report of the job as a whole (`NodeAssignment`). Such reports come a few times a
 second from each node and hardly ever hold anything new, so that the sum is made again only then (`is_news`).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from agent.wire.digest import HAS_LOSS, HAS_REPORT, IS_STEP_COUNTED, IS_STRANGE, PHASES
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.model.group_table import GroupTables
-from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, Oddities, Output
+from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Output
 from app.model.rank_batch import COUNT, SECOND
 from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, StepRate, which_phases
 from ddpcore.wire import Phase
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from app.model.group_table import GroupTable
     from app.model.rank_batch import RankBatch
 
-__all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeShare", "Process", "which_phases"]
+__all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeAssignment", "Process", "which_phases"]
 
 STOP_MARGIN_S = 0.5
 """A death this long before a stop may have come of it: its age is sampled."""
 STEP_SAMPLE_S = 0.5
 """Between two looks at the step: often enough to know when a step was done, seldom enough for 16,384 ranks."""
-HEARD_S = 2.0
+FRESH_S = 2.0
 """A rank that its node has not spoken of for longer, ten of its reports, is not asked for its step."""
 _OUTSIDE = which_phases(Phase.STARTING, Phase.JOINING)
 
@@ -48,12 +48,12 @@ class JobModel(RankColumns):
     Attributes:
         is_unprobed: Whether its process runs and nothing in it reports, nor is to be expected to.
         is_step_counted: Whether the steps are only the optimizers' counts of some rank.
-        oddities: What limits what can be seen of the ranks.
+        anomalies: What limits what can be seen of the ranks.
         output: When they print.
         step_rate: How fast the one goes that is behind.
         shares: By node.
         together: What these say as one.
-        told_s: When each node last spoke of the job, by its index; NaN before, and not for all nodes.
+        reported_s: When each node last spoke of the job, by its index; NaN before, and not for all nodes.
         stop_began_s: When the job was told to end; infinity while it was not.
         started_s: When the attempt was started, as its nodes tell; infinity while it is only prepared.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
@@ -64,16 +64,16 @@ class JobModel(RankColumns):
         self.num_nodes = num_nodes
         self.is_unprobed = np.zeros(world_size, np.bool_)
         self._odd_bits = np.zeros(world_size, np.int64)
-        self.oddities, self.output, self.is_step_counted, self._tells_steps = Oddities(), Output(), False, False
+        self.anomalies, self.output, self.is_step_counted, self._reports_steps = AnomalyRanks(), Output(), False, False
         self.group_tables = GroupTables(world_size)
-        self.shares: dict[int, NodeShare] = {}
+        self.shares: dict[int, NodeAssignment] = {}
         self.together = SharesTogether(self.shares)
-        self.told_s = np.full(num_nodes, np.nan)
+        self.reported_s = np.full(num_nodes, np.nan)
         self.stop_began_s = self.started_s = float("inf")
         self.num_ignored = 0
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
-    def put_share(self, node: int, status: JobStatus, now_s: float) -> None:
+    def put_assignment(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's word on the job, and on which ranks are its own."""
         if (status.world_size, status.num_nodes) != (self.world_size, self.num_nodes):
             self.num_ignored += 1
@@ -87,10 +87,10 @@ class JobModel(RankColumns):
                 return
             self.node_of[self.node_of == node] = -1
             self.node_of[first:last] = node
-        self.shares[node] = NodeShare(status, now_s)
-        if node >= len(self.told_s):
-            self.told_s = np.concatenate([self.told_s, np.full(node + 1, np.nan)])
-        self.told_s[node] = now_s
+        self.shares[node] = NodeAssignment(status, now_s)
+        if node >= len(self.reported_s):
+            self.reported_s = np.concatenate([self.reported_s, np.full(node + 1, np.nan)])
+        self.reported_s[node] = now_s
         if before is None or is_news(before.status, status):
             self.together = SharesTogether(self.shares)
         if status.state is not JobState.PREPARED:
@@ -133,7 +133,7 @@ class JobModel(RankColumns):
             self.put_reports(ranks[is_new], records[is_new], at_s[is_new])
             self._put_standings(batch, rows[is_new], ranks[is_new])
         self._put_progress(ranks, records)
-        self._put_oddities(ranks, records)
+        self._put_anomalies(ranks, records)
         quiet_s, seen_s = records["seconds"][:, SECOND["quiet_s"]], records["seconds"][:, SECOND["seen_s"]]
         self.output.put((at_s - quiet_s)[quiet_s < seen_s])
 
@@ -142,20 +142,20 @@ class JobModel(RankColumns):
         if now_s - self._sampled_s < STEP_SAMPLE_S:
             return
         self._sampled_s = now_s
-        is_asked = (self.step >= 0) & (now_s - self.received_s <= HEARD_S)
+        is_asked = (self.step >= 0) & (now_s - self.received_s <= FRESH_S)
         if not is_asked.any():
             return
         lowest = int(self.step[is_asked].min())
         # One rank is followed, by its node's clock, while others are behind by no more than reports are old.
-        if not is_asked[self._pacer] or self.step_rate.is_ahead_of(lowest, HEARD_S):
+        if not is_asked[self._pacer] or self.step_rate.is_ahead_of(lowest, FRESH_S):
             pacer = int(np.flatnonzero(is_asked & (self.step == lowest))[0])
             self._pacer, self.step_rate = pacer, StepRate(self.step_rate.step_s)
         self.step_rate.put(float(self.seen_s[self._pacer]), int(self.step[self._pacer]))
 
     def steps_per_s(self, now_s: float) -> float | None:
         """Return the rate of the slowest rank over the last seconds; None while it is not known, or not heard."""
-        is_heard = now_s - self.received_s[self._pacer] <= HEARD_S
-        return self.step_rate.per_s() if is_heard else None
+        is_fresh = now_s - self.received_s[self._pacer] <= FRESH_S
+        return self.step_rate.per_s() if is_fresh else None
 
     def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
         """Return how long it is to a step at a rate, None while that is not known."""
@@ -164,8 +164,8 @@ class JobModel(RankColumns):
 
     def lowest_step(self) -> int | None:
         """Return the lowest step of the ranks that tell one."""
-        told = self.step[self.step >= 0]
-        return int(told.min()) if len(told) else None
+        known = self.step[self.step >= 0]
+        return int(known.min()) if len(known) else None
 
     def state(self) -> str:
         """Return the job's state over its nodes: one node's failure is the job's."""
@@ -178,9 +178,9 @@ class JobModel(RankColumns):
         """Return whether it failed only on nodes that the stop did not reach: their ranks lost the others by it."""
         if self.stop_began_s == float("inf"):
             return False
-        failed = [share for share in self.shares.values() if share.status.state is JobState.FAILED]
+        failed = [assignment for assignment in self.shares.values() if assignment.status.state is JobState.FAILED]
         is_before = self.died_badly & (self.died_at_s < self.stop_began_s - STOP_MARGIN_S)
-        return all(share.began_s >= self.stop_began_s for share in failed) and not bool(is_before.any())
+        return all(assignment.began_s >= self.stop_began_s for assignment in failed) and not bool(is_before.any())
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
@@ -194,7 +194,7 @@ class JobModel(RankColumns):
 
     def notes(self) -> dict[str, str]:
         """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""
-        return self.oddities.notes(self.together.why_unprobed)
+        return self.anomalies.notes(self.together.why_unprobed)
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
@@ -206,7 +206,7 @@ class JobModel(RankColumns):
 
     def is_only_prepared(self) -> bool:
         """Return whether it has begun on no node that has told of it."""
-        return all(share.status.state is JobState.PREPARED for share in self.shares.values())
+        return all(assignment.status.state is JobState.PREPARED for assignment in self.shares.values())
 
     def is_over_on(self, node: int) -> bool:
         """Return whether the job is over on a node, as that says."""
@@ -214,8 +214,10 @@ class JobModel(RankColumns):
 
     def ranks_of(self, node: int) -> list[int]:
         """Return the ranks of a node."""
-        share = self.shares.get(node)
-        return [] if share is None else list(range(share.status.first_rank, self._end_rank(share.status)))
+        assignment = self.shares.get(node)
+        return (
+            [] if assignment is None else list(range(assignment.status.first_rank, self._end_rank(assignment.status)))
+        )
 
     def _end_rank(self, status: JobStatus) -> int:
         return status.first_rank + status.local_world_size
@@ -227,28 +229,28 @@ class JobModel(RankColumns):
         """
         step, flags = records["counts"][:, COUNT["step"]], records["flags"]
         is_counted = flags & IS_STEP_COUNTED != 0
-        if not self._tells_steps and bool(((step >= 0) & ~is_counted).any()):
-            self._tells_steps, self.is_step_counted = True, False
+        if not self._reports_steps and bool(((step >= 0) & ~is_counted).any()):
+            self._reports_steps, self.is_step_counted = True, False
             self.step[:] = -1
             self.step_rate = StepRate()
         elif is_counted.any():
-            self.is_step_counted = not self._tells_steps
-        self.step[ranks] = np.where(is_counted, -1, step) if self._tells_steps else step
+            self.is_step_counted = not self._reports_steps
+        self.step[ranks] = np.where(is_counted, -1, step) if self._reports_steps else step
         self.has_loss[ranks] = has_loss = flags & HAS_LOSS != 0
         self.loss[ranks[has_loss]] = records["loss"][has_loss]
 
-    def _put_oddities(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
+    def _put_anomalies(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
         has_report = records["flags"] & HAS_REPORT != 0
         has_waited = records["seconds"][:, SECOND["seen_s"]] >= PROBE_PATIENCE_S
         if not has_report.all():
             has_waited |= np.isin(self.node_of[ranks], self.together.unprobed_nodes)
         is_unprobed = ~has_report & (records["process"] != Process.EXITED) & has_waited
         self.is_unprobed[ranks] = is_unprobed
-        bits = np.where(has_report, records["oddities"], 0) | np.where(is_unprobed, UNPROBED_BIT, 0)
+        bits = np.where(has_report, records["anomalies"], 0) | np.where(is_unprobed, UNPROBED_BIT, 0)
         is_news = self._odd_bits[ranks] != bits
         self._odd_bits[ranks] = bits
         for at in np.flatnonzero(is_news).tolist():
-            self.oddities.put(int(ranks[at]), int(bits[at]))
+            self.anomalies.put(int(ranks[at]), int(bits[at]))
 
     def _put_standings(self, batch: RankBatch, rows: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
         """Take where ranks stand in their groups."""
@@ -258,10 +260,10 @@ class JobModel(RankColumns):
 
     def validate(self) -> None:
         """State the invariants."""
-        for node, share in self.shares.items():
+        for node, assignment in self.shares.items():
             owned = np.flatnonzero(self.node_of == node)
             assert owned.tolist() == self.ranks_of(node)
-            assert (share.status.job_id, share.status.attempt) == (self.job_id, self.attempt)
+            assert (assignment.status.job_id, assignment.status.attempt) == (self.job_id, self.attempt)
         seen = self.process != Process.UNSEEN
         assert [frame is not None for frame in self._frames] == seen.tolist()
         assert {rank for rank in self.deaths if self.process[rank] != Process.EXITED} == set()
@@ -284,7 +286,7 @@ WORST_FIRST = (
 """Of its nodes' states a job has the first in this order."""
 
 
-class NodeShare(NamedTuple):
+class NodeAssignment(NamedTuple):
     """What a node last said of the job as a whole."""
 
     status: JobStatus
@@ -299,12 +301,12 @@ class NodeShare(NamedTuple):
 class SharesTogether:
     """What all nodes say of the job; made anew when `is_news` says so."""
 
-    def __init__(self, shares: Mapping[int, NodeShare]) -> None:
+    def __init__(self, shares: Mapping[int, NodeAssignment]) -> None:
         self._shares = shares
 
     @cached_property
     def _worst_first(self) -> list[JobStatus]:
-        statuses = [share.status for _, share in sorted(self._shares.items())]
+        statuses = [assignment.status for _, assignment in sorted(self._shares.items())]
         return sorted(statuses, key=lambda status: WORST_FIRST.index(status.state))
 
     @cached_property
@@ -320,7 +322,7 @@ class SharesTogether:
     @cached_property
     def over_nodes(self) -> list[int]:
         """Indices of the nodes that say that it is over there."""
-        return [node for node, share in self._shares.items() if share.status.state in ENDED_STATES]
+        return [node for node, assignment in self._shares.items() if assignment.status.state in ENDED_STATES]
 
     @cached_property
     def is_past(self) -> bool:
@@ -346,17 +348,19 @@ class SharesTogether:
     @cached_property
     def why_unprobed(self) -> str:
         """Why ranks have no probe, as the first node says that knows."""
-        return next((share.status.unprobed for share in self._shares.values() if share.status.unprobed), "")
+        return next(
+            (assignment.status.unprobed for assignment in self._shares.values() if assignment.status.unprobed), ""
+        )
 
     @cached_property
     def unprobed_nodes(self) -> list[int]:
         """Indices of the nodes that know that their ranks have no probe."""
-        return [node for node, share in self._shares.items() if share.status.unprobed]
+        return [node for node, assignment in self._shares.items() if assignment.status.unprobed]
 
     @cached_property
     def nodes_with_cause(self) -> list[int]:
         """Indices of the nodes that tell why the job failed."""
-        return [node for node, share in self._shares.items() if share.status.root_cause is not None]
+        return [node for node, assignment in self._shares.items() if assignment.status.root_cause is not None]
 
 
 def is_news(before: JobStatus, after: JobStatus) -> bool:

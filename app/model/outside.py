@@ -2,9 +2,9 @@
 
 `Output` and `outside_text` are for a rank without a probe, which is watched by its process and by what it prints.
 
-`Oddities` holds what is odd about a job's ranks and limits what can be seen of them: kept by rank, reported once for
-the job. Some ranks have no probe; others run under settings that blind the probe or slow training down. None of it is a
-fault, and all of it is reported.
+`AnomalyRanks` holds what is odd about a job's ranks and limits what can be seen of them: kept by rank, reported once
+for the job. Some ranks have no probe; others run under settings that blind the probe or slow training down. None of it
+is a fault, and all of it is reported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.wire.digest import ODDITIES, RECORDER_MISSING_BIT
+from agent.wire.digest import ANOMALIES, RECORDER_MISSING_BIT
 from app.text import ranks_text, seconds_text
-from ddpcore.wire import Oddity
+from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,19 +74,19 @@ RECORDER_MISSING = "recorder_missing"
 UNPROBED = "unprobed"
 UNPROBED_BIT = 1 << 8
 
-_WORDS = {
+_TEXTS = {
     RECORDER_MISSING: "this torch has no flight recorder (2.8 and newer have): collectives are not seen, lines are",
-    Oddity.RECORDER_OFF: "the flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives are not seen, "
+    Anomaly.RECORDER_OFF: "the flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives are not seen, "
     "lines are",
-    Oddity.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: collectives take longer and are not seen, lines are; with "
+    Anomaly.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: collectives take longer and are not seen, lines are; with "
     "INFO they are",
-    Oddity.OWN_RANKS: "own ranks started (by a launcher, spawn or multiprocessing), which are not watched; what they "
+    Anomaly.OWN_RANKS: "own ranks started (by a launcher, spawn or multiprocessing), which are not watched; what they "
     "print is seen",
-    Oddity.GROUPLESS: "training without a process group, each on its own",
+    Anomaly.GROUPLESS: "training without a process group, each on its own",
 }
 
 
-class Oddities:
+class AnomalyRanks:
     """Of one attempt of a job."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Oddities:
 
     def put(self, rank: int, bits: int) -> None:
         """Take what is known of a rank now: the bits of its record (`agent.wire.digest`), and `UNPROBED_BIT`."""
-        found = (UNPROBED,) if bits & UNPROBED_BIT else _words(bits)
+        found = (UNPROBED,) if bits & UNPROBED_BIT else _names(bits)
         before = self._of.get(rank, ())
         if found == before:
             return
@@ -107,7 +107,7 @@ class Oddities:
 
     def of_rank(self, rank: int) -> list[str]:
         """Return what is odd about a rank, in words; not that it has no probe."""
-        return [_WORDS[word] for word in self._of.get(rank, ()) if word in _WORDS]
+        return [_TEXTS[word] for word in self._of.get(rank, ()) if word in _TEXTS]
 
     def ranks_with(self, word: str) -> set[int]:
         """Return the ranks of which an oddity is true."""
@@ -115,16 +115,16 @@ class Oddities:
 
     def notes(self, why_unprobed: str) -> dict[str, str]:
         """Return a sentence for each oddity, with the ranks that it is true of, by the oddity."""
-        told = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
+        shown = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
         notes = {}
-        if unprobed := told.pop(UNPROBED, []):
+        if unprobed := shown.pop(UNPROBED, []):
             have = "has" if len(unprobed) == 1 else "have"
             because = why_unprobed or "torch not imported, or one that loads no probe"
             outside = "watched from outside, by process and output"
             notes[UNPROBED] = f"{ranks_text(unprobed)} {have} no probe ({because}): {outside}"
-        return notes | {word: f"{ranks_text(ranks)}: {_WORDS[word]}" for word, ranks in told.items()}
+        return notes | {word: f"{ranks_text(ranks)}: {_TEXTS[word]}" for word, ranks in shown.items()}
 
 
-def _words(bits: int) -> tuple[str, ...]:
+def _names(bits: int) -> tuple[str, ...]:
     found = [RECORDER_MISSING] if bits & RECORDER_MISSING_BIT else []
-    return (*found, *(oddity for place, oddity in enumerate(ODDITIES) if bits & 1 << place))
+    return (*found, *(anomaly for place, anomaly in enumerate(ANOMALIES) if bits & 1 << place))

@@ -60,15 +60,15 @@ class RankBatch:
         at_s: When it came.
     """
 
-    def __init__(self, heard: Sequence[tuple[int, NodeFrame, float]]) -> None:
-        self.nodes = np.array([node for node, _, _ in heard], np.int64)
-        self.frames = np.empty(len(heard), np.object_)
-        self.frames[:] = [frame for _, frame, _ in heard]
-        packed = [_whole(frame.digest.ranks, RANK_RECORD.size) if frame.digest else b"" for _, frame, _ in heard]
+    def __init__(self, reports: Sequence[tuple[int, NodeFrame, float]]) -> None:
+        self.nodes = np.array([node for node, _, _ in reports], np.int64)
+        self.frames = np.empty(len(reports), np.object_)
+        self.frames[:] = [frame for _, frame, _ in reports]
+        packed = [_whole(frame.digest.ranks, RANK_RECORD.size) if frame.digest else b"" for _, frame, _ in reports]
         sizes = [len(part) // RANK_RECORD.size for part in packed]
         self.records = np.frombuffer(b"".join(packed), RANKS)
-        self.place = np.repeat(np.arange(len(heard)), sizes)
-        self.at_s = np.repeat(np.array([at_s for _, _, at_s in heard]), sizes)
+        self.place = np.repeat(np.arange(len(reports)), sizes)
+        self.at_s = np.repeat(np.array([at_s for _, _, at_s in reports]), sizes)
         self._first_row = np.cumsum([0, *sizes])
 
     @property

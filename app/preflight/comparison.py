@@ -207,7 +207,7 @@ def code_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
         yield from _by_files(codes, odd)
         return
     odd = odd_ones({host: commit_text(code) for host, code in codes.items() if code.commit})
-    for host, detail in _told(odd):
+    for host, detail in _odd_details(odd):
         yield host, Row("code", Health.WARN, f"{detail}; its source files are the same", _TODO)
 
 
@@ -220,7 +220,7 @@ def _by_commit(codes: Mapping[str, Code]) -> Iterator[tuple[str, Row]]:
     """Compare what has too many files to be read."""
     if all(code.commit for code in codes.values()):
         odd = odd_ones({host: commit_text(code) for host, code in codes.items()})
-        for host, detail in _told(odd):
+        for host, detail in _odd_details(odd):
             yield host, Row("code", Health.BAD, detail, _TODO)
         if odd is not None or not any(code.num_changed for code in codes.values()):
             return
@@ -228,7 +228,7 @@ def _by_commit(codes: Mapping[str, Code]) -> Iterator[tuple[str, Row]]:
     yield "", Row("code", Health.WARN, f"not compared: too many source files on {many}", "name a smaller --workdir")
 
 
-def _told(odd: Odd | None) -> Iterator[tuple[str, str]]:
+def _odd_details(odd: Odd | None) -> Iterator[tuple[str, str]]:
     """Yield who differs by commit, and how."""
     if odd is None:
         return
@@ -257,17 +257,17 @@ def _by_files(codes: Mapping[str, Code], odd: Odd) -> Iterator[tuple[str, Row]]:
 
 def _difference(code: Code, usual: Code) -> str:
     """Return in what one program differs from another, as far as that is known."""
-    told = []
+    differences = []
     if code.commit and usual.commit and code.commit != usual.commit:
-        told.append(f"commit {code.commit[:SHORT]}, not {usual.commit[:SHORT]}")
+        differences.append(f"commit {code.commit[:SHORT]}, not {usual.commit[:SHORT]}")
     if code.files and usual.files:
         mine = {file.path: file.digest for file in code.files}
         theirs = {file.path: file.digest for file in usual.files}
-        told += [f"{path} is missing" for path in theirs if path not in mine]
-        told += [f"{path} is only there" for path in mine if path not in theirs]
-        told += [f"{path} differs" for path in mine if path in theirs and mine[path] != theirs[path]]
-    more = f" and {len(told) - MAX_NAMED} more" if len(told) > MAX_NAMED else ""
-    return f": {', '.join(told[:MAX_NAMED])}{more}" if told else ""
+        differences += [f"{path} is missing" for path in theirs if path not in mine]
+        differences += [f"{path} is only there" for path in mine if path not in theirs]
+        differences += [f"{path} differs" for path in mine if path in theirs and mine[path] != theirs[path]]
+    more = f" and {len(differences) - MAX_NAMED} more" if len(differences) > MAX_NAMED else ""
+    return f": {', '.join(differences[:MAX_NAMED])}{more}" if differences else ""
 
 
 MAX_HOSTS_NAMED = 4

@@ -91,8 +91,8 @@ def summary_text(found: Preflight) -> str:
     num_warned = sum(one.health is Health.WARN for one in answered)
     num_well = len(answered) - num_bad - num_warned
     parts = [
-        f"{count} {words}"
-        for count, words in (
+        f"{count} {noun}"
+        for count, noun in (
             (num_well, "well"),
             (num_warned, "with warnings"),
             (num_bad, "not fit"),

@@ -21,7 +21,7 @@ from agent.wire.digest import decode_frame
 from agent.wire.relay import unpack
 from app.errors import AppError
 from app.recording.history import History
-from app.recording.playback import Lookout
+from app.recording.playback import ReplayModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_facts import Thresholds
     from app.fleet.fleet import Fleet
 
-    Told = tuple[float, str, NodeFrame]
+    PastReport = tuple[float, str, NodeFrame]
     """When by this console's clock, which node, what it said."""
 
 MAX_AGE_S = 600.0
@@ -44,7 +44,7 @@ CLOSE_NODES = 16
 """Up to so many are looked at twice a second, more of them once."""
 MAX_PACKED_BYTES = 64 * 2**20
 """Of all nodes together; of one that has more than its share the oldest goes."""
-NODES_AT_ONCE = 8
+PARALLEL_NODES = 8
 SETTLE_S = 3.0
 """By then the nodes have been heard, and what the console told of how it found them is behind what they remember."""
 LATE_S = 5.0
@@ -95,20 +95,20 @@ class NodePast:
         while self._num_bytes > self._max_bytes and len(self._pages) > 1:
             self._num_bytes -= len(self._pages.popleft()[1].packed)
 
-    def reports(self) -> Iterator[Told]:
+    def reports(self) -> Iterator[PastReport]:
         """Yield what it holds by its time, unpacked piece by piece, up to what cannot be read."""
-        newest_s = float("-inf")
+        latest_s = float("-inf")
         try:
             while self._pages:
                 received_s, page = self._pages.popleft()
                 for age_s, frame in zip(page.ages_s, unpack(page.packed, page.sizes), strict=True):
-                    newest_s = max(newest_s, received_s - age_s)
-                    yield newest_s, self.node, decode_frame(frame)
+                    latest_s = max(latest_s, received_s - age_s)
+                    yield latest_s, self.node, decode_frame(frame)
         except MalformedMessageError:
             return
 
 
-async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> Lookout | None:
+async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> ReplayModel | None:
     """Return the model that nodes were seen through up to just now; None where none remembers anything.
 
     Whoever cannot be asked, or speaks another version, is left out. Events are those of the job with that id, or of
@@ -123,15 +123,15 @@ async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, 
         return None
     # Reports of different nodes are further apart than live ones: what would contradict itself for so long is no news.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
-    lookout = Lookout(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
-    await in_slices(looks(lookout, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
-    return lookout
+    replay = ReplayModel(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
+    await in_slices(looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
+    return replay
 
 
-def looks(lookout: Lookout, told: Iterable[Iterator[Told]], end_s: float) -> Iterator[None]:
+def looks(replay: ReplayModel, past_reports: Iterable[Iterator[PastReport]], end_s: float) -> Iterator[None]:
     """Look at what nodes tell, each in its order, up to a moment; yields between pieces of work."""
     begun = []
-    for one in told:
+    for one in past_reports:
         begun.append(chain([*islice(one, 1)], one))
         yield
     next_s = None
@@ -140,12 +140,12 @@ def looks(lookout: Lookout, told: Iterable[Iterator[Told]], end_s: float) -> Ite
             break
         next_s = at_s if next_s is None else next_s
         while next_s < at_s:
-            lookout.look(next_s)
+            replay.look(next_s)
             next_s += LOOK_S
             yield
-        lookout.hear(node, frame, at_s)
+        replay.receive(node, frame, at_s)
         yield
-    lookout.look(end_s)
+    replay.look(end_s)
 
 
 async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
@@ -159,7 +159,7 @@ async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
 
 async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[NodePast]:
     """Return what the nodes remember that do so until now."""
-    turns = asyncio.Semaphore(NODES_AT_ONCE)
+    turns = asyncio.Semaphore(PARALLEL_NODES)
 
     async def pull(node: str) -> NodePast | None:
         past = NodePast(node, MAX_PACKED_BYTES // len(nodes))

@@ -23,18 +23,18 @@ from app.diagnosis.rank_facts import Thresholds
 from app.recording.playback import Playback, answer_of, clock_text, timeline
 from app.recording.records import (
     MAX_RECORDING_BYTES,
-    LinesHeard,
+    LinesRecord,
     MalformedRecordingError,
-    NoticeHeard,
+    NoticeRecord,
     Opening,
     Record,
     Recording,
-    ReportHeard,
-    StacksHeard,
+    ReportRecord,
+    StacksRecord,
     encode_recording,
 )
 from app.stacks.groups import NodeStacks, picture_of, stacks_object
-from app.stacks.words import picture_lines, summary_text
+from app.stacks.stack_text import picture_lines, summary_text
 from app.text import LINE_LIMIT, clean, clean_name, ranks_text, seconds_text
 from ddpcore.wire import DECODE_ERRORS
 
@@ -133,9 +133,9 @@ def _first_member(content: bytes) -> bytes | None:
     return content[end + extra_size :] if is_ours and method == zipfile.ZIP_STORED else None
 
 
-def newest_stacks(records: Sequence[Record]) -> list[NodeStacks]:
+def latest_stacks(records: Sequence[Record]) -> list[NodeStacks]:
     """Return the stacks of the last moment at which some were taken, one at which there were frames if there is one."""
-    taken = [record for record in records if isinstance(record, StacksHeard)]
+    taken = [record for record in records if isinstance(record, StacksRecord)]
     with_frames = [one for one in taken if one.stacks and any(rank.threads for rank in one.stacks.ranks)]
     at_s = next((one.at_s for one in reversed(with_frames or taken)), 0.0)
     return [answer_of(one) for one in taken if one.at_s == at_s]
@@ -143,7 +143,7 @@ def newest_stacks(records: Sequence[Record]) -> list[NodeStacks]:
 
 def _texts(evidence: Evidence) -> dict[str, bytes]:
     files = {"about.txt": _about(evidence), "status.json": _json(evidence.status)}
-    if stacks := newest_stacks(evidence.records):
+    if stacks := latest_stacks(evidence.records):
         picture = picture_of(stacks)
         lines = [summary_text(picture), "", *(line.text for line in picture_lines(picture, is_whole=True))]
         files |= {"stacks.txt": "\n".join(lines) + "\n", "stacks.json": _json(stacks_object(picture))}
@@ -169,7 +169,7 @@ def _about(evidence: Evidence) -> str:
             "At the end:",
             *evidence.summary,
             "",
-            *_version_lines(picture_of(newest_stacks(evidence.records))),
+            *_version_lines(picture_of(latest_stacks(evidence.records))),
             _CONTENTS,
             "",
         )
@@ -186,27 +186,27 @@ def _fault_lines(jobs: Mapping[str, Any]) -> list[str]:
 def _timeline_lines(evidence: Evidence) -> list[str]:
     """Return what was said when, by the clock and before the end."""
     recording = Recording(evidence.opening, evidence.records, is_cut=False)
-    said = [
+    entries = [
         f"{clock_text(recording, at_s)} ({seconds_text(recording.length_s - at_s)} before the end)  {text}"
         for at_s, text in timeline(Playback(recording, evidence.thresholds))
     ]
-    return ["What was said, as it began:", *said, ""] if said else []
+    return ["What was said, as it began:", *entries, ""] if entries else []
 
 
 def _version_lines(picture: StackPicture) -> list[str]:
     """Return the versions of all ranks, those that differ on lines of their own."""
     ranks: dict[str, list[int]] = {}
     for row in picture.ranks:
-        words = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-        ranks.setdefault(words or "not known", []).append(row.rank)
-    return [f"versions on {ranks_text(sorted(some))}: {words}" for words, some in ranks.items()]
+        versions_text = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+        ranks.setdefault(versions_text or "not known", []).append(row.rank)
+    return [f"versions on {ranks_text(sorted(some))}: {versions_text}" for versions_text, some in ranks.items()]
 
 
 def _printed(records: Sequence[Record], job_id: str) -> Mapping[str, list[str]]:
     """Return what the ranks of the job, or of all where none is named, have printed, by node."""
     printed: dict[str, list[str]] = {}
     for record in records:
-        if isinstance(record, LinesHeard):
+        if isinstance(record, LinesRecord):
             lines = printed.setdefault(record.node, [])
             for line in record.lines:
                 if job_id and line.job_id not in ("", job_id):
@@ -228,15 +228,15 @@ def _json(value: object) -> str:
 def masked(record: Record) -> Record:
     """Return a record that may be passed on."""
     match record:
-        case ReportHeard(frame=frame):
+        case ReportRecord(frame=frame):
             return msgspec.structs.replace(record, frame=_masked_frame(frame))
-        case LinesHeard(lines=lines):
+        case LinesRecord(lines=lines):
             shown = [msgspec.structs.replace(line, text=masked_values(line.text)) for line in lines]
             return msgspec.structs.replace(record, lines=shown)
-        case StacksHeard(stacks=stacks) if stacks is not None:
-            told = msgspec.convert(masked_values(msgspec.to_builtins(stacks)), Stacks)
-            return msgspec.structs.replace(record, stacks=told)
-        case NoticeHeard(text=text):
+        case StacksRecord(stacks=stacks) if stacks is not None:
+            masked_stacks = msgspec.convert(masked_values(msgspec.to_builtins(stacks)), Stacks)
+            return msgspec.structs.replace(record, stacks=masked_stacks)
+        case NoticeRecord(text=text):
             return msgspec.structs.replace(record, text=masked_values(text))
     return record
 

@@ -33,7 +33,7 @@ NOTE_SETTLES_S = 1.5
 
 SEAM_S = 1.0
 """By so much two who look on may differ on when something was; below it, the same is not told twice."""
-SAID_AGAIN_S = 60.0
+REPEAT_AFTER_S = 60.0
 """What was said when a console began to look on, and needs a longer look to be said, is said by then."""
 
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
@@ -103,11 +103,11 @@ class NoteWatch:
 
     def __init__(self) -> None:
         self._standing: dict[str, tuple[str, float]] = {}
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def news(self, notes: Mapping[str, str], now_s: float) -> list[str]:
         """Return what is to be said now of the notes that stand, given by what they are about."""
-        self._told &= notes.keys()
+        self._noted &= notes.keys()
         self._standing = {
             about: before if (before := self._standing.get(about)) and before[0] == note else (note, now_s)
             for about, note in notes.items()
@@ -115,9 +115,9 @@ class NoteWatch:
         news = {
             about: note
             for about, (note, since_s) in self._standing.items()
-            if about not in self._told and now_s - since_s >= NOTE_SETTLES_S
+            if about not in self._noted and now_s - since_s >= NOTE_SETTLES_S
         }
-        self._told.update(news)
+        self._noted.update(news)
         return list(news.values())
 
 
@@ -139,7 +139,7 @@ class EventLog:
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
-        self._said_before: dict[Hashable, float] = {}
+        self._reported_before_s: dict[Hashable, float] = {}
         """Verdicts that stood, and since when, as far as is known from before: they may need a while to be seen."""
         self._reached_back_s = 0.0
 
@@ -159,8 +159,8 @@ class EventLog:
         whole = EventLog()
         own = [event for event in self._events if self._is_news(event, past)]
         if len(past):
-            words = "attached; what is above was told by the nodes"
-            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, words))
+            sentence = "attached; what is above was told by the nodes"
+            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence))
         events = sorted((*past._events, *own), key=lambda event: event.at_s)
         whole._events.extend(events)
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
@@ -169,7 +169,7 @@ class EventLog:
         whole._notes = self._notes
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
         whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
-        whole._said_before = since_s
+        whole._reported_before_s = since_s
         return whole
 
     def _is_news(self, event: Event, past: EventLog) -> bool:
@@ -190,11 +190,11 @@ class EventLog:
         """Return an event; the oldest that is kept is 0."""
         return self._events[index]
 
-    def newest_first(self) -> Iterator[Event]:
+    def latest_first(self) -> Iterator[Event]:
         """Yield the events that are kept."""
         return reversed(self._events)
 
-    def tell(
+    def add_event(
         self,
         text: str,
         now_s: float,
@@ -215,7 +215,7 @@ class EventLog:
         if job is not None:
             self._watch_job(job)
             for note in self._notes.news(view.remarks(), view.now_s):
-                self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
+                self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
         # What was said of another job is not over: it is not shown any more.
         shown = "" if job is None else job.job_id
@@ -235,7 +235,7 @@ class EventLog:
             more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
             who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
             text = f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
-            self.tell(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+            self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
 
     def _watch_job(self, job: JobRow) -> None:
         before, self._job = self._job, job
@@ -244,47 +244,49 @@ class EventLog:
             attempt = f", attempt {job.attempt}" if job.attempt else ""
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
-            self.tell(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
+            self.add_event(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
         cause = job.root_cause
         if cause is not None and (known is None or known.root_cause is None):
             ranks = () if cause.rank is None else (cause.rank,)
-            self.tell(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, ranks)
+            self.add_event(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, ranks)
         # What a program finds on the disk when it begins is not an event.
         step = job.checkpoint_step
         if step is not None and known is not None and known.checkpoint_step != step:
-            self.tell(f"the checkpoint of step {step:,} is kept", self.now_s, EventKind.CHECKPOINT)
+            self.add_event(f"the checkpoint of step {step:,} is kept", self.now_s, EventKind.CHECKPOINT)
 
     def _watch_gpus(self, broken: Sequence[str]) -> None:
         for text in broken:
             if text not in self._broken_gpus:
-                self.tell(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
+                self.add_event(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
         self._broken_gpus = set(broken)
 
     def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
         # A checkpoint or an evaluation that takes its usual time is no event.
-        said = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
-        over = [key for key in self._standing if key not in said]
-        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits if over}
+        current = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
+        over = [key for key in self._standing if key not in current]
+        blamed = {
+            (verdict.job, verdict.cause, rank) for verdict in current.values() for rank in verdict.culprits if over
+        }
         for key in over:
             verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             if verdict.cause in NO_LONGER and not is_on:
                 text = _over_text(verdict, self.now_s - since_s)
-                self.tell(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
-        if self.now_s > self._reached_back_s + SAID_AGAIN_S:
-            self._said_before.clear()
-        for key, verdict in said.items():
-            if (before_s := self._said_before.pop(key, None)) is not None:
+                self.add_event(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
+        if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
+            self._reported_before_s.clear()
+        for key, verdict in current.items():
+            if (before_s := self._reported_before_s.pop(key, None)) is not None:
                 self._standing[key] = (verdict, before_s)
             elif key not in self._standing:
                 self._standing[key] = (verdict, self.now_s)
-                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+                self.add_event(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
 
 
 def _is_same(event: Event, other: Event) -> bool:
     """Return whether two who looked on have told of the same; what they say of a verdict has figures in it."""
-    is_told_alike = event.kind in {EventKind.VERDICT, EventKind.OVER} or event.text == other.text
-    is_alike = (event.kind, event.ranks) == (other.kind, other.ranks) and is_told_alike
+    has_same_text = event.kind in {EventKind.VERDICT, EventKind.OVER} or event.text == other.text
+    is_alike = (event.kind, event.ranks) == (other.kind, other.ranks) and has_same_text
     return is_alike and abs(event.at_s - other.at_s) <= SEAM_S
 
 

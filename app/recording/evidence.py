@@ -28,7 +28,7 @@ from app.errors import AppError, SessionError
 from app.paths import state_directory
 from app.recording.bundle import Evidence, masked, masked_values
 from app.recording.recorder import MAX_AGE_S
-from app.recording.records import FORMAT_VERSION, LinesHeard, Opening, Record, ReportHeard, StacksHeard
+from app.recording.records import FORMAT_VERSION, LinesRecord, Opening, Record, ReportRecord, StacksRecord
 from app.text import LINE_LIMIT, clean
 from app.view.summary import summary_lines, summary_object
 
@@ -46,37 +46,39 @@ NO_ANSWER = {"error": "its agent has not answered in time"}
 class Answers(msgspec.Struct):
     """What agents have said for an incident, as far as it has come."""
 
-    stacks: list[StacksHeard] = []
+    stacks: list[StacksRecord] = []
     past: list[Record] = []
     """Reports from before this console has heard them."""
     jobs: dict[str, Any] = {}
     """By node: what it was told to run, or why that is not known."""
 
 
-async def ask_agents(fleet: Fleet, nodes: Sequence[str], heard: Sequence[Record], job_id: str, into: Answers) -> None:
+async def ask_agents(
+    fleet: Fleet, nodes: Sequence[str], received: Sequence[Record], job_id: str, into: Answers
+) -> None:
     """Ask all agents for what they remember; what has come is in `into`, also when this is cancelled.
 
     Args:
         fleet: The nodes.
         nodes: Their names.
-        heard: What this console has kept, with times of the monotonic clock.
+        received: What this console has kept, with times of the monotonic clock.
         job_id: The job that it is about.
         into: Takes the answers.
     """
     now_s = time.monotonic()
     into.jobs = dict.fromkeys(nodes, NO_ANSWER)
-    await asyncio.gather(*(_ask(fleet, node, _first_report_s(heard, node, now_s), job_id, into) for node in nodes))
+    await asyncio.gather(*(_ask(fleet, node, _first_report_s(received, node, now_s), job_id, into) for node in nodes))
 
 
 async def put_together(
-    nodes: Sequence[str], view: View, heard: Sequence[Record], answers: Answers, about: tuple[str, str]
+    nodes: Sequence[str], view: View, received: Sequence[Record], answers: Answers, about: tuple[str, str]
 ) -> Evidence:
     """Return the evidence up to now, masked.
 
     Args:
         nodes: Their names.
         view: The rows of now.
-        heard: What this console has kept, with times of the monotonic clock.
+        received: What this console has kept, with times of the monotonic clock.
         answers: What the agents have said.
         about: The job, and a sentence that says why.
     """
@@ -85,7 +87,7 @@ async def put_together(
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     why = masked_text(why)[:4096]
     opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, list(nodes), job_id, why)
-    records = _in_order([*heard, *answers.past, *answers.stacks])
+    records = _in_order([*received, *answers.past, *answers.stacks])
     return Evidence(
         opening=opening,
         records=await asyncio.to_thread(_kept, records),
@@ -100,12 +102,12 @@ def _in_order(records: list[Record]) -> list[Record]:
 
     The last words before a hang may be an hour old, and nobody wants to see that hour played.
     """
-    begin_s = min((record.at_s for record in records if isinstance(record, ReportHeard)), default=0.0)
-    told = (
-        msgspec.structs.replace(record, at_s=max(record.at_s, begin_s)) if isinstance(record, LinesHeard) else record
+    begin_s = min((record.at_s for record in records if isinstance(record, ReportRecord)), default=0.0)
+    in_range = (
+        msgspec.structs.replace(record, at_s=max(record.at_s, begin_s)) if isinstance(record, LinesRecord) else record
         for record in records
     )
-    return sorted(told, key=lambda record: record.at_s)
+    return sorted(in_range, key=lambda record: record.at_s)
 
 
 def _kept(records: Sequence[Record]) -> list[Record]:
@@ -114,16 +116,16 @@ def _kept(records: Sequence[Record]) -> list[Record]:
     return [masked(msgspec.structs.replace(record, at_s=record.at_s - begin_s)) for record in records]
 
 
-def _first_report_s(heard: Sequence[Record], node: str, now_s: float) -> float:
-    reports = (record.at_s for record in heard if isinstance(record, ReportHeard) and record.node == node)
+def _first_report_s(received: Sequence[Record], node: str, now_s: float) -> float:
+    reports = (record.at_s for record in received if isinstance(record, ReportRecord) and record.node == node)
     return next(reports, now_s)
 
 
 async def _ask(fleet: Fleet, node: str, first_s: float, job_id: str, into: Answers) -> None:
     try:
         reply = await fleet.ask(node, ShowJob(job_id))
-        is_told = isinstance(reply, Shown)
-        into.jobs[node] = msgspec.to_builtins(reply) if is_told else {"error": "it answered something else"}
+        is_shown = isinstance(reply, Shown)
+        into.jobs[node] = msgspec.to_builtins(reply) if is_shown else {"error": "it answered something else"}
         if time.monotonic() - first_s < MAX_AGE_S - LITTLE_S:
             await _ask_past(fleet, node, first_s, into)
     except AppError as error:
@@ -144,7 +146,7 @@ async def _ask_past(fleet: Fleet, node: str, first_s: float, into: Answers) -> N
                 return
             since_seq = past.seq
             if past.age_s <= MAX_AGE_S + LITTLE_S:
-                into.past.append(ReportHeard(max(0.0, at_s), node, encode_node_report(past.report)))
+                into.past.append(ReportRecord(max(0.0, at_s), node, encode_node_report(past.report)))
 
 
 MAX_FILES = 20

@@ -63,7 +63,7 @@ class Rings:
 
     def __init__(self) -> None:
         self._begin_s: float | None = None
-        self._newest = np.full(NUM_LEVELS, -1, np.int64)
+        self._latest = np.full(NUM_LEVELS, -1, np.int64)
         """Number of the bucket that is being filled, by level."""
         self._places: dict[str, int] = {}
         self._values = np.empty((0, 3, NUM_LEVELS, NUM_BUCKETS), np.float32)
@@ -78,7 +78,7 @@ class Rings:
 
     def is_due(self, now_s: float) -> bool:
         """Return whether the finest bucket of this moment holds nothing yet."""
-        return self._begin_s is None or int((now_s - self._begin_s) / BUCKET_S) > self._newest[0]
+        return self._begin_s is None or int((now_s - self._begin_s) / BUCKET_S) > self._latest[0]
 
     def put(self, now_s: float, figures: Sequence[Figure]) -> None:
         """Take figures; what is new beyond `MAX_SERIES` of them is not kept."""
@@ -87,18 +87,18 @@ class Rings:
         for figure in figures:
             if figure.key not in self._places and len(self._places) < MAX_SERIES:
                 self._add(figure.key)
-        told = np.full((len(self._places), 3, 1), np.nan, np.float32)
+        values = np.full((len(self._places), 3, 1), np.nan, np.float32)
         for figure in figures:
             place = self._places.get(figure.key)
             if place is not None:
-                told[place, :, 0] = [_storable(value) for value in (figure.value, figure.low, figure.high)]
+                values[place, :, 0] = [_storable(value) for value in (figure.value, figure.low, figure.high)]
         numbers = ((now_s - self._begin_s) / _WIDTHS_S).astype(np.int64)
-        for level in np.flatnonzero(numbers > self._newest).tolist():
-            first = max(self._newest[level] + 1, numbers[level] - NUM_BUCKETS + 1)
+        for level in np.flatnonzero(numbers > self._latest).tolist():
+            first = max(self._latest[level] + 1, numbers[level] - NUM_BUCKETS + 1)
             self._values[:, :, level, np.arange(first, numbers[level] + 1) % NUM_BUCKETS] = np.nan
             self._counts[:, level] = 0
-        self._newest = numbers
-        self._fold(told)
+        self._latest = numbers
+        self._fold(values)
 
     def go_on_with(self, newer: Rings, after_s: float, now_s: float) -> None:
         """Take what another one holds of each of its last seconds that are behind a moment; here nothing is.
@@ -107,7 +107,7 @@ class Rings:
         """
         if newer._begin_s is None:
             return
-        last = int(newer._newest[0])
+        last = int(newer._latest[0])
         for number in range(max(0, last - NUM_BUCKETS + 1), last + 1):
             at_s = min(newer._begin_s + (number + 0.5) * BUCKET_S, now_s)
             if at_s > after_s:
@@ -121,10 +121,10 @@ class Rings:
             nothing = np.empty(0, np.float32)
             return Window(np.empty(0), nothing, nothing, nothing)
         firsts = (max(0.0, begin_s - begun_s) / _WIDTHS_S).astype(np.int64)
-        oldest = self._newest - NUM_BUCKETS + 1
+        oldest = self._latest - NUM_BUCKETS + 1
         level = min(int((firsts < oldest).sum()), NUM_LEVELS - 1)
         width_s = float(_WIDTHS_S[level])
-        numbers = np.arange(max(0, oldest[level], firsts[level]), self._newest[level] + 1)
+        numbers = np.arange(max(0, oldest[level], firsts[level]), self._latest[level] + 1)
         # The bucket that is being filled reaches beyond the end.
         at_s = np.minimum(begun_s + (numbers + 0.5) * width_s, end_s)
         is_within = at_s >= begin_s
@@ -136,16 +136,16 @@ class Rings:
         self._values = np.concatenate([self._values, np.full((1, *self._values.shape[1:]), np.nan, np.float32)])
         self._counts = np.concatenate([self._counts, np.zeros((1, NUM_LEVELS), np.int32)])
 
-    def _fold(self, told: NDArray[np.float32]) -> None:
+    def _fold(self, values: NDArray[np.float32]) -> None:
         """Add figures to the newest bucket of every level."""
-        levels, buckets = np.arange(NUM_LEVELS), self._newest % NUM_BUCKETS
+        levels, buckets = np.arange(NUM_LEVELS), self._latest % NUM_BUCKETS
         kept = self._values[:, :, levels, buckets]
-        is_known = ~np.isnan(told[:, 0])
+        is_known = ~np.isnan(values[:, 0])
         self._counts += is_known
-        mean = np.where(np.isnan(kept[:, 0]), told[:, 0], kept[:, 0])
+        mean = np.where(np.isnan(kept[:, 0]), values[:, 0], kept[:, 0])
         # Halves: of two values at the ends of what is storable the difference is not.
-        mean += np.where(is_known, 2 * ((told[:, 0] / 2 - mean / 2) / np.maximum(self._counts, 1)), np.float32(0.0))
-        low, high = np.fmin(kept[:, 1], told[:, 1]), np.fmax(kept[:, 2], told[:, 2])
+        mean += np.where(is_known, 2 * ((values[:, 0] / 2 - mean / 2) / np.maximum(self._counts, 1)), np.float32(0.0))
+        low, high = np.fmin(kept[:, 1], values[:, 1]), np.fmax(kept[:, 2], values[:, 2])
         self._values[:, :, levels, buckets] = np.stack([mean, low, high], axis=1)
 
 

@@ -18,23 +18,23 @@ import msgspec
 from agent.wire.commands import PackedHistory, PullHistory, Tier
 from app.errors import AppError
 from app.recording.backfill import LATE_S, MAX_PACKED_BYTES, PAUSE_S, NodePast, in_slices
-from app.recording.playback import Lookout
+from app.recording.playback import ReplayModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from app.diagnosis.rank_facts import Thresholds
     from app.fleet.fleet import Fleet
-    from app.recording.backfill import Told
+    from app.recording.backfill import PastReport
 
-    Part = tuple["Stretch", Iterable[Iterator[Told]], float]
+    Part = tuple["Stretch", Iterable[Iterator[PastReport]], float]
     """A stretch, what each node told in it, and its end."""
 
 REPORT_S = 0.2
 """Between two regular reports of a node."""
 MAX_S = 10.0
 """For all answers: then what has come is enough."""
-NODES_AT_ONCE = 32
+PARALLEL_NODES = 32
 
 
 class Stretch(NamedTuple):
@@ -69,7 +69,7 @@ def stretches(num_nodes: int) -> tuple[Stretch, ...]:
 
 async def replay_history(
     fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, *, pause_s: float = PAUSE_S
-) -> Lookout | None:
+) -> ReplayModel | None:
     """Return the model of just now as the nodes' last minutes have made it; None where none remembers any.
 
     Whoever cannot be asked in time, or speaks another version, is left out. Between two pieces of work others have
@@ -80,25 +80,27 @@ async def replay_history(
     pasts = await _pull_all(fleet, nodes, plan)
     if not pasts:
         return None
-    lookout = Lookout(nodes, thresholds)
-    told = [[past[place].reports() for past in pasts] for place in range(len(plan))]
+    replay = ReplayModel(nodes, thresholds)
+    past_reports = [[past[place].reports() for past in pasts] for place in range(len(plan))]
     ends_s = [asked_s - stretch.max_age_s for stretch in plan[1:]]
     ends_s.append(min(past[-1].last_s for past in pasts))
-    await in_slices(looks(lookout, thresholds, zip(plan, told, ends_s, strict=True)), pause_s)
-    return lookout
+    await in_slices(looks(replay, thresholds, zip(plan, past_reports, ends_s, strict=True)), pause_s)
+    return replay
 
 
-def looks(lookout: Lookout, thresholds: Thresholds, parts: Iterable[Part]) -> Iterator[None]:
+def looks(replay: ReplayModel, thresholds: Thresholds, parts: Iterable[Part]) -> Iterator[None]:
     """Look at parts of the past, the oldest first; yields between pieces of work."""
-    for stretch, told, end_s in parts:
-        lookout.diagnoser.change(_patient(thresholds, stretch.period_s))
-        yield from _looks_at(lookout, stretch.period_s, told, end_s)
-    lookout.diagnoser.change(thresholds)
+    for stretch, past_reports, end_s in parts:
+        replay.diagnoser.change(_patient(thresholds, stretch.period_s))
+        yield from _looks_at(replay, stretch.period_s, past_reports, end_s)
+    replay.diagnoser.change(thresholds)
 
 
-def _looks_at(lookout: Lookout, period_s: float, told: Iterable[Iterator[Told]], end_s: float) -> Iterator[None]:
+def _looks_at(
+    replay: ReplayModel, period_s: float, past_reports: Iterable[Iterator[PastReport]], end_s: float
+) -> Iterator[None]:
     begun = []
-    for one in told:
+    for one in past_reports:
         begun.append(chain([*islice(one, 1)], one))
         yield
     next_s = None
@@ -106,15 +108,15 @@ def _looks_at(lookout: Lookout, period_s: float, told: Iterable[Iterator[Told]],
         if at_s > end_s:
             break
         if next_s is not None and at_s > next_s:
-            lookout.look(max(next_s, lookout.at_s))
+            replay.look(max(next_s, replay.at_s))
             next_s += period_s
             yield
         if next_s is None or at_s > next_s:
             next_s = at_s + period_s / 2  # by then the other nodes' reports of this moment are there
-        lookout.hear(node, frame, at_s)
+        replay.receive(node, frame, at_s)
         yield
     if next_s is not None:
-        lookout.look(max(min(end_s, next_s + period_s), lookout.at_s))
+        replay.look(max(min(end_s, next_s + period_s), replay.at_s))
 
 
 def _patient(thresholds: Thresholds, period_s: float) -> Thresholds:
@@ -127,7 +129,7 @@ def _patient(thresholds: Thresholds, period_s: float) -> Thresholds:
 
 async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch]) -> list[list[NodePast]]:
     """Return what each node remembers of each stretch, of those that do so until now."""
-    turns = asyncio.Semaphore(NODES_AT_ONCE)
+    turns = asyncio.Semaphore(PARALLEL_NODES)
     found: dict[str, list[NodePast]] = {}
 
     async def pull(node: str) -> None:

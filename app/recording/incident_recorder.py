@@ -1,6 +1,6 @@
 """Keeps evidence of each incident, attended or not: stacks immediately, the file a little later.
 
-`EvidenceKeeper` lives on the session's event loop; nothing of it holds up a frame. `Incidents` decides, without a
+`IncidentRecorder` lives on the session's event loop; nothing of it holds up a frame. `Incidents` decides, without a
 clock, which verdicts are worth evidence, and when.
 """
 
@@ -49,19 +49,19 @@ class Kept(Protocol):
         ...
 
 
-class EvidenceKeeper:
+class IncidentRecorder:
     """Watches for incidents of a session."""
 
     def __init__(self, session: Kept, directory: Path) -> None:
         self._session = session
         self._directory = directory
         self._incidents = Incidents()
-        self._said: tuple[list[Verdict], float] = ([], 0.0)
+        self._last_observed: tuple[list[Verdict], float] = ([], 0.0)
         """What was said last, and when."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
         self._notices: list[str] = []
-        self.told: list[str] = []
+        self.sentences: list[str] = []
         """All sentences about what was kept."""
 
     def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
@@ -69,8 +69,8 @@ class EvidenceKeeper:
         if self._is_closing.is_set():
             return
         self._incidents.see_alive(live)
-        self._said = (list(verdicts), now_s)
-        for incident in self._incidents.begun(self._said[0], now_s):
+        self._last_observed = (list(verdicts), now_s)
+        for incident in self._incidents.begun(self._last_observed[0], now_s):
             task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
             self._tasks.add(task)
             task.add_done_callback(self._on_done)
@@ -80,27 +80,27 @@ class EvidenceKeeper:
         notices, self._notices = self._notices, []
         return notices
 
-    def _tell(self, sentence: str) -> None:
-        self.told.append(sentence)
+    def _add_notice(self, sentence: str) -> None:
+        self.sentences.append(sentence)
         self._notices.append(sentence)
 
     async def close(self) -> None:
         """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
-        verdicts, said_at_s = self._said
-        self.observe(verdicts, (), said_at_s + SETTLE_S)
+        verdicts, observed_at_s = self._last_observed
+        self.observe(verdicts, (), observed_at_s + SETTLE_S)
         self._is_closing.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
             for task in late:
                 task.cancel()
-                self._tell("no evidence of this is kept: it took too long to collect")
+                self._add_notice("no evidence of this is kept: it took too long to collect")
             await asyncio.gather(*late, return_exceptions=True)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A mistake of ours here must neither end the console nor be lost.
-            self._tell(f"no evidence of this is kept: {type(error).__name__}: {error}")
+            self._add_notice(f"no evidence of this is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
         answers = Answers()
@@ -112,9 +112,9 @@ class EvidenceKeeper:
             path = self._directory / bundle_name(evidence.opening)
             path = await asyncio.to_thread(_write, path, evidence)
         except AppError as error:
-            self._tell(f"no evidence of this is kept: {error}")
+            self._add_notice(f"no evidence of this is kept: {error}")
             return
-        self._tell(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+        self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}")
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
         """Do something until it is done or takes too long; once the session closes it has `hurry_s` left."""

@@ -3,7 +3,7 @@
 Pure: the caller has the reports, decides how far to play, and knows when each report was received and when to look.
 
 `Playback` looks at the model as often as a live console looks, so that a verdict that needs time comes at the same
-moment. `Lookout` is the model that is looked at. `timeline` lists what a recording's verdicts were, and when.
+moment. `ReplayModel` is the model that is looked at. `timeline` lists what a recording's verdicts were, and when.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.model.cluster import Cluster
 from app.model.job_choice import JobChoice
 from app.recording.events import EventLog
 from app.recording.history import History
-from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+from app.recording.records import LinesRecord, NoticeRecord, ReportRecord, StacksRecord
 from app.stacks.groups import NodeStacks
 from app.text import LINE_LIMIT, clean
 from app.view.verdict_text import sentence
@@ -61,20 +61,20 @@ class Playback:
         self.num_malformed = 0
         self._num_taken = 0
         opening = self._recording.opening
-        self._lookout = Lookout(opening.nodes, self._thresholds, job_id=opening.job_id)
+        self._replay = ReplayModel(opening.nodes, self._thresholds, job_id=opening.job_id)
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
-        self._lookout.look(BEGIN_S)
+        self._replay.look(BEGIN_S)
 
     @property
     def events(self) -> EventLog:
         """What has happened up to this moment, in the model's clock."""
-        return self._lookout.events
+        return self._replay.events
 
     @property
     def history(self) -> History:
         """How figures went up to this moment, in the model's clock."""
-        return self._lookout.history
+        return self._replay.history
 
     @property
     def is_over(self) -> bool:
@@ -88,20 +88,20 @@ class Playback:
         while self._num_taken < len(records) and records[self._num_taken].at_s <= self.at_s:
             self._take(records[self._num_taken])
             self._num_taken += 1
-        self._lookout.look(BEGIN_S + self.at_s)
+        self._replay.look(BEGIN_S + self.at_s)
 
     def view(self) -> View:
         """Return the rows of this moment."""
-        return self._lookout.view()
+        return self._replay.view()
 
     @property
     def verdicts(self) -> list[Verdict]:
         """What is said at this moment, the worst first."""
-        return self._lookout.verdicts
+        return self._replay.verdicts
 
     def nearest_stacks(self) -> tuple[list[NodeStacks], float]:
         """Return the newest stacks up to this moment, else the first ones after it, and when they were taken."""
-        taken = [record for record in self._recording.records if isinstance(record, StacksHeard)]
+        taken = [record for record in self._recording.records if isinstance(record, StacksRecord)]
         past = [record.at_s for record in taken if record.at_s <= self.at_s]
         at_s = past[-1] if past else taken[0].at_s if taken else 0.0
         return [answer_of(record) for record in taken if record.at_s == at_s], at_s
@@ -118,23 +118,23 @@ class Playback:
 
     def _take(self, record: Record) -> None:
         match record:
-            case ReportHeard(node=node):
+            case ReportRecord(node=node):
                 try:
                     frame = decode_frame(record.frame)
                 except MalformedMessageError:
                     self.num_malformed += 1
                     return
-                self._lookout.hear(node, frame, BEGIN_S + record.at_s)
-            case LinesHeard():
+                self._replay.receive(node, frame, BEGIN_S + record.at_s)
+            case LinesRecord():
                 self._lines += ((record.node, line) for line in record.lines)
-            case StacksHeard():
+            case StacksRecord():
                 pass  # shown when they are asked for
-            case NoticeHeard():
+            case NoticeRecord():
                 self._notices.append(clean(record.text, LINE_LIMIT))
-                self.events.tell(record.text, BEGIN_S + record.at_s)
+                self.events.add_event(record.text, BEGIN_S + record.at_s)
 
 
-def answer_of(record: StacksHeard) -> NodeStacks:
+def answer_of(record: StacksRecord) -> NodeStacks:
     """Return stacks as a node's answer; what a recording says of trouble is hostile until here."""
     return NodeStacks(record.node, record.stacks, clean(record.trouble, LINE_LIMIT))
 
@@ -156,11 +156,11 @@ def timeline(playback: Playback) -> Iterator[Moment]:
     known: set[tuple[object, ...]] = set()
     while True:
         yield from (Moment(playback.at_s, text) for text in playback.drain_notices())
-        said = {verdict_key(verdict): verdict for verdict in playback.verdicts}
-        for key, verdict in said.items():
+        current = {verdict_key(verdict): verdict for verdict in playback.verdicts}
+        for key, verdict in current.items():
             if key not in known:
                 yield Moment(playback.at_s, sentence(verdict))
-        known = set(said)  # what has ended may come again
+        known = set(current)  # what has ended may come again
         if playback.is_over:
             return
         playback.step(playback.length_s)
@@ -181,7 +181,7 @@ def clock_text(recording: Recording, at_s: float) -> str:
         return ""
 
 
-class Lookout:
+class ReplayModel:
     """A model at the moment of the last look.
 
     Attributes:
@@ -205,14 +205,14 @@ class Lookout:
         self.cluster = Cluster(nodes)
         self.diagnoser = Diagnoser(thresholds)
         self._choice = JobChoice(job_id)
-        self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
+        self._received: dict[str, tuple[str, NodeFrame, float]] = {}
         """What is still to be folded in, by node: together it is cheaper."""
 
-    def hear(self, node: str, frame: NodeFrame, at_s: float) -> None:
+    def receive(self, node: str, frame: NodeFrame, at_s: float) -> None:
         """Take a report; those of a node come in order."""
-        if node in self._heard:
+        if node in self._received:
             self._fold()
-        self._heard[node] = (node, frame, at_s)
+        self._received[node] = (node, frame, at_s)
 
     def look(self, now_s: float) -> None:
         """Look at the model."""
@@ -234,5 +234,5 @@ class Lookout:
         return [] if found is None else found.verdicts
 
     def _fold(self) -> None:
-        self.cluster.apply_all(list(self._heard.values()))
-        self._heard.clear()
+        self.cluster.apply_all(list(self._received.values()))
+        self._received.clear()

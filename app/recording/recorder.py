@@ -30,7 +30,7 @@ from app.recording.records import (
     MAX_RECORD_BYTES,
     MAX_RECORDING_BYTES,
     MAX_RECORDS,
-    LinesHeard,
+    LinesRecord,
     Opening,
     RecordPacker,
     size_bytes,
@@ -175,7 +175,7 @@ class _Part:
             self._open()
             self._begin_s = record.at_s
         self._num_records += 1
-        self._num_lines += len(record.lines) if isinstance(record, LinesHeard) else 0
+        self._num_lines += len(record.lines) if isinstance(record, LinesRecord) else 0
         behind_s = max(0.0, record.at_s - self._begin_s)
         self._put(self._packer.pack(msgspec.structs.replace(record, at_s=behind_s)))
         self._is_settled = False

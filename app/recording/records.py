@@ -57,7 +57,7 @@ class Opening(msgspec.Struct, frozen=True, tag="opening", omit_defaults=True):
     """It was written as it was heard: nobody knew its end."""
 
 
-class ReportHeard(msgspec.Struct, frozen=True, tag="report"):
+class ReportRecord(msgspec.Struct, frozen=True, tag="report"):
     """A node's report."""
 
     at_s: Seconds
@@ -66,7 +66,7 @@ class ReportHeard(msgspec.Struct, frozen=True, tag="report"):
     frame: bytes
 
 
-class LinesHeard(msgspec.Struct, frozen=True, tag="lines"):
+class LinesRecord(msgspec.Struct, frozen=True, tag="lines"):
     """What ranks of a node printed; what looks like a secret is masked."""
 
     at_s: Seconds
@@ -74,7 +74,7 @@ class LinesHeard(msgspec.Struct, frozen=True, tag="lines"):
     lines: list[LogLine]
 
 
-class StacksHeard(msgspec.Struct, frozen=True, tag="stacks"):
+class StacksRecord(msgspec.Struct, frozen=True, tag="stacks"):
     """The stacks of a node's ranks, or why there are none."""
 
     at_s: Seconds
@@ -83,22 +83,22 @@ class StacksHeard(msgspec.Struct, frozen=True, tag="stacks"):
     trouble: LongText = ""
 
 
-class NoticeHeard(msgspec.Struct, frozen=True, tag="notice"):
+class NoticeRecord(msgspec.Struct, frozen=True, tag="notice"):
     """A sentence about the session."""
 
     at_s: Seconds
     text: Annotated[str, msgspec.Meta(max_length=8192)]
 
 
-Record = ReportHeard | LinesHeard | StacksHeard | NoticeHeard
+Record = ReportRecord | LinesRecord | StacksRecord | NoticeRecord
 
 
 def size_bytes(record: Record) -> int:
     """Return roughly what a record holds in memory; stacks, which are asked for by hand, are not looked into."""
     match record:
-        case ReportHeard(frame=frame):
+        case ReportRecord(frame=frame):
             return _OTHER_BYTES + len(frame)
-        case LinesHeard(lines=lines):
+        case LinesRecord(lines=lines):
             return _OTHER_BYTES + _OTHER_BYTES * len(lines) + sum([len(line.text) for line in lines])
     return _OTHER_BYTES
 
@@ -182,7 +182,7 @@ def decode_recording(content: bytes, wire_version: int) -> Recording:
         except DECODE_ERRORS:
             is_cut = True
             break
-        num_lines += len(record.lines) if isinstance(record, LinesHeard) else 0
+        num_lines += len(record.lines) if isinstance(record, LinesRecord) else 0
         if record.at_s > MAX_LENGTH_S or len(records) == MAX_RECORDS or num_lines > MAX_LINES:
             is_cut = True
             break

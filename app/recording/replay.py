@@ -38,7 +38,7 @@ class Replay:
     questions = None
     doctor = None
     how_to_begin = ""
-    told_of_evidence = ()
+    evidence_notices = ()
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Replay:
         """Take one step towards the next verdict."""
         playback = self._playback
         if self._known is None:
-            self._known = self._said()
+            self._known = self._verdict_keys()
         playback.step(playback.length_s)
         self._goal_s = playback.at_s
-        said = self._said()
-        if said - self._known:
+        keys = self._verdict_keys()
+        if keys - self._known:
             self._stop_searching()
             self._is_paused = True
         else:
-            self._known &= said  # what has ended may come again
+            self._known &= keys  # what has ended may come again
 
     def _stop_searching(self) -> None:
         self._is_searching, self._known = False, None
@@ -172,10 +172,10 @@ class Replay:
 
     def farewell(self) -> str:
         """Return what a person should know about the file."""
-        told = ["the recording was cut short: what came last is not in it"] if self._is_cut else []
+        problems = ["the recording was cut short: what came last is not in it"] if self._is_cut else []
         if lost := self._playback.num_malformed:
-            told.append(f"{lost:,} report{'' if lost == 1 else 's'} in the recording could not be read")
-        return f"rankdeck: {'; '.join(told)}" if told else ""
+            problems.append(f"{lost:,} report{'' if lost == 1 else 's'} in the recording could not be read")
+        return f"rankdeck: {'; '.join(problems)}" if problems else ""
 
     async def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -213,5 +213,5 @@ class Replay:
             self._playback.begin()
             self.num_rewinds += 1
 
-    def _said(self) -> set[tuple[object, ...]]:
+    def _verdict_keys(self) -> set[tuple[object, ...]]:
         return {verdict_key(verdict) for verdict in self._playback.verdicts}

@@ -48,7 +48,7 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
     """When it was seen last: it ended shortly after."""
 
     @property
-    def told_row(self) -> BarrierRow:
+    def shown_row(self) -> BarrierRow:
         """The row with all that it tells."""
         return msgspec.structs.replace(self.row, waiting=self.ranks.tolist())
 

@@ -1,6 +1,6 @@
 """The console's audit log: which actions on jobs and agents were taken from this machine, by whom and when.
 
-`audit_line` makes one line of ASCII JSON of an action (`Act`).
+`audit_line` makes one line of ASCII JSON of an action (`AuditedAction`).
 
 `AuditLog` appends to `$XDG_STATE_HOME/rankdeck/audit.jsonl`: the actions of this user from this machine; only this user
 may read it. Several consoles write it at the same time: each line is one write to its end, and only the holder of the
@@ -35,7 +35,7 @@ MAX_HOSTS = 64
 """In one line; of more the number is told."""
 
 
-class Act(NamedTuple):
+class AuditedAction(NamedTuple):
     """One thing that is done.
 
     Attributes:
@@ -51,11 +51,11 @@ class Act(NamedTuple):
     program: tuple[str, ...] = ()
 
 
-def audit_line(act: Act, sentence: str, *, is_done: bool, who: str, at: datetime) -> bytes:
+def audit_line(audited: AuditedAction, sentence: str, *, is_done: bool, who: str, at: datetime) -> bytes:
     """Return a line, its newline included; what looks like a secret is masked.
 
     Args:
-        act: What, and where.
+        audited: What, and where.
         sentence: How it went, for people.
         is_done: False if some or all of it failed.
         who: `user@host`.
@@ -64,14 +64,14 @@ def audit_line(act: Act, sentence: str, *, is_done: bool, who: str, at: datetime
     entry = {
         "time": at.isoformat(timespec="milliseconds"),
         "who": who,
-        "action": act.action,
-        "hosts": [clean(host) for host in act.hosts[:MAX_HOSTS]],
-        "num_hosts": len(act.hosts),
+        "action": audited.action,
+        "hosts": [clean(host) for host in audited.hosts[:MAX_HOSTS]],
+        "num_hosts": len(audited.hosts),
     }
-    if act.job_id:
-        entry["job_id"] = clean(act.job_id)
-    if act.program:
-        entry["program"] = clean(shlex.join(masked_argv(act.program)))
+    if audited.job_id:
+        entry["job_id"] = clean(audited.job_id)
+    if audited.program:
+        entry["program"] = clean(shlex.join(masked_argv(audited.program)))
     entry["outcome"] = "done" if is_done else "failed"
     entry["sentence"] = clean(masked_text(sentence), MAX_SENTENCE_CHARS)
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
@@ -94,40 +94,40 @@ class AuditLog:
         """`path` None writes nothing down."""
         self._path = path
         self._notices: list[str] = []
-        self._has_told = False
+        self._has_warned = False
         self._lock = threading.Lock()
 
-    def add(self, act: Act, sentence: str, *, is_done: bool = True) -> None:
+    def add(self, audited: AuditedAction, sentence: str, *, is_done: bool = True) -> None:
         """Write down how something went."""
         if self._path is None:
             return
-        line = audit_line(act, sentence, is_done=is_done, who=_who(), at=datetime.now(UTC))
+        line = audit_line(audited, sentence, is_done=is_done, who=_who(), at=datetime.now(UTC))
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _append(self._path, line)
         except OSError as error:
             with self._lock:
-                if not self._has_told:
-                    words = f"what is done is not written down: {self._path}: {error.strerror}"
-                    self._notices.append(clean(words, LINE_LIMIT))
-                self._has_told = True
+                if not self._has_warned:
+                    problem = f"what is done is not written down: {self._path}: {error.strerror}"
+                    self._notices.append(clean(problem, LINE_LIMIT))
+                self._has_warned = True
 
-    async def kept(self, act: Act, doing: Awaitable[str]) -> str:
+    async def kept(self, audited: AuditedAction, doing: Awaitable[str]) -> str:
         """Await what is done, write down how it went, and return the sentence about it.
 
         Raises:
             AppError: As `doing` does.
         """
-        told, is_done = _UNDONE, False
+        outcome, is_done = _UNDONE, False
         try:
-            told = await doing
+            outcome = await doing
             is_done = True
         except AppError as error:
-            told = error.whole
+            outcome = error.whole
             raise
         finally:
-            self.add(act, told, is_done=is_done)
-        return told
+            self.add(audited, outcome, is_done=is_done)
+        return outcome
 
     def drain_notices(self) -> list[str]:
         """Return why nothing is written down, once."""

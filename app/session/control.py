@@ -5,8 +5,9 @@
 `JobStarter` starts another program on a host whose last job has ended, or that has none, and lists what was started
 before. `workdir_on` is where a program runs on a host.
 
-`ShareGuard` ends what is left of a job that has failed on another node: there it would wait for ranks that are gone.
-torchrun ends the ranks of its own node; those of the others hang until torch gives up, ten minutes by its own choice.
+`AssignmentGuard` ends what is left of a job that has failed on another node: there it would wait for ranks that are
+gone. torchrun ends the ranks of its own node; those of the others hang until torch gives up, ten minutes by its own
+choice.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from agent.wire.commands import RefusalReason, ShowJob, Shown
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.inventory.program import Program, check_command, make_job_id
-from app.session.audit import Act
+from app.session.audit import AuditedAction
 from app.session.remote_job import (
     RunRequest,
     in_order,
-    newest,
+    latest_status,
     next_attempt,
     next_shares,
-    of_newest_attempt,
+    of_latest_attempt,
     places_to_meet,
     unknown_job_text,
 )
@@ -60,7 +61,7 @@ class JobControl:
         self,
         fleet: Callable[[], Fleet],
         nodes: Sequence[str],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         audit: AuditLog,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
     ) -> None:
@@ -69,14 +70,14 @@ class JobControl:
         Args:
             fleet: Reaches them.
             nodes: Their names.
-            tell: Takes a sentence about each thing that was done.
+            notify: Takes a sentence about each thing that was done.
             audit: Takes all of it, also what failed.
             addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
         """
         self.doing = ""
         self._fleet = fleet
         self._nodes = list(nodes)
-        self._tell = tell
+        self._notify = notify
         self._audit = audit
         self._addresses = addresses
         self._num_wishes = 0
@@ -99,7 +100,7 @@ class JobControl:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
-        return self._told(f"job {job_id} was asked {how}{missing}")
+        return self._logged(f"job {job_id} was asked {how}{missing}")
 
     async def kill(self, job_id: str) -> str:
         """End every process of a job, on every node that can be asked; return what was done.
@@ -112,14 +113,14 @@ class JobControl:
     async def _kill(self, job_id: str) -> str:
         await self._wish()
         nodes = await self._fleet().kill(job_id)
-        return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
+        return self._logged(f"job {job_id} was killed on {nodes_text(nodes)}")
 
     async def restart(
         self,
         job_id: str,
         num_ranks: int | None = None,
         *,
-        is_at_once: bool = False,
+        is_immediate: bool = False,
         without: Collection[str] | None = None,
     ) -> str:
         """End a job if it still runs, and begin its next attempt; return what was done.
@@ -129,18 +130,18 @@ class JobControl:
         Args:
             job_id: Which.
             num_ranks: None is as many as before.
-            is_at_once: Kill it instead of asking for a step and a checkpoint.
+            is_immediate: Kill it instead of asking for a step and a checkpoint.
             without: None is the nodes that made up the last attempt. Else all that answer and know the job make up the
                 next one, but for these.
 
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
-        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, without=without)
+        doing = self._restart(job_id, num_ranks, is_immediate=is_immediate, without=without)
         return await self._kept("restart", job_id, doing)
 
     async def _restart(
-        self, job_id: str, num_ranks: int | None, *, is_at_once: bool, without: Collection[str] | None
+        self, job_id: str, num_ranks: int | None, *, is_immediate: bool, without: Collection[str] | None
     ) -> str:
         wish = await self._wish()
         statuses = await self._begun(job_id)
@@ -153,8 +154,8 @@ class JobControl:
         meeting = [None] if without is None else self._meeting_addresses(statuses)
         try:
             if not has_ended(statuses):
-                self.doing = f"restart: waiting for attempt {newest(statuses).attempt} to end"
-                if is_at_once:
+                self.doing = f"restart: waiting for attempt {latest_status(statuses).attempt} to end"
+                if is_immediate:
                     await self._fleet().kill(job_id, list(found))
                 else:
                     await self._fleet().stop(job_id, list(found))
@@ -164,9 +165,9 @@ class JobControl:
             if wish == self._num_wishes:
                 self.doing = ""
         if begun is None:
-            return self._told(f"the restart of job {job_id} was given up for another wish")
+            return self._logged(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
-        return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+        return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
     def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
         """Return where the nodes that go on together may meet, the best first; empty is where they met before.
@@ -196,8 +197,8 @@ class JobControl:
             raise failures[0]
         if not found:
             known = sorted({clean_name(status.job_id) for report in reports.values() for status in report.jobs})
-            words = unknown_job_text(job_id, known, list(reports))
-            raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
+            refusal_text = unknown_job_text(job_id, known, list(reports))
+            raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, refusal_text)
         return found
 
     async def _wish(self) -> int:
@@ -215,7 +216,7 @@ class JobControl:
         """Ask for a job's end where it is known; return what is to be said of its other nodes."""
         statuses = await self.statuses(job_id)
         await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
-        asked, num_nodes = of_newest_attempt(statuses), newest(statuses).num_nodes
+        asked, num_nodes = of_latest_attempt(statuses), latest_status(statuses).num_nodes
         few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
         return few if len(asked) < num_nodes else ""
 
@@ -242,14 +243,14 @@ class JobControl:
     async def _ended(self, job_id: str, nodes: Sequence[str], wish: int) -> None:
         """Return once a job has ended on its nodes, or something else is wished for."""
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
+        last_reply_s = loop.time()
         while wish == self._num_wishes:
             try:
                 if has_ended(await self._of(job_id, nodes)):
                     return
-                heard_s = loop.time()
+                last_reply_s = loop.time()
             except AgentUnreachableError:
-                if loop.time() > heard_s + AWAY_PATIENCE_S:
+                if loop.time() > last_reply_s + AWAY_PATIENCE_S:
                     raise
             await asyncio.sleep(POLL_S)
 
@@ -283,10 +284,10 @@ class JobControl:
                 return next(iter(commands.values()))
 
     def _kept(self, action: str, job_id: str, doing: Awaitable[str]) -> Awaitable[str]:
-        return self._audit.kept(Act(action, tuple(self._nodes), job_id), doing)
+        return self._audit.kept(AuditedAction(action, tuple(self._nodes), job_id), doing)
 
-    def _told(self, sentence: str) -> str:
-        self._tell(sentence)
+    def _logged(self, sentence: str) -> str:
+        self._notify(sentence)
         return sentence
 
 
@@ -367,9 +368,9 @@ class JobStarter:
             workdir=self._workdir(program.workdir),
             max_restarts=program.max_restarts,
         )
-        told = await self._start(request)
+        done = await self._start(request)
         self.remember(request)
-        return told
+        return done
 
     def _workdir(self, typed: str) -> str:
         """Return a directory of this machine as `rankdeck run` understands it: from where the person is."""
@@ -411,7 +412,7 @@ PATIENCE_S = 12.0
 _HAS_FAILED = frozenset({JobState.FAILED, JobState.LOST})
 
 
-class ShareGuard:
+class AssignmentGuard:
     """Watches the shares of all jobs of a session."""
 
     def __init__(self) -> None:

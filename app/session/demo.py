@@ -162,7 +162,7 @@ class Demo(LiveSession):
         # One directory, and one command, for all nodes: they are one machine.
         command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
         shares = even_shares(options.num_ranks, len(self._nodes))
-        for node_rank, (node, share) in enumerate(zip(self._nodes, shares, strict=True)):
+        for node_rank, (node, local_size) in enumerate(zip(self._nodes, shares, strict=True)):
             workdir = self._agents.directories[node] / "work"
             specs[node] = JobSpec(
                 job_id=JOB_ID,
@@ -172,7 +172,7 @@ class Demo(LiveSession):
                 workdir=str(workdir),
                 num_nodes=len(self._nodes),
                 node_rank=node_rank,
-                local_world_size=share,
+                local_world_size=local_size,
                 first_rank=first_rank,
                 world_size=options.num_ranks,
                 master_addr=LOOPBACK,
@@ -183,7 +183,7 @@ class Demo(LiveSession):
                 faults=[options.fault] if options.fault else [],
                 grace_s=GRACE_S,
             )
-            first_rank += share
+            first_rank += local_size
         return specs
 
     def _command(self, checkpoint_dir: Path) -> list[str]:
@@ -265,8 +265,8 @@ class PrivateAgents:
         except TimeoutError:
             raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s") from None
         if not ready:
-            said = (await process.stderr.read()).decode(errors="replace").strip()
-            raise SessionError(f"the agent {name} did not start: {clean(said, LINE_LIMIT) or 'it said nothing'}")
+            output = (await process.stderr.read()).decode(errors="replace").strip()
+            raise SessionError(f"the agent {name} did not start: {clean(output, LINE_LIMIT) or 'it said nothing'}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -17,14 +17,14 @@ import msgspec
 from agent.wire.commands import ShowJob, Shown
 from app.errors import AppError, HostUnreachableError
 from app.inventory.program import Again, Program
-from app.model.absence import Absence
-from app.model.newcomers import Newcomers
-from app.preflight.asking import preflight
+from app.model.new_nodes import NewNodes
+from app.model.unreachable_reason import UnreachableReason
+from app.preflight.examining import preflight
 from app.preflight.findings import Step, Wanted
-from app.session.reconnector import ConnectionKeeper, absence_of
+from app.session.reconnector import Reconnector, unreachable_reason_of
 from app.session.remote_job import even_shares
 from app.text import nodes_text
-from app.threads import at_once, in_daemon_thread
+from app.threads import in_daemon_thread, run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,14 +46,14 @@ class Hosts(NamedTuple):
         entries: What the inventory says of each.
         typed: How a person names them on a command line: `--host gpu1`; empty where they are all of the inventory.
         away: Hosts that cannot be reached so far, and why.
-        newcomers: Says which nodes have come that were meant, too, and are not among these; may be called often.
+        new_nodes: Says which nodes have come that were meant, too, and are not among these; may be called often.
     """
 
     links: tuple[AgentLink, ...]
     entries: tuple[HostEntry, ...]
     typed: str
     away: Mapping[str, AppError]
-    newcomers: Callable[[], Newcomers] = Newcomers
+    new_nodes: Callable[[], NewNodes] = NewNodes
 
     @property
     def names(self) -> list[str]:
@@ -75,20 +75,20 @@ class Hosts(NamedTuple):
         place = self.links[0].place
         return "" if place is None else place.python
 
-    def command(self, words: str) -> str:
+    def command(self, arguments: str) -> str:
         """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
-        return " ".join(filter(None, ["rankdeck", words, self.typed]))
+        return " ".join(filter(None, ["rankdeck", arguments, self.typed]))
 
 
 class Connections:
     """The connections of a session, in its loop."""
 
-    def __init__(self, hosts: Hosts, tell: Callable[[str], None]) -> None:
-        """`tell` takes a sentence about each change."""
+    def __init__(self, hosts: Hosts, notify: Callable[[str], None]) -> None:
+        """`notify` takes a sentence about each change."""
         self._hosts = hosts
-        self._tell = tell
+        self._notify = notify
         self._away = dict(hosts.away)
-        self._keepers: dict[str, ConnectionKeeper] = {}
+        self._reconnectors: dict[str, Reconnector] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(
@@ -112,65 +112,75 @@ class Connections:
             AppError: No host can be reached.
         """
 
-        def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
+        def open_report_channel(link: AgentLink) -> None:
+            link.open_report_channel(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
 
         links = self._hosts.links
-        opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
+        opened = await asyncio.to_thread(lambda: list(run_parallel(links, open_report_channel)))
         answers = zip(links, opened, strict=True)
         self._away |= {link.host: answer for link, answer in answers if isinstance(answer, AppError)}
         if len(self._away) == len(links):
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._tell(
+                self._notify(
                     f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent telemetry`"
                 )
         if patience_s:
-            kept: dict[int, ConnectionKeeper] = {}
+            kept: dict[int, Reconnector] = {}
             for link in links:
                 if id(link.kept) not in kept:  # hosts behind a relay have a connection in common
-                    kept[id(link.kept)] = self._keeper(link, patience_s, is_unheard, may_ask=may_ask)
-                self._keepers[link.host] = kept[id(link.kept)]
-            self._tasks = [asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in kept.values()]
+                    kept[id(link.kept)] = self._reconnector(link, patience_s, is_unheard, may_ask=may_ask)
+                self._reconnectors[link.host] = kept[id(link.kept)]
+            self._tasks = [
+                asyncio.create_task(link_reconnector.run(), name="rankdeck-connection")
+                for link_reconnector in kept.values()
+            ]
 
-    def _keeper(
+    def _reconnector(
         self, link: AgentLink, patience_s: float, is_unheard: Callable[[str], bool], *, may_ask: bool
-    ) -> ConnectionKeeper:
+    ) -> Reconnector:
         """Return what keeps a link's connection; a common one knows by itself whether the other end lives."""
         if link.kept is not link:
-            return ConnectionKeeper(link.kept, self._tell, patience_s, may_ask=may_ask)
-        absence, unheard = self._away.get(link.host), partial(is_unheard, link.host)
-        return ConnectionKeeper(link, self._tell, patience_s, absence, unheard, may_ask=may_ask)
+            return Reconnector(link.kept, self._notify, patience_s, may_ask=may_ask)
+        unreachable_reason, unheard = self._away.get(link.host), partial(is_unheard, link.host)
+        return Reconnector(link, self._notify, patience_s, unreachable_reason, unheard, may_ask=may_ask)
 
     @property
-    def absences(self) -> dict[str, Absence | None]:
+    def absences(self) -> dict[str, UnreachableReason | None]:
         """Why a host cannot be heard at present; None where nothing is in the way."""
-        own = {link.host: link.absence for link in self._hosts.links if link.kept is not link}
-        if not self._keepers:
-            return {host: absence_of(error, host) for host, error in self._away.items()} | own
-        return {host: self._kept_absence(host, keeper) or own.get(host) for host, keeper in self._keepers.items()}
+        own = {link.host: link.unreachable_reason for link in self._hosts.links if link.kept is not link}
+        if not self._reconnectors:
+            return {host: unreachable_reason_of(error, host) for host, error in self._away.items()} | own
+        return {
+            host: self._reconnector_unreachable(host, link_reconnector) or own.get(host)
+            for host, link_reconnector in self._reconnectors.items()
+        }
 
     @staticmethod
-    def _kept_absence(host: str, keeper: ConnectionKeeper) -> Absence | None:
+    def _reconnector_unreachable(host: str, link_reconnector: Reconnector) -> UnreachableReason | None:
         """Return what a keeper lacks: where it keeps what hosts have in common, that is in none of their ways alone."""
-        if keeper.absence is None or keeper.host == host:
-            return keeper.absence
-        return Absence(f"{keeper.host}: {keeper.absence.why}")
+        if link_reconnector.unreachable_reason is None or link_reconnector.host == host:
+            return link_reconnector.unreachable_reason
+        return UnreachableReason(f"{link_reconnector.host}: {link_reconnector.unreachable_reason.why}")
 
-    def absence(self, host: str) -> AppError | None:
+    def unreachable_reason(self, host: str) -> AppError | None:
         """Return why there is no way to a host's agent at present; None where there is one."""
-        absence = self.absences.get(host)
-        if absence is None:
+        unreachable_reason = self.absences.get(host)
+        if unreachable_reason is None:
             return None
-        keeper = self._keepers.get(host)
-        error = keeper.error if keeper is not None else self._away.get(host)
-        return error or HostUnreachableError(host, absence.why)
+        link_reconnector = self._reconnectors.get(host)
+        error = link_reconnector.error if link_reconnector is not None else self._away.get(host)
+        return error or HostUnreachableError(host, unreachable_reason.why)
 
     @property
-    def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:
+    def keepers_that_wait(self) -> dict[str, Reconnector]:
         """Those of hosts that want an answer of a person, who can be asked."""
-        return {keeper.host: keeper for keeper in self._keepers.values() if keeper.wants_answer}
+        return {
+            link_reconnector.host: link_reconnector
+            for link_reconnector in self._reconnectors.values()
+            if link_reconnector.wants_answer
+        }
 
     def forget_refusals(self) -> None:
         """Let the person be asked again what they have left unanswered."""
@@ -183,10 +193,10 @@ class Connections:
         for link in self._hosts.links:
             if link.host in self._away:
                 continue  # whoever looks on knows that it is without it
-            keeper = self._keepers.get(link.host)
-            if keeper is not None:
-                if keeper.failure is not None:
-                    return keeper.failure
+            link_reconnector = self._reconnectors.get(link.host)
+            if link_reconnector is not None:
+                if link_reconnector.failure is not None:
+                    return link_reconnector.failure
             elif not link.is_alive:
                 return HostUnreachableError(link.host, "the connection is lost")
         return None
@@ -200,24 +210,24 @@ class Connections:
     async def close(self) -> None:
         """Let go of the hosts; returns when the last of them is let go."""
         await self.keep_no_more()
-        await asyncio.to_thread(lambda: list(at_once(self._hosts.links, lambda link: link.close())))
+        await asyncio.to_thread(lambda: list(run_parallel(self._hosts.links, lambda link: link.close())))
 
 
 class HostQuestions:
     """What `app.tui.source.Questions` asks for; in the session's loop."""
 
-    def __init__(self, desk: QuestionDesk, connections: Connections, tell: Callable[[str], None]) -> None:
-        """Take the questions from the terminal; `tell` takes what is said beside them."""
+    def __init__(self, desk: QuestionDesk, connections: Connections, notify: Callable[[str], None]) -> None:
+        """Take the questions from the terminal; `notify` takes what is said beside them."""
         self._desk = desk
         self._connections = connections
-        self._tell = tell
-        self._is_asking = False
+        self._notify = notify
+        self._is_question_open = False
         desk.attend()
 
     @property
     def waiting(self) -> list[str]:
         """Hosts that want an answer; empty while the person is asked."""
-        return [] if self._is_asking else list(self._connections.keepers_that_wait)
+        return [] if self._is_question_open else list(self._connections.keepers_that_wait)
 
     @property
     def question(self) -> Question | None:
@@ -233,31 +243,33 @@ class HostQuestions:
 
         One at a time: a host that has asked waits for its answer, and for no other one's.
         """
-        if self._is_asking:
+        if self._is_question_open:
             return
-        self._is_asking = True
+        self._is_question_open = True
         try:
             self._connections.forget_refusals()
             gone_to: set[str] = set()
             while left := {
-                host: keeper for host, keeper in self._connections.keepers_that_wait.items() if host not in gone_to
+                host: link_reconnector
+                for host, link_reconnector in self._connections.keepers_that_wait.items()
+                if host not in gone_to
             }:
-                host, keeper = next(iter(left.items()))
+                host, link_reconnector = next(iter(left.items()))
                 gone_to.add(host)
                 self._desk.begin(host)
                 try:
-                    await keeper.try_now(asks=True)
+                    await link_reconnector.try_now(asks=True)
                 finally:
                     is_put_off = self._desk.end()
-                for sentence in self._desk.drain_told():
-                    self._tell(f"{host}: {sentence}")
+                for sentence in self._desk.drain_notes():
+                    self._notify(f"{host}: {sentence}")
                 if is_put_off:
                     return
-                if not keeper.wants_answer:
+                if not link_reconnector.wants_answer:
                     others = (other for name, other in left.items() if name not in gone_to)
                     await asyncio.gather(*(other.try_now(asks=False) for other in others))
         finally:
-            self._is_asking = False
+            self._is_question_open = False
 
     def close(self) -> None:
         """Ask nothing more, here or elsewhere."""
@@ -270,18 +282,18 @@ class HostDoctor:
     def __init__(
         self,
         hosts: Hosts,
-        absence: Callable[[str], AppError | None] = lambda _host: None,
+        unreachable_reason: Callable[[str], AppError | None] = lambda _host: None,
         fleet: Callable[[], Fleet] | None = None,
     ) -> None:
         """Of some hosts.
 
         Args:
             hosts: Which.
-            absence: Says why there is no way to a host now.
+            unreachable_reason: Says why there is no way to a host now.
             fleet: Reaches the agents, which know what a job is made of that is to begin again.
         """
         self._hosts = hosts
-        self._absence = absence
+        self._unreachable = unreachable_reason
         self._fleet = fleet
 
     @property
@@ -289,22 +301,22 @@ class HostDoctor:
         """Their names."""
         return self._hosts.names
 
-    async def look(self, tell: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
+    async def look(self, notify: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
         """Return what is to be said of the hosts; see `app.tui.source.Doctor`."""
         all_wanted = wanted_of(self._hosts, job if isinstance(job, Program) else None)
         if isinstance(job, Again):
             all_wanted = await self._wanted_again(job, all_wanted)
         links = {link.host: link for link in self._hosts.links}
         looked_at: list[tuple[Wanted, AgentLink | AppError]] = [
-            (wanted, self._absence(wanted.host) or links[wanted.host]) for wanted in all_wanted
+            (wanted, self._unreachable(wanted.host) or links[wanted.host]) for wanted in all_wanted
         ]
         loop = asyncio.get_running_loop()
 
-        def tell_there(host: str, step: Step) -> None:
+        def notify_there(host: str, step: Step) -> None:
             with suppress(RuntimeError):  # the console has gone meanwhile
-                loop.call_soon_threadsafe(tell, host, step)
+                loop.call_soon_threadsafe(notify, host, step)
 
-        return await in_daemon_thread(lambda: preflight(looked_at, tell=tell_there))
+        return await in_daemon_thread(lambda: preflight(looked_at, notify=notify_there))
 
     async def _wanted_again(self, job: Again, all_wanted: list[Wanted]) -> list[Wanted]:
         """Return what the next attempt of a job would use, as far as its nodes know."""
@@ -324,11 +336,11 @@ class HostDoctor:
                 workdir=spec.workdir,
             )
             for wanted in kept
-            if wanted.host in parts or not parts or self._absence(wanted.host) is not None
+            if wanted.host in parts or not parts or self._unreachable(wanted.host) is not None
         ]
 
     async def _spec(self, host: str, job_id: str) -> JobSpec | None:
-        if self._fleet is None or self._absence(host) is not None:
+        if self._fleet is None or self._unreachable(host) is not None:
             return None
         try:
             reply = await self._fleet().ask(host, ShowJob(job_id))

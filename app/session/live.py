@@ -1,6 +1,6 @@
 """What the demo and a host's job have in common: a session over live agents, with texts of its own.
 
-`NewcomerWatch` decides when to report new nodes: those of one `srun` together, instead of each by itself.
+`NewNodeWatch` decides when to report new nodes: those of one `srun` together, instead of each by itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from app.errors import UsageError
-from app.model.newcomers import Newcomers
+from app.model.new_nodes import NewNodes
 from app.session.session import Session
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LiveSession:
         options: SessionOptions,
         notices: list[str],
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
-        told: Container[str] = (),
+        linked_nodes: Container[str] = (),
     ) -> None:
         """Over agents; `notices` are the first sentences about it, the rest is as for `Session`.
 
@@ -51,7 +51,7 @@ class LiveSession:
             SessionError: See `Session`.
         """
         self.is_read_only = options.is_read_only
-        self.session = Session(directories, options, addresses, told)
+        self.session = Session(directories, options, addresses, linked_nodes)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices
@@ -88,7 +88,7 @@ class LiveSession:
         """Return sentences about what the session did since the last call, oldest first."""
         notices, self._notices = [*self._notices, *self.session.drain_notices()], []
         for notice in notices:
-            self.session.events.tell(notice, time.monotonic())
+            self.session.events.add_event(notice, time.monotonic())
         return notices
 
     @property
@@ -107,9 +107,9 @@ class LiveSession:
         return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
 
     @property
-    def told_of_evidence(self) -> list[str]:
+    def evidence_notices(self) -> list[str]:
         """All sentences about evidence that was kept."""
-        return self.session.told_of_evidence
+        return self.session.evidence_notices
 
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`.
@@ -130,26 +130,26 @@ SETTLE_S = 2.0
 """Without another one, until those that have come are told of; the agents of one `srun` come within a second."""
 MAX_WAIT_S = 10.0
 """However many still come."""
-MAX_TOLD = 16_384
+MAX_KNOWN = 16_384
 """Names that are known to have been told of: a relay can only be wrong to have more, and it costs a word twice."""
 
 
-class NewcomerWatch:
+class NewNodeWatch:
     """Each node is told of once, also where it goes and comes again."""
 
     def __init__(self) -> None:
-        self._told: frozenset[str] = frozenset()
+        self._notified: frozenset[str] = frozenset()
         self._waiting: frozenset[str] = frozenset()
         self._first_s = self._last_s = 0.0
 
-    def news(self, newcomers: Newcomers, now_s: float) -> Newcomers:
+    def news(self, new_nodes: NewNodes, now_s: float) -> NewNodes:
         """Return those of them that are to be told of now."""
-        waiting = frozenset(newcomers.nodes) - self._told
+        waiting = frozenset(new_nodes.nodes) - self._notified
         if waiting != self._waiting:
             self._first_s = self._first_s if self._waiting else now_s
             self._waiting, self._last_s = waiting, now_s
         if not waiting or (now_s - self._last_s < SETTLE_S and now_s - self._first_s < MAX_WAIT_S):
-            return Newcomers()
-        self._told = waiting | (self._told if len(self._told) < MAX_TOLD else frozenset())
+            return NewNodes()
+        self._notified = waiting | (self._notified if len(self._notified) < MAX_KNOWN else frozenset())
         self._waiting = frozenset()
-        return newcomers._replace(nodes=tuple(node for node in newcomers.nodes if node in waiting))
+        return new_nodes._replace(nodes=tuple(node for node in new_nodes.nodes if node in waiting))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.errors import AppError
 from app.recording.recorder import Past
-from app.recording.records import LinesHeard
+from app.recording.records import LinesRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,9 @@ class LogPulls:
         self._cursor: dict[str, tuple[str, int]] = {}
         self._wanted: dict[str, tuple[str, int]] = {}
 
-    def want(self, node: str, epoch: str, newest: int) -> None:
+    def want(self, node: str, epoch: str, latest: int) -> None:
         """Take how far the lines of a node go, in this life of its agent."""
-        self._wanted[node] = (epoch, newest)
+        self._wanted[node] = (epoch, latest)
 
     def drain(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
@@ -64,9 +64,9 @@ class LogPulls:
     @property
     def has_all(self) -> bool:
         """True when every line that the nodes have told of is here."""
-        for node, (epoch, newest) in self._wanted.items():
+        for node, (epoch, latest) in self._wanted.items():
             known_epoch, cursor = self._cursor.get(node, (epoch, 0))
-            if known_epoch != epoch or cursor < newest:
+            if known_epoch != epoch or cursor < latest:
                 return False
         return True
 
@@ -77,11 +77,11 @@ class LogPulls:
             while True:
                 under_way = {node: task for node, task in under_way.items() if not task.done()}
                 num_pulls = 0
-                for node, (epoch, newest) in list(self._wanted.items()):
+                for node, (epoch, latest) in list(self._wanted.items()):
                     known_epoch, cursor = self._cursor.get(node, (epoch, 0))
                     if known_epoch != epoch:
                         cursor = 0  # a new agent counts from one
-                    if cursor < newest and node not in under_way:
+                    if cursor < latest and node not in under_way:
                         num_pulls += 1
                         under_way[node] = asyncio.create_task(self._pull_into_cursor(node, epoch, cursor))
                 await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
@@ -103,9 +103,9 @@ class LogPulls:
             self._lines.append((node, gap))
         self._lines.extend((node, line) for line in lines)
         if lines:
-            heard = LinesHeard(time.monotonic(), node, lines)
-            self.printed.add(heard)
-            self._record(heard)
+            received = LinesRecord(time.monotonic(), node, lines)
+            self.printed.add(received)
+            self._record(received)
         return lines[-1].seq if lines else cursor
 
 

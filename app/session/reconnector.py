@@ -18,7 +18,7 @@ from app.errors import (
     IncompatibleAgentError,
     NoAgentError,
 )
-from app.model.absence import Absence, Lack
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.text import seconds_text
 from app.threads import in_daemon_thread
 
@@ -35,30 +35,30 @@ LOOK_FOR_AGENT_S = 10.0
 """Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
 _HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
 """Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
-_LACKS: dict[type[AppError], Lack] = {
-    NoAgentError: Lack.AGENT,
-    AgentUnreachableError: Lack.ANSWER,
-    IncompatibleAgentError: Lack.FITTING_AGENT,
+_UNREACHABLE_KINDS: dict[type[AppError], UnreachableKind] = {
+    NoAgentError: UnreachableKind.AGENT,
+    AgentUnreachableError: UnreachableKind.ANSWER,
+    IncompatibleAgentError: UnreachableKind.FITTING_AGENT,
 }
 """What there is not where one of these was met, the first that fits; of all others the connection."""
 
 
-class ConnectionKeeper:
+class Reconnector:
     """Watches one host's connection, in a task of the session's loop.
 
     Attributes:
-        absence: What there is not at present, a connection or an agent at its end, and why; None while both are there.
-        error: What the last attempt to go there met; None while all is there.
-        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
+        unreachable_reason: What there is not at present, a connection or an agent at its end, and why; None while both
+        are there. error: What the last attempt to go there met; None while all is there. failure: What ended the
+        attempts: patience has, or the host is not who it was, or wants a person. None while
             there is hope.
     """
 
     def __init__(
         self,
         link: Kept,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         patience_s: float,
-        absence: AppError | None = None,
+        unreachable_reason: AppError | None = None,
         is_unheard: Callable[[], bool] = lambda: False,
         *,
         may_ask: bool = False,
@@ -67,18 +67,20 @@ class ConnectionKeeper:
 
         Args:
             link: The way there.
-            tell: Takes a sentence about each change.
+            notify: Takes a sentence about each change.
             patience_s: How long to try to come back.
-            absence: Why there has been no connection yet; None where there is one.
+            unreachable_reason: Why there has been no connection yet; None where there is one.
             is_unheard: Tells whether the agent says nothing, though there is a connection.
             may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
         """
         self._link = link
         self._may_ask = may_ask
-        self.absence = None if absence is None else self._absence_of(absence)
-        self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
-        self.error = absence
-        self._tell = tell
+        self.unreachable_reason = (
+            None if unreachable_reason is None else self._unreachable_reason_of(unreachable_reason)
+        )
+        self.failure: AppError | None = unreachable_reason if isinstance(unreachable_reason, _HOPELESS) else None
+        self.error = unreachable_reason
+        self._notify = notify
         self._patience_s = patience_s
         self._is_unheard = is_unheard
         self._looked_at_s = float("-inf")
@@ -116,7 +118,7 @@ class ConnectionKeeper:
         """Keep the connection until there is no hope; cancel it to leave."""
         try:
             while self.failure is None or self.wants_answer:
-                if self._link.is_alive and self.absence is None:
+                if self._link.is_alive and self.unreachable_reason is None:
                     self._settle()
                     await self._look_for_agent()
                     await asyncio.sleep(LOOK_S)
@@ -134,28 +136,30 @@ class ConnectionKeeper:
         self._looked_at_s = now_s
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
-            self.absence = self._absence_of(error)
-            self._tell(f"{self._words(error)}; it is looked for again, the job goes on meanwhile")
+            self.unreachable_reason = self._unreachable_reason_of(error)
+            self._notify(f"{self._error_text(error)}; it is looked for again, the job goes on meanwhile")
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
-        if self.absence is None:
-            self.absence = Absence("the connection is lost")
-            self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+        if self.unreachable_reason is None:
+            self.unreachable_reason = UnreachableReason("the connection is lost")
+            self._notify(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
         if self.failure is not None:
             await self._wake.wait()
         while True:
             error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
-                what = "connection" if self.absence.lack is Lack.CONNECTION else "agent"
-                self.absence, self.failure, self.error = None, None, None
-                self._tell(f"{host}: the {what} is back after {seconds_text(away_s)}")
+                what = (
+                    "connection" if self.unreachable_reason.unreachable_kind is UnreachableKind.CONNECTION else "agent"
+                )
+                self.unreachable_reason, self.failure, self.error = None, None, None
+                self._notify(f"{host}: the {what} is back after {seconds_text(away_s)}")
                 return
-            if (absence := self._absence_of(error)) != self.absence:
-                self.absence = absence
-                self._tell(self._words(error))
+            if (unreachable_reason := self._unreachable_reason_of(error)) != self.unreachable_reason:
+                self.unreachable_reason = unreachable_reason
+                self._notify(self._error_text(error))
             self.error = error
             is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
             self.failure = error if is_hopeless else None
@@ -181,12 +185,12 @@ class ConnectionKeeper:
             return error
         return None
 
-    def _words(self, error: AppError) -> str:
+    def _error_text(self, error: AppError) -> str:
         """Return what is in the way, with what to do about it unless the person is asked here."""
         return str(error) if self._is_asked_here(error) else error.whole
 
-    def _absence_of(self, error: AppError) -> Absence:
-        return absence_of(error, self.host, has_hint=not self._is_asked_here(error))
+    def _unreachable_reason_of(self, error: AppError) -> UnreachableReason:
+        return unreachable_reason_of(error, self.host, has_hint=not self._is_asked_here(error))
 
     def _is_asked_here(self, error: AppError) -> bool:
         return self._may_ask and _is_answerable(error)
@@ -200,10 +204,13 @@ class ConnectionKeeper:
             wanted.set_result(None)
 
 
-def absence_of(error: AppError, host: str, *, has_hint: bool = True) -> Absence:
+def unreachable_reason_of(error: AppError, host: str, *, has_hint: bool = True) -> UnreachableReason:
     """Return what is lacking on the way to a host, by what was met there."""
-    lack = next((lack for kind, lack in _LACKS.items() if isinstance(error, kind)), Lack.CONNECTION)
-    return Absence(error.whole_of(host) if has_hint else error.said_of(host), lack)
+    unreachable_kind = next(
+        (unreachable_kind for kind, unreachable_kind in _UNREACHABLE_KINDS.items() if isinstance(error, kind)),
+        UnreachableKind.CONNECTION,
+    )
+    return UnreachableReason(error.whole_of(host) if has_hint else error.text_for(host), unreachable_kind)
 
 
 def _is_answerable(error: AppError) -> bool:

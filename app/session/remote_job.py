@@ -203,18 +203,18 @@ def _expanded(path: str, home: str) -> str:
 
 def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
     """Return how many ranks each node gets: as even as can be, the first ones more."""
-    share, rest = divmod(num_ranks, num_nodes)
-    return [share + (index < rest) for index in range(num_nodes)]
+    num_local, rest = divmod(num_ranks, num_nodes)
+    return [num_local + (index < rest) for index in range(num_nodes)]
 
 
-def newest(statuses: Mapping[str, JobStatus]) -> JobStatus:
+def latest_status(statuses: Mapping[str, JobStatus]) -> JobStatus:
     """Return how a job stands on a node of its newest attempt: one that was left out of it tells of an earlier one."""
     return max(statuses.values(), key=lambda status: status.attempt)
 
 
-def of_newest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+def of_latest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
     """Return how a job stands on the nodes of its newest attempt, as far as they are there."""
-    attempt = newest(statuses).attempt
+    attempt = latest_status(statuses).attempt
     return {node: status for node, status in statuses.items() if status.attempt == attempt}
 
 
@@ -234,8 +234,8 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
     Raises:
         UsageError: A node of the last attempt is missing, or the ranks are too few or too many for the nodes.
     """
-    first = newest(statuses)
-    chosen = statuses if takes_any else of_newest_attempt(statuses)
+    first = latest_status(statuses)
+    chosen = statuses if takes_any else of_latest_attempt(statuses)
     nodes = in_order(chosen)
     count = len(nodes)
     if count < first.num_nodes and not takes_any:
@@ -275,16 +275,16 @@ def next_attempt(
     shares = next_shares(statuses, num_ranks, takes_any=meet_at is not None)
     if any(statuses[node].state not in ENDED_STATES for node in shares):
         raise UsageError(f"job {job_id} has not ended")
-    attempt = 1 + newest(statuses).attempt
+    attempt = 1 + latest_status(statuses).attempt
     commands, first_rank = {}, 0
-    for node_rank, (node, share) in enumerate(shares.items()):
-        command = PrepareAgain(job_id, attempt, first_rank, share, sum(shares.values()))
+    for node_rank, (node, num_local) in enumerate(shares.items()):
+        command = PrepareAgain(job_id, attempt, first_rank, num_local, sum(shares.values()))
         if meet_at is not None:
             command = msgspec.structs.replace(command, num_nodes=len(shares), node_rank=node_rank)
         if meet_at:
             command = msgspec.structs.replace(command, master_addr=meet_at, master_port=0)
         commands[node] = command
-        first_rank += share
+        first_rank += num_local
     return commands
 
 

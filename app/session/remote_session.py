@@ -14,15 +14,15 @@ from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.model.job_choice import NEVER, JobChoice
 from app.recording.backfill import PAUSE_S
-from app.session.audit import Act
-from app.session.control import JobStarter, ShareGuard
+from app.session.audit import AuditedAction
+from app.session.control import AssignmentGuard, JobStarter
 from app.session.hosts import Connections, HostDoctor, HostQuestions
-from app.session.live import LiveSession, NewcomerWatch
+from app.session.live import LiveSession, NewNodeWatch
 from app.session.remote_job import (
     JobHost,
     in_order,
     job_specs,
-    of_newest_attempt,
+    of_latest_attempt,
     places_to_meet,
     running_jobs,
     unknown_job_text,
@@ -31,7 +31,7 @@ from app.session.session import DEFAULT_OPTIONS
 from app.ssh.config import THIS_MACHINE
 from app.text import NAME_LIMIT, clean, clean_name
 from app.view.actions import NOT_AGAIN
-from app.view.nodes import newcomers_notice
+from app.view.nodes import new_nodes_notice
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class RemoteSession(LiveSession):
         self._hosts = hosts
         self._request = request
         directories = {link.host: link.directory for link in hosts.links}
-        told = {link.host for link in hosts.links if link.tells_reports}
-        super().__init__(directories, options, [], hosts.addresses, told)
+        reported = {link.host for link in hosts.links if link.carries_reports}
+        super().__init__(directories, options, [], hosts.addresses, reported)
         self.session.attach_command = hosts.command("attach JOB")
         self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
-        self._connections = Connections(hosts, self._tell)
+        self._connections = Connections(hosts, self._notify)
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -98,9 +98,9 @@ class RemoteSession(LiveSession):
         it closes. Say it before `start`."""
         self.looks_back = False
         """Whether events and charts of a job that is found reach back to before this session. Say it before `start`."""
-        self._guard = ShareGuard()
-        self._newcomer_watch = NewcomerWatch()
-        self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
+        self._guard = AssignmentGuard()
+        self._new_node_watch = NewNodeWatch()
+        self._reported_rest: set[tuple[tuple[str, int, JobState], str]] = set()
         """What was said of ending shares: one that cannot be ended is tried again and told of once."""
         self._guarding: asyncio.Task[None] | None = None
         self._has_company = False
@@ -113,7 +113,7 @@ class RemoteSession(LiveSession):
         self.questions: HostQuestions | None = None
         """What hosts want to know; None where nobody is asked."""
         if all(link.runs_programs for link in hosts.links):
-            self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
+            self.doctor = HostDoctor(hosts, self._connections.unreachable_reason, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:
@@ -134,7 +134,9 @@ class RemoteSession(LiveSession):
     @property
     def away(self) -> set[str]:
         """Hosts that cannot be heard at present: no way leads there, or no agent is at its end."""
-        return {host for host, absence in self._connections.absences.items() if absence is not None}
+        return {
+            host for host, unreachable_reason in self._connections.absences.items() if unreachable_reason is not None
+        }
 
     @property
     def title(self) -> str:
@@ -173,10 +175,10 @@ class RemoteSession(LiveSession):
             if self.looks_back:
                 self.session.look_back()
             return
-        told = await self._start_and_tell(self._request, await self._reports(self._request.num_ranks))
+        reported = await self._start_and_report(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
             self.starter.remember(self._request)
-        self._notices.append(f"{told}; importing torch takes some seconds")
+        self._notices.append(f"{reported}; importing torch takes some seconds")
 
     async def check_job(self) -> None:
         """Return if the job that is asked for is there; after `connect`.
@@ -203,24 +205,24 @@ class RemoteSession(LiveSession):
         running = running_jobs(reports)
         if running or self.session.control.doing:
             where = self._hosts.text
-            words = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
-            raise UsageError(words, "end it first, from the console or by rankdeck stop")
+            problem = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
+            raise UsageError(problem, "end it first, from the console or by rankdeck stop")
         followed = (self._job_id, self._own_job_id, self._is_ended)
         try:
-            started = await self._start_and_tell(request, reports)
+            started = await self._start_and_report(request, reports)
         except AgentRefusedError:
             self._job_id, self._own_job_id, self._is_ended = followed
             self._is_certain = True
             raise
         self._request = request
-        told = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
-        self.session.tell_done(told)
-        return told
+        reported = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
+        self.session.log_done(reported)
+        return reported
 
-    async def _start_and_tell(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+    async def _start_and_report(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
         """Start a job, and return a sentence that says so."""
-        act = Act("start", tuple(self._hosts.names), request.job_id, request.command)
-        return await self.session.audit.kept(act, self._started(request, reports))
+        audited = AuditedAction("start", tuple(self._hosts.names), request.job_id, request.command)
+        return await self.session.audit.kept(audited, self._started(request, reports))
 
     async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
         first = next(iter((await self._start_on_hosts(request, reports)).values()))
@@ -288,7 +290,7 @@ class RemoteSession(LiveSession):
             AppError: No host can be reached.
         """
         if self.asked_at is not None and not self.is_read_only:
-            self.questions = HostQuestions(self.asked_at, self._connections, self._tell)
+            self.questions = HostQuestions(self.asked_at, self._connections, self._notify)
         await self._connections.open(
             self.session.take_frame,
             self.patience_s,
@@ -313,7 +315,7 @@ class RemoteSession(LiveSession):
 
     async def _end_rest(self, node: str, status: JobStatus) -> None:
         """End a share of a job, unless the node says by now that it is over, or another one."""
-        act = Act("stop", (node,), status.job_id)
+        audited = AuditedAction("stop", (node,), status.job_id)
         where = f"what was left of job {clean_name(status.job_id)} on {node}"
         try:
             jobs = (await self.session.fleet.report(node)).jobs
@@ -321,18 +323,18 @@ class RemoteSession(LiveSession):
                 return
             await self.session.fleet.stop(status.job_id, [node], is_agreed=False)
         except AppError as error:
-            told, is_done = f"{where} was not ended: {error}", False
+            reported, is_done = f"{where} was not ended: {error}", False
         else:
-            told, is_done = f"{where} was ended: it has failed on another node", True
+            reported, is_done = f"{where} was ended: it has failed on another node", True
             self._guard.end_has_come(status, node)
-        if (_identity(status), told) not in self._told_of_rest:
-            self._told_of_rest.add((_identity(status), told))
-            self._tell(told)
-            self.session.audit.add(act, told, is_done=is_done)
+        if (_identity(status), reported) not in self._reported_rest:
+            self._reported_rest.add((_identity(status), reported))
+            self._notify(reported)
+            self.session.audit.add(audited, reported, is_done=is_done)
 
     async def end_patience_s(self, job_id: str) -> float:
         """Return how long an orderly end of a job may take, by what it was started with as far as a node says so."""
-        node = in_order(of_newest_attempt(await self.session.control.statuses(job_id)))[0]
+        node = in_order(of_latest_attempt(await self.session.control.statuses(job_id)))[0]
         own_s = USUAL_END_S
         with suppress(AppError):  # whoever cannot be asked just now may end the job all the same
             reply = await self.session.fleet.ask(node, ShowJob(job_id))
@@ -345,10 +347,10 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: The connection is lost for good.
         """
-        for host, absence in self._connections.absences.items():
-            self.session.put_absence(host, absence)
+        for host, unreachable_reason in self._connections.absences.items():
+            self.session.put_unreachable(host, unreachable_reason)
         if self.patience_s:  # who only takes a look will come in again anyway
-            self._look_for_newcomers()
+            self._look_for_new_nodes()
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)
@@ -362,14 +364,14 @@ class RemoteSession(LiveSession):
             self._raise_for_lost_connection()
         return view
 
-    def _look_for_newcomers(self) -> None:
-        newcomers = self._hosts.newcomers()
-        self.session.put_newcomers(newcomers)
-        news = self._newcomer_watch.news(newcomers, time.monotonic())
+    def _look_for_new_nodes(self) -> None:
+        new_nodes = self._hosts.new_nodes()
+        self.session.put_new_nodes(new_nodes)
+        news = self._new_node_watch.news(new_nodes, time.monotonic())
         if news.nodes:
-            self._tell(newcomers_notice(news, self._hosts.command("attach")))
+            self._notify(new_nodes_notice(news, self._hosts.command("attach")))
 
-    def _tell(self, sentence: str) -> None:
+    def _notify(self, sentence: str) -> None:
         self._notices.append(sentence)  # another list after each drain
 
     def _raise_for_lost_connection(self) -> None:

@@ -3,7 +3,7 @@
 The same `Session` serves the screen and the printed lines. It decides nothing: `app.model`, `app.diagnosis` and
 `app.view.view` do.
 
-`TakeRounds` decides, without a clock, how many of a fleet's reports are folded in at a time.
+`DrainRounds` decides, without a clock, how many of a fleet's reports are folded in at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from agent.wire.codec import TELEMETRY_SOCKET
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
-from app.fleet.commands import StreamRoad
+from app.fleet.commands import StreamChannel
 from app.fleet.fleet import Fleet, fetch_stacks, trouble_text
 from app.fleet.start_progress import Milestones
 from app.fleet.telemetry import Telemetry
@@ -30,15 +30,15 @@ from app.recording.events import EventLog
 from app.recording.evidence import Answers, ask_agents, put_together
 from app.recording.history import History
 from app.recording.history_replay import replay_history
-from app.recording.incident_recorder import EvidenceKeeper
+from app.recording.incident_recorder import IncidentRecorder
 from app.recording.recorder import Past, Recorder
-from app.recording.records import NoticeHeard, ReportHeard, StacksHeard
-from app.session.audit import Act
+from app.recording.records import NoticeRecord, ReportRecord, StacksRecord
+from app.session.audit import AuditedAction
 from app.session.control import JobControl
 from app.session.log_pulls import LogPulls
 from app.session.options import SessionOptions
 from app.stacks.groups import NodeStacks
-from app.view.actions import told
+from app.view.actions import fault_text
 from app.view.view import View
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec, JobStatus
     from agent.wire.logs import LogLine
     from app.fleet.start_progress import StartProgress
-    from app.model.absence import Absence
-    from app.model.newcomers import Newcomers
+    from app.model.new_nodes import NewNodes
+    from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
     from app.recording.records import Record
     from ddpcore.wire import Fault
 
-TAKEN_AT_ONCE = 128
+MAX_DRAINED = 128
 """Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
 2 ms, and 16 at a time half as much again each (`bench_fold`)."""
 ROUND_S = 0.8
@@ -63,7 +63,7 @@ meanwhile only the newest is folded in. Also with half a second between two repo
 `app.model.cluster.GAP_S`, from which on it counts as having been away."""
 
 
-class TakeRounds:
+class DrainRounds:
     """Counts the takes that are due, however long the turns take in which they are made."""
 
     def __init__(self, num_nodes: int) -> None:
@@ -75,15 +75,15 @@ class TakeRounds:
     @property
     def is_one_take(self) -> bool:
         """Whether one take hears all nodes."""
-        return self._num_nodes <= TAKEN_AT_ONCE
+        return self._num_nodes <= MAX_DRAINED
 
     def num_takes(self, now_s: float) -> int:
         """Return how many takes are to be made in this turn, one at least; call it once a turn."""
         since_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         self._num_due = min(self._num_due + self._num_nodes * since_s / ROUND_S, self._num_nodes)
-        num_takes = max(1, int(self._num_due / TAKEN_AT_ONCE))
-        self._num_due = max(0.0, self._num_due - num_takes * TAKEN_AT_ONCE)
+        num_takes = max(1, int(self._num_due / MAX_DRAINED))
+        self._num_due = max(0.0, self._num_due - num_takes * MAX_DRAINED)
         return num_takes
 
 
@@ -105,7 +105,7 @@ class Session:
         directories: Mapping[str, Path],
         options: SessionOptions = DEFAULT_OPTIONS,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
-        told: Container[str] = (),
+        linked_nodes: Container[str] = (),
     ) -> None:
         """Over agents by their directories.
 
@@ -113,7 +113,7 @@ class Session:
             directories: With the sockets of each node.
             options: What a person has chosen.
             addresses: For `JobControl`.
-            told: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
+            linked_nodes: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
 
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
@@ -126,14 +126,16 @@ class Session:
         self.attach_command = "rankdeck attach JOB"
         """What shows another job, with JOB in the place of its id."""
         self._diagnoser = Diagnoser(self._thresholds)
-        heard = {node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in told}
-        self.telemetry = Telemetry(heard)
+        received = {
+            node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in linked_nodes
+        }
+        self.telemetry = Telemetry(received)
         """Hears the nodes."""
         self._fleet = Fleet({})
         self._milestones = Milestones()
         self.audit = options.audit
         """Where what is done from here is written down."""
-        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.log_done, self.audit, addresses)
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
@@ -142,9 +144,9 @@ class Session:
         self._listening_since_s = math.inf
         self._past = Past()
         self._evidence_dir = options.evidence_dir
-        self._keeper: EvidenceKeeper | None = None
+        self._incident_recorder: IncidentRecorder | None = None
         self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
-        self._rounds = TakeRounds(len(self._directories))
+        self._rounds = DrainRounds(len(self._directories))
         self._logs = LogPulls(lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -166,9 +168,9 @@ class Session:
 
     async def connect(self) -> None:
         """Begin to listen to the agents."""
-        roads = {node: StreamRoad(node, path) for node, path in self._directories.items()}
-        self._fleet = Fleet(roads, self._milestones.take)
-        self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
+        channels = {node: StreamChannel(node, path) for node, path in self._directories.items()}
+        self._fleet = Fleet(channels, self._milestones.take)
+        self._incident_recorder = IncidentRecorder(self, self._evidence_dir) if self._evidence_dir else None
         self.telemetry.start()
         self._listening_since_s = time.monotonic()
         self._tasks = [
@@ -222,10 +224,10 @@ class Session:
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         shown = self.choice.choose(self._cluster)
-        if self._keeper is not None:
+        if self._incident_recorder is not None:
             live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
             found = diagnosis.jobs.get(shown)
-            self._keeper.observe([] if found is None else found.verdicts, live, now_s)
+            self._incident_recorder.observe([] if found is None else found.verdicts, live, now_s)
         view = View(self._cluster, diagnosis, now_s, shown, self.attach_command)
         self.events.observe(view)
         self.history.observe(view)
@@ -235,21 +237,22 @@ class Session:
         """Return how each job stands on each node that has told of its newest attempt."""
         names = self._cluster.node_names
         return [
-            {names[node]: share.status for node, share in job.shares.items()} for job in self._cluster.jobs.values()
+            {names[node]: assignment.status for node, assignment in job.shares.items()}
+            for job in self._cluster.jobs.values()
         ]
 
-    def put_absence(self, node: str, absence: Absence | None) -> None:
+    def put_unreachable(self, node: str, unreachable_reason: UnreachableReason | None) -> None:
         """Take why a node cannot be heard at present; None when nothing is in the way."""
-        self._cluster.put_absence(node, absence)
+        self._cluster.put_unreachable(node, unreachable_reason)
 
-    def put_newcomers(self, newcomers: Newcomers) -> None:
+    def put_new_nodes(self, new_nodes: NewNodes) -> None:
         """Take which nodes have come that this session has not taken in."""
-        self._cluster.put_newcomers(newcomers)
+        self._cluster.put_new_nodes(new_nodes)
 
     def is_unheard(self, node: str) -> bool:
         """Tell whether a node has said nothing for a while."""
-        heard_s = self.telemetry.heard_s.get(node, -math.inf)
-        return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
+        last_report_s = self.telemetry.last_report_s.get(node, -math.inf)
+        return time.monotonic() > max(last_report_s, self._listening_since_s) + UNHEARD_S
 
     def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
@@ -261,13 +264,13 @@ class Session:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call, and about starts."""
-        keepers = (self._milestones, self._keeper, self._recorder, self.audit)
-        return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
+        recorders = (self._milestones, self._incident_recorder, self._recorder, self.audit)
+        return [notice for source in recorders if source is not None for notice in source.drain_notices()]
 
     @property
-    def told_of_evidence(self) -> list[str]:
+    def evidence_notices(self) -> list[str]:
         """All sentences about what was kept."""
-        return self._keeper.told if self._keeper is not None else []
+        return self._incident_recorder.sentences if self._incident_recorder is not None else []
 
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank of the job that is shown; return a sentence that says what was done.
@@ -288,19 +291,19 @@ class Session:
         Raises:
             AgentRefusedError: The agent said no.
         """
-        return await self.audit.kept(Act("fault", (node,), job_id), self._inject(node, job_id, fault))
+        return await self.audit.kept(AuditedAction("fault", (node,), job_id), self._inject(node, job_id, fault))
 
     async def _inject(self, node: str, job_id: str, fault: Fault) -> str:
         await self._fleet.inject(node, job_id, fault)
-        done = f"rank {fault.rank} on {node} {told(fault)}"
-        self.tell_done(done)
+        done = f"rank {fault.rank} on {node} {fault_text(fault)}"
+        self.log_done(done)
         return done
 
-    def tell_done(self, done: str) -> None:
+    def log_done(self, done: str) -> None:
         """Take a sentence about what a person has done: into the events, and into the evidence of what follows."""
         now_s = time.monotonic()
-        self._keep(NoticeHeard(now_s, f"on request: {done}"))
-        self.events.tell(f"on request: {done}", now_s)
+        self._keep(NoticeRecord(now_s, f"on request: {done}"))
+        self.events.add_event(f"on request: {done}", now_s)
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
         """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
@@ -313,7 +316,7 @@ class Session:
         if not wanted:
             raise UsageError("there is no job yet")
         answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
-        for record in _heard(answers):
+        for record in _stack_records(answers):
             self._record(record)
         return answers
 
@@ -323,7 +326,7 @@ class Session:
             answers = await fetch_stacks(self._directories, job_id, is_native=False)
         except AppError as error:
             answers = [NodeStacks(node, None, trouble_text(error)) for node in self._directories]
-        into.stacks = _heard(answers)
+        into.stacks = _stack_records(answers)
 
     async def ask_agents(self, job_id: str, into: Answers) -> None:
         """Ask the agents for what they remember; see `app.recording.evidence.ask_agents`."""
@@ -331,8 +334,8 @@ class Session:
 
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
         """Return what is known by now; see `put_together`."""
-        heard = [*self._past.records(), *self._logs.printed.records()]
-        evidence = await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
+        received = [*self._past.records(), *self._logs.printed.records()]
+        evidence = await put_together(list(self._directories), self.view(), received, answers, (job_id, why))
         return msgspec.structs.replace(evidence, thresholds=self._thresholds)
 
     @property
@@ -342,8 +345,8 @@ class Session:
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""
-        if self._keeper is not None:
-            await self._keeper.close()
+        if self._incident_recorder is not None:
+            await self._incident_recorder.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -370,13 +373,13 @@ class Session:
 
     def _take_reports(self) -> None:
         """Fold in some of what has arrived."""
-        heard = self.telemetry.drain(TAKEN_AT_ONCE)
-        self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
-        for node, report, received_at_s, frame in heard:
+        received = self.telemetry.drain(MAX_DRAINED)
+        self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in received])
+        for node, report, received_at_s, frame in received:
             self._logs.want(node, report.epoch, report.log_seq)
-            self._keep(ReportHeard(received_at_s, node, frame))
+            self._keep(ReportRecord(received_at_s, node, frame))
 
 
-def _heard(answers: Sequence[NodeStacks]) -> list[StacksHeard]:
+def _stack_records(answers: Sequence[NodeStacks]) -> list[StacksRecord]:
     now_s = time.monotonic()
-    return [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]
+    return [StacksRecord(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]

@@ -96,7 +96,7 @@ _OTHER_NAMES = {
     "period": "full_stop",
     "dot": "full_stop",
 }
-_NOT_TOLD_APART = {"ctrl+i": "tab", "ctrl+m": "enter", "ctrl+j": "enter", "ctrl+h": "backspace"}
+_SAME_KEYS = {"ctrl+i": "tab", "ctrl+m": "enter", "ctrl+j": "enter", "ctrl+h": "backspace"}
 _ALWAYS_LEAVE = ("ctrl+c", "ctrl+q")
 _SHOWN = {name: symbol for symbol, name in SYMBOLS.items() if symbol != " "} | {
     "escape": "Esc",
@@ -138,8 +138,8 @@ def _why_not(word: str, name: str) -> str:
     shown = repr(word[:MAX_SHOWN])
     if name in _ALWAYS_LEAVE:
         return f"{shown} always leaves the console, whatever else is set"
-    if name in _NOT_TOLD_APART:
-        return f"a terminal does not tell {shown} from {_NOT_TOLD_APART[name]}: write that, or take another"
+    if name in _SAME_KEYS:
+        return f"a terminal does not tell {shown} from {_SAME_KEYS[name]}: write that, or take another"
     modifier, _, letter = name.rpartition("+")
     if modifier == "shift" and len(letter) == 1 and letter.isalpha():
         return f"{shown} is written as the capital letter: {letter.upper()!r}"

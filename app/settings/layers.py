@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.settings.toml_lines import Path
 
 DEFAULT = "default"
-MAX_TOLD = 400
+MAX_SHOWN = 400
 """Characters of one sentence about what is wrong: the file may be somebody else's."""
 ELSEWHERE = {"thresholds.abandon_s": "say it where a job is started: rankdeck run --abandon-after"}
 """What is looked for here, and set in another place."""
@@ -64,7 +64,7 @@ class Trouble(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Return one clean line."""
         text = clean(f"{self.origin}: {self.what}", LINE_LIMIT)
-        return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -109,11 +109,11 @@ class Known:
                     self._take(f"{table}.{key}", value, origin(table, key), entries, troubles)
         return Layer(entries, troubles)
 
-    def text_layer(self, said: Iterable[tuple[str, str, Origin]]) -> Layer:
+    def text_layer(self, given: Iterable[tuple[str, str, Origin]]) -> Layer:
         """Return what texts say: (name of a setting, value, where) of the environment or the command line."""
         entries: list[Entry] = []
         troubles: list[Trouble] = []
-        for name, text, origin in said:
+        for name, text, origin in given:
             self._take(name, text, origin, entries, troubles, is_text=True)
         return Layer(entries, troubles)
 
@@ -148,35 +148,35 @@ class Known:
         return f"; the nearest is {by_key[near]}" if near else ""
 
 
-def environment_said(environ: Mapping[str, str]) -> list[tuple[str, str, Origin]]:
+def environment_settings(environ: Mapping[str, str]) -> list[tuple[str, str, Origin]]:
     """Return what the environment says of looks, for `Known.text_layer`; an empty variable says nothing.
 
     `NO_COLOR` asks for no colour whatever it holds; who names a theme beside it wants that one.
 
     Source: https://no-color.org.
     """
-    said = []
+    given = []
     for name, variable in (("console.theme", "RANKDECK_THEME"), ("console.ascii", "RANKDECK_ASCII")):
         if value := environ.get(variable, ""):
             word = {"1": "true", "0": "false"}.get(value, value) if name == "console.ascii" else value
-            said.append((name, word, Origin(variable)))
+            given.append((name, word, Origin(variable)))
     if environ.get("NO_COLOR") and not environ.get("RANKDECK_THEME"):
-        said.append(("console.theme", "plain", Origin("NO_COLOR")))
-    return said
+        given.append(("console.theme", "plain", Origin("NO_COLOR")))
+    return given
 
 
-def assignments_said(assignments: Iterable[str]) -> tuple[list[tuple[str, str, Origin]], list[Trouble]]:
+def assigned_settings(assignments: Iterable[str]) -> tuple[list[tuple[str, str, Origin]], list[Trouble]]:
     """Return what `--set KEY=VALUE` says, for `Known.text_layer`, and which of it is no assignment."""
-    said: list[tuple[str, str, Origin]] = []
+    given: list[tuple[str, str, Origin]] = []
     troubles: list[Trouble] = []
     origin = Origin("--set")
     for assignment in assignments:
         name, sign, value = assignment.partition("=")
         if sign:
-            said.append((name.strip(), value, origin))
+            given.append((name.strip(), value, origin))
         else:
             troubles.append(Trouble(origin, f"{repeated(assignment)} is no KEY=VALUE, as console.theme=light"))
-    return said, troubles
+    return given, troubles
 
 
 def merged(layers: Iterable[Layer]) -> dict[str, Entry]:
@@ -208,10 +208,10 @@ def contradictions(entries: Mapping[str, Entry], ladder: Sequence[str]) -> list[
         if isinstance(low.value, float) and isinstance(high.value, float) and low.value >= high.value:
             upper, other = _upper_first(low, high, ladder)
             is_not = "not below" if upper is low else "not above"
-            told = (
+            problem = (
                 f"{upper.name}: {upper.value:g} s is {is_not} {other.name} ({other.value:g} s, {other.origin}): {what}"
             )
-            troubles.append(Trouble(upper.origin, told))
+            troubles.append(Trouble(upper.origin, problem))
     return troubles
 
 

@@ -18,9 +18,9 @@ from app.settings.layers import (
     Layer,
     Origin,
     Trouble,
-    assignments_said,
+    assigned_settings,
     contradictions,
-    environment_said,
+    environment_settings,
     key_troubles,
     merged,
 )
@@ -105,9 +105,9 @@ def load(
             if layer is not None:
                 layers.append(layer)
                 files.append(path)
-    layers.append(known.text_layer(environment_said(environ)))
-    said, no_assignments = assignments_said(assignments)
-    layers += [Layer((), no_assignments), known.text_layer(said)]
+    layers.append(known.text_layer(environment_settings(environ)))
+    given, no_assignments = assigned_settings(assignments)
+    layers += [Layer((), no_assignments), known.text_layer(given)]
     entries = merged(layers)
     ladder = [DEFAULT, *map(str, files), "NO_COLOR", "RANKDECK_THEME", "RANKDECK_ASCII", "--set"]
     troubles = [trouble for layer in layers for trouble in layer.troubles]

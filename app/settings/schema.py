@@ -96,13 +96,13 @@ class Keys(_Named, frozen=True):
 
     def take(self, value: object) -> tuple[str, ...]:
         """Return the keys, each once; see `Choice.take`."""
-        words = [value] if isinstance(value, str) else value
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(word, str) for word in names):
             raise WrongValueError(f'{repeated(value)} is no key or list of keys: "x", ["x", "f2"], [] for none')
-        if len(words) > MAX_KEYS:
-            raise WrongValueError(f"{len(words)} keys are more than {MAX_KEYS}")
+        if len(names) > MAX_KEYS:
+            raise WrongValueError(f"{len(names)} keys are more than {MAX_KEYS}")
         try:
-            return tuple(dict.fromkeys(key_named(word) for word in words))
+            return tuple(dict.fromkeys(key_named(word) for word in names))
         except WrongKeyError as error:
             raise WrongValueError(str(error)) from None
 

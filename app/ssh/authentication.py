@@ -63,7 +63,7 @@ def authenticate(transport: Transport, settings: SshSettings, keyring: Keyring, 
             "keyboard-interactive": login.by_interviews(),
             "password": login.by_passwords(),
         }
-        left = login.first_words()
+        left = login.first_request()
         while left:
             going_on = (next(ways[method], None) for method in settings.methods if method in left)
             progress = next((found for found in going_on if found is not None), None)
@@ -88,7 +88,7 @@ class _Login:
         self._openable: list[str] = []
         """Of those that are locked, what the host would take."""
 
-    def first_words(self) -> MethodsLeft:
+    def first_request(self) -> MethodsLeft:
         """Return what the host wants of whoever has nothing."""
         try:
             return self._transport.auth_none(self._settings.user)
@@ -139,7 +139,7 @@ class _Login:
                 self._keyring.set_password(self._account, typed)
                 yield left
                 return
-            self._prompter.tell(f"{self._whom} does not take that password.")
+            self._prompter.show(f"{self._whom} does not take that password.")
 
     def by_interviews(self) -> Iterator[MethodsLeft]:
         """Pass the host's questions on to the person."""
@@ -149,7 +149,7 @@ class _Login:
                 self._keyring.set_asked_again(self._account)
                 yield left
                 return
-            self._prompter.tell(f"{self._whom} does not take that.")
+            self._prompter.show(f"{self._whom} does not take that.")
 
     def refusal(self, left: MethodsLeft) -> HostUnreachableError:
         """Return why we are not let in, and what to do."""
@@ -169,7 +169,7 @@ class _Login:
             if self._asks:
                 wanted += ", which can only be asked for in a terminal"
             # Where a key was enough before, it may be again: an agent comes back, a home directory is mounted.
-            is_hopeless = self._asks or self._keyring.has_needed_person(self._account)
+            is_hopeless = self._asks or self._keyring.has_asked_user(self._account)
             kind = AnswerNeededError if is_hopeless else HostUnreachableError
             refusal = kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
         refusal.is_answerable = settings.num_prompts > 0 and bool(answered or self._openable)
@@ -215,7 +215,7 @@ class _Login:
             for title, instructions, fields in questions:
                 lines = [line for text in (title, instructions) for line in text.strip().splitlines()[:MAX_LINES]]
                 if lines:
-                    self._prompter.tell("\n".join(f"({self._whom}) {clean(line)}" for line in lines))
+                    self._prompter.show("\n".join(f"({self._whom}) {clean(line)}" for line in lines))
                 interview.answer([self._answer(text, is_shown=is_shown) for text, is_shown in fields])
         return interview.left
 
@@ -237,7 +237,7 @@ class _Interview:
         self.left: MethodsLeft = []
         self._transport = transport
         self._user = user
-        self._said: queue.SimpleQueue[tuple[str, str, list[Field]] | MethodsLeft | Exception] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[str, str, list[Field]] | MethodsLeft | Exception] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[str] | None] = queue.SimpleQueue()
         self._num_rounds = 0
 
@@ -253,15 +253,15 @@ class _Interview:
         try:
             while True:
                 try:
-                    said = self._said.get(timeout=REPLY_TIMEOUT_S)
+                    reply = self._replies.get(timeout=REPLY_TIMEOUT_S)
                 except queue.Empty:
                     raise TimeoutError from None
-                if isinstance(said, Exception):
-                    raise said
-                if isinstance(said, list):
-                    self.left = said
+                if isinstance(reply, Exception):
+                    raise reply
+                if isinstance(reply, list):
+                    self.left = reply
                     return
-                yield said
+                yield reply
         finally:
             self._transport.auth_timeout = patience_s
             self._answers.put(None)
@@ -272,15 +272,15 @@ class _Interview:
 
     def _run(self) -> None:
         try:
-            self._said.put(self._transport.auth_interactive(self._user, self._ask))
+            self._replies.put(self._transport.auth_interactive(self._user, self._ask))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            self._said.put(error)
+            self._replies.put(error)
 
     def _ask(self, title: str, instructions: str, fields: list[Field]) -> list[str]:
         self._num_rounds += 1
         if self._num_rounds > MAX_ROUNDS or len(fields) > MAX_FIELDS:
             raise paramiko.SSHException("it asks without end")
-        self._said.put((title, instructions, fields))
+        self._replies.put((title, instructions, fields))
         answers = self._answers.get()
         if answers is None:
             raise paramiko.SSHException("nobody has answered")

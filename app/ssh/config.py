@@ -68,7 +68,7 @@ class Destination(msgspec.Struct, frozen=True):
         return (f"{self.user}@" if self.user else "") + host + ("" if self.port is None else f":{self.port}")
 
 
-class Person(msgspec.Struct, frozen=True):
+class LocalUser(msgspec.Struct, frozen=True):
     """Who sits at the console, for what `~` and `%` stand for in the names of files."""
 
     user: str
@@ -150,13 +150,13 @@ def resolve_argv(destination: Destination, config_file: str = "") -> list[str]:
     return [*argv, "--", destination.host]
 
 
-def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
+def parse_settings(alias: str, printed: str, local_user: LocalUser) -> SshSettings:
     """Return the settings that `ssh -G` printed.
 
     Args:
         alias: The host as the person calls it.
         printed: One `keyword value` a line; a keyword may come again.
-        person: For what `~` and `%` stand for.
+        local_user: For what `~` and `%` stand for.
 
     Raises:
         UsageError: Something that every ssh prints is missing.
@@ -175,17 +175,17 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         raise UsageError(f"ssh -G says nothing of how to reach {alias}", "try: ssh -G " + alias)
     tokens = {
         "%": "%",
-        "d": person.home,
+        "d": local_user.home,
         "h": hostname,
         "n": alias,
         "p": port,
         "r": user,
-        "u": person.user,
+        "u": local_user.user,
     }
     timeout = one("connecttimeout")
-    identities = [_file(text, tokens, person.home) for text in values.get("identityfile", []) if text != "none"]
+    identities = [_file(text, tokens, local_user.home) for text in values.get("identityfile", []) if text != "none"]
     own, others = one("userknownhostsfile").split(), one("globalknownhostsfile").split()
-    known = [_file(text, tokens, person.home) for text in (*own, *others)]
+    known = [_file(text, tokens, local_user.home) for text in (*own, *others)]
     return SshSettings(
         alias=alias,
         hostname=hostname.lower(),
@@ -193,7 +193,7 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         user=user,
         identity_files=tuple(identities),
         identities_only=one("identitiesonly") == "yes",
-        identity_agent=_file(one("identityagent"), tokens, person.home)
+        identity_agent=_file(one("identityagent"), tokens, local_user.home)
         if "identityagent" in values
         else AGENT_OF_ENVIRONMENT,
         proxy_jump=one("proxyjump"),
@@ -204,7 +204,7 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         own_known_hosts_file=known[0] if own else "",
         hashes_known_hosts=one("hashknownhosts") == "yes",
         strictness=_STRICTNESS.get(one("stricthostkeychecking"), Strictness.ASK),
-        revoked_keys_files=tuple(_file(text, tokens, person.home) for text in one("revokedhostkeys").split()),
+        revoked_keys_files=tuple(_file(text, tokens, local_user.home) for text in one("revokedhostkeys").split()),
         connect_timeout_s=float(timeout) if timeout.isdigit() and timeout != "0" else None,
         methods=_methods(one),
         is_compressed=one("compression") == "yes",
@@ -258,10 +258,10 @@ def _methods(one: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _num_prompts(one: Callable[[str], str]) -> int:
-    said = one("numberofpasswordprompts")
+    limit = one("numberofpasswordprompts")
     if one("batchmode") == "yes":
         return 0
-    return min(int(said), MAX_PROMPTS) if said.isdecimal() else DEFAULT_PROMPTS
+    return min(int(limit), MAX_PROMPTS) if limit.isdecimal() else DEFAULT_PROMPTS
 
 
 def _file(text: str, tokens: dict[str, str], home: str) -> str:
@@ -284,7 +284,7 @@ _PLAIN_SWITCHES = {
     "pubkeyauthentication",
     "stricthostkeychecking",
 }
-_SWITCH_WORDS = {"true": "yes", "false": "no"}
+_SWITCH_VALUES = {"true": "yes", "false": "no"}
 _DEFAULTS = {
     "identityfile": [f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk")],
     "port": ["22"],
@@ -293,13 +293,13 @@ _DEFAULTS = {
 }
 
 
-def printed_settings(destination: Destination, texts: Iterable[str], person: Person) -> str:
+def printed_settings(destination: Destination, texts: Iterable[str], local_user: LocalUser) -> str:
     """Return what `ssh -G` would print of a destination, as far as `app.ssh.config` reads that.
 
     Args:
         destination: Where to.
         texts: Of the configuration's files, the first first.
-        person: Who goes there.
+        local_user: Who goes there.
 
     Raises:
         ValueError: Only ssh can follow a keyword, which is named.
@@ -318,7 +318,7 @@ def printed_settings(destination: Destination, texts: Iterable[str], person: Per
                 found.setdefault(keyword, [value])
     name = found.get("hostname", ["%h"])[0]
     found["hostname"] = [name.replace("%h", destination.host).replace("%%", "%")]
-    settings = {"user": [person.user], **_DEFAULTS, **found}
+    settings = {"user": [local_user.user], **_DEFAULTS, **found}
     return "".join(f"{keyword} {value}\n" for keyword, values in settings.items() for value in values)
 
 
@@ -333,15 +333,15 @@ def _values(text: str, host: str) -> Iterator[tuple[str, str]]:
     """Yield keywords and values that are meant for a host."""
     is_meant = True
     for keyword, rest in config_lines(text):
-        words = list(words_of_line(rest))
-        if keyword in _NOT_PLAIN and words not in (["no"], ["none"]):
+        line_tokens = list(tokens_of_line(rest))
+        if keyword in _NOT_PLAIN and line_tokens not in (["no"], ["none"]):
             raise ValueError(keyword)
         if keyword == "host":
-            is_meant = matches_any(words, host)
+            is_meant = matches_any(line_tokens, host)
         elif is_meant:
             plain = _OTHER_NAMES.get(keyword, keyword)
-            value = rest if plain in _WHOLE_LINES else " ".join(words)
-            yield plain, _SWITCH_WORDS.get(value.lower(), value.lower()) if plain in _PLAIN_SWITCHES else value
+            value = rest if plain in _WHOLE_LINES else " ".join(line_tokens)
+            yield plain, _SWITCH_VALUES.get(value.lower(), value.lower()) if plain in _PLAIN_SWITCHES else value
 
 
 MAX_DEPTH = 16
@@ -373,11 +373,11 @@ def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int)
     for keyword, rest in config_lines(text):
         if keyword not in {"host", "include"}:
             continue
-        words = list(words_of_line(rest))
+        line_tokens = list(tokens_of_line(rest))
         if keyword == "host":
-            yield from words
+            yield from line_tokens
         elif depth_left:
-            for pattern in words:
+            for pattern in line_tokens:
                 for other in included(pattern):
                     yield from _names(other, included, depth_left - 1)
 
@@ -389,7 +389,7 @@ def config_lines(text: str) -> Iterator[tuple[str, str]]:
             yield match["keyword"].lower(), match["rest"].rstrip()
 
 
-def words_of_line(rest: str) -> Iterator[str]:
+def tokens_of_line(rest: str) -> Iterator[str]:
     """Yield the words of a line, up to a comment."""
     for quoted, plain in _WORD.findall(rest):
         if plain.startswith("#"):

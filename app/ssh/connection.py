@@ -17,7 +17,7 @@ import paramiko
 from app.errors import HostUnreachableError
 from app.ssh.config import LOOPBACK
 from app.ssh.remote_command import Finished
-from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, within, words_of
+from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, ssh_errors_of, within
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SshConnection:
             HostUnreachableError: It did not end in time, or the connection broke.
         """
         deadline_s = time.monotonic() + timeout_s
-        with words_of(self.host), contextlib.closing(self._open_session()) as channel:
+        with ssh_errors_of(self.host), contextlib.closing(self._open_session()) as channel:
             execute(channel, argv, timeout_s)
             done = finish(channel, (self.host, argv[0]), given, deadline_s, CHANNEL_ERRORS)
             if done.exit_code == NO_EXIT_STATUS:
@@ -81,7 +81,7 @@ class SshConnection:
         Raises:
             HostUnreachableError: The host would not.
         """
-        with words_of(self.host), contextlib.ExitStack() as undo:
+        with ssh_errors_of(self.host), contextlib.ExitStack() as undo:
             channel = self._open_session()
             undo.callback(channel.close)
             execute(channel, argv, CHANNEL_TIMEOUT_S)
@@ -95,7 +95,7 @@ class SshConnection:
             SubsystemRefusedError: The host has no SFTP.
             HostUnreachableError: The file cannot be written there, or the connection broke.
         """
-        with words_of(self.host), contextlib.closing(self._open_session()) as channel:
+        with ssh_errors_of(self.host), contextlib.closing(self._open_session()) as channel:
             try:
                 within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
                 channel.settimeout(CHANNEL_TIMEOUT_S)
@@ -121,7 +121,7 @@ class SshConnection:
             ForwardingRefusedError: The host would not.
             HostUnreachableError: The connection broke.
         """
-        with words_of(self.host):
+        with ssh_errors_of(self.host):
             try:
                 return self._transport.open_streamlocal(path)
             except paramiko.ChannelException as error:
@@ -133,7 +133,7 @@ class SshConnection:
         Raises:
             HostUnreachableError: The host would not.
         """
-        with words_of(self.host):
+        with ssh_errors_of(self.host):
             try:
                 return self._transport.open_channel(
                     "direct-tcpip", (hostname, port), (LOOPBACK, 0), timeout=CHANNEL_TIMEOUT_S

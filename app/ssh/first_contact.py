@@ -74,7 +74,7 @@ class Introductions:
             if not self._ask(settings, known, kind, key):
                 return False
         self._answers[host_key] = True
-        self._prompter.tell(_added(settings, kind, key))
+        self._prompter.show(_added(settings, kind, key))
         return True
 
     def _ask(self, settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -> bool:

@@ -1,10 +1,10 @@
 """The one thread that moves the bytes of all tunnels of this process; it never waits for a host.
 
-The thread (`Pump`) lives from the first `join_pump` to the last `leave_pump`. It runs what other threads hand to it in
-the order in which they did.
+The thread (`IoThread`) lives from the first `join_io_thread` to the last `leave_io_thread`. It runs what other threads
+hand to it in the order in which they did.
 
-`FarEnd` is a channel as that thread sees it: it takes the bytes that are there without waiting, and calls back when
-some come (`RingingBuffer`).
+`ChannelReader` is a channel as that thread sees it: it takes the bytes that are there without waiting, and calls back
+when some come (`RingingBuffer`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from app.ssh.transport import CHANNEL_ERRORS
-from app.ssh.worker_pool import Errands, never_wait_here
+from app.ssh.worker_pool import WorkerPool, never_wait_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,18 +26,18 @@ GATHER_S = 0.02
 """What is in no hurry is done so late, with all that has come meanwhile, instead of waking up for each."""
 
 
-class Pump:
+class IoThread:
     """A thread with an event loop.
 
     Attributes:
         loop: Its, for what is called in its thread.
-        errands: For what may block.
+        workers: For what may block.
     """
 
     def __init__(self) -> None:
-        """Start it; `join_pump` is for everybody else."""
+        """Start it; `join_io_thread` is for everybody else."""
         self.loop = asyncio.new_event_loop()
-        self.errands = Errands()
+        self.workers = WorkerPool()
         self._calls: deque[Callable[[], object]] = deque()
         self._is_called = False
         self._gathered: deque[Callable[[], object]] = deque()
@@ -68,12 +68,12 @@ class Pump:
 
     def end(self) -> None:
         """End the thread; returns when it has."""
-        self.errands.close()
+        self.workers.close()
         self.call(self.loop.stop)
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        never_wait_here(self.errands)
+        never_wait_here(self.workers)
         try:
             self.loop.run_forever()
         finally:
@@ -104,27 +104,27 @@ class Pump:
 
 
 class _Shared:
-    pump: Pump | None = None
+    shared: IoThread | None = None
     num_users = 0
 
 
 _lock = threading.Lock()
 
 
-def join_pump() -> Pump:
+def join_io_thread() -> IoThread:
     """Return the pump of this process, to be left once: it ends with the last who does."""
     with _lock:
-        if _Shared.pump is None:
-            _Shared.pump = Pump()
+        if _Shared.shared is None:
+            _Shared.shared = IoThread()
         _Shared.num_users += 1
-        return _Shared.pump
+        return _Shared.shared
 
 
-def leave_pump() -> None:
+def leave_io_thread() -> None:
     """Let go of the pump; the last waits for its end."""
     with _lock:
         _Shared.num_users -= 1
-        last, _Shared.pump = (_Shared.pump, None) if _Shared.num_users == 0 else (None, _Shared.pump)
+        last, _Shared.shared = (_Shared.shared, None) if _Shared.num_users == 0 else (None, _Shared.shared)
     if last is not None:
         last.end()
 
@@ -187,7 +187,7 @@ class RingingChannel(ByteChannel, Protocol):
         ...
 
 
-class FarEnd:
+class ChannelReader:
     """One channel, read in one thread.
 
     paramiko's own way, a `fileno` to wait for, would take a pipe of two descriptors for each channel, and two calls of
@@ -235,7 +235,7 @@ class _Bell(threading.Event):
             self._ring()
 
     def clear(self) -> None:
-        """Do nothing: `FarEnd.take` knows itself when it has looked."""
+        """Do nothing: `ChannelReader.take` knows itself when it has looked."""
 
 
 def hang_up(channel: ByteChannel) -> None:

@@ -101,7 +101,7 @@ class Keyring:
                 with contextlib.suppress(KeyLockedError, KeyUnreadableError):
                     self._unlocked[file] = _load(file, answer)
                     break
-                self.prompter.tell("That does not open it.")
+                self.prompter.show("That does not open it.")
             if file not in self._unlocked:
                 self._left_locked.add(file)
             return self._unlocked.get(file)
@@ -119,7 +119,7 @@ class Keyring:
         """Keep a password that has let us in, or forget it: None."""
         self._passwords[account] = password
 
-    def has_needed_person(self, account: Account) -> bool:
+    def has_asked_user(self, account: Account) -> bool:
         """Say whether a person's answer has let us in before, so that keys alone do not."""
         return account in self._passwords or account in self._asked_again
 

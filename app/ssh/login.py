@@ -20,7 +20,7 @@ from app.ssh.connection import SshConnection
 from app.ssh.first_contact import Introductions
 from app.ssh.keys import Keyring
 from app.ssh.questions import Nobody
-from app.ssh.transport import CHANNEL_ERRORS, Transport, words_of
+from app.ssh.transport import CHANNEL_ERRORS, Transport, ssh_errors_of
 from app.ssh.way import ProxyCommand, dial, known_hosts, resolve
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _Journey:
             proxy = ProxyCommand(settings) if settings.proxy_command and not via else None
             if proxy:
                 undo.callback(proxy.end)
-            with words_of(settings.alias):
+            with ssh_errors_of(settings.alias):
                 stream: ByteStream
                 if via:
                     stream = via.connection.open_tcp(settings.hostname, settings.port)
@@ -158,14 +158,14 @@ class _Journey:
             known = known_hosts(settings)
             transport = Transport(stream)
             undo.callback(transport.close)
-            first_words_s = max(LOGIN_TIMEOUT_S, settings.connect_timeout_s or 0.0) if proxy else LOGIN_TIMEOUT_S
-            transport.banner_timeout = first_words_s
+            banner_timeout_s = max(LOGIN_TIMEOUT_S, settings.connect_timeout_s or 0.0) if proxy else LOGIN_TIMEOUT_S
+            transport.banner_timeout = banner_timeout_s
             transport.auth_timeout = transport.handshake_timeout = LOGIN_TIMEOUT_S
             transport.prefer(known.kinds(settings.key_name))
             if settings.is_compressed:
                 transport.compress()
             try:
-                transport.start_client(timeout=first_words_s)
+                transport.start_client(timeout=banner_timeout_s)
             except CHANNEL_ERRORS as error:
                 if proxy and (ended := proxy.error()):
                     raise ended from error

@@ -36,7 +36,7 @@ class Prompter(Protocol):
         """
         ...
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Say something that wants no answer."""
         ...
 
@@ -51,7 +51,7 @@ class Nobody:
     def ask(self, text: str, *, is_shown: bool = False) -> str | None:
         """Return None."""
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Say it to nobody."""
 
 
@@ -61,20 +61,20 @@ class Question(NamedTuple):
     Attributes:
         number: Of this question and no other.
         host: As the person calls it.
-        told: What was said before it, line by line.
+        notes: What was said before it, line by line.
         lines: The question.
         is_shown: Whether the answer may be seen; else it is a secret.
     """
 
     number: int
     host: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     lines: tuple[str, ...]
     is_shown: bool
 
 
 class QuestionDesk:
-    """A `Prompter`. `can_ask`, `ask` and `tell` are for threads that log in, the rest is for the console's loop."""
+    """A `Prompter`. `can_ask`, `ask` and `show` are for threads that log in, the rest is for the console's loop."""
 
     def __init__(self, elsewhere: Prompter) -> None:
         """`elsewhere` asks while no console attends."""
@@ -88,7 +88,7 @@ class QuestionDesk:
         self._host = ""
         """Which is gone to with questions; empty while none is."""
         self._is_put_off = False
-        self._told: list[str] = []
+        self._notes: list[str] = []
         self._question: Question | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._number = 0
@@ -108,10 +108,10 @@ class QuestionDesk:
                 if not self.can_ask():
                     return None
                 self._number += 1
-                told, self._told = tuple(self._told), []
+                notes, self._notes = tuple(self._notes), []
                 answers = self._answers = queue.SimpleQueue()
                 lines = tuple(map(_clean, text.splitlines()))
-                self._question = Question(self._number, self._host, told, lines, is_shown)
+                self._question = Question(self._number, self._host, notes, lines, is_shown)
             try:
                 answer = answers.get(timeout=ANSWER_WITHIN_S)
             except queue.Empty:
@@ -121,13 +121,13 @@ class QuestionDesk:
                 self._is_put_off |= answer is None
             return answer
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Say something before the next question, or, where none comes, at the end."""
         if not self._is_attended:
-            self._elsewhere.tell(text)
+            self._elsewhere.show(text)
             return
         with self._lock:
-            self._told += map(_clean, text.splitlines())
+            self._notes += map(_clean, text.splitlines())
 
     def attend(self) -> None:
         """Take the questions from now on."""
@@ -153,13 +153,13 @@ class QuestionDesk:
             self._answers.put(None)
             return self._is_put_off
 
-    def drain_told(self) -> list[str]:
+    def drain_notes(self) -> list[str]:
         """Return what was said and belongs to no question."""
         with self._lock:
             if self._host:
                 return []
-            told, self._told = self._told, []
-            return told
+            notes, self._notes = self._notes, []
+            return notes
 
     @property
     def question(self) -> Question | None:

@@ -20,7 +20,7 @@ class Finished(NamedTuple):
 
     exit_code: int
     stdout: bytes
-    said: str
+    error_text: str
     """The last line of its standard error, safe to show."""
 
 

@@ -30,7 +30,7 @@ from paramiko.compress import ZlibCompressor
 
 from app.errors import HostUnreachableError
 from app.ssh.remote_command import command_line
-from app.ssh.worker_pool import Lane, errands_here
+from app.ssh.worker_pool import SerialQueue, current_workers
 from app.text import clean
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class Unpacker:
         return unpacked
 
 
-def _aborted(words: str) -> ConnectionAbortedError:
+def _aborted(abort_text: str) -> ConnectionAbortedError:
     """Return it with a number: paramiko, which ends the connection of what it reads so, takes it to have one."""
-    return ConnectionAbortedError(errno.ECONNABORTED, words)
+    return ConnectionAbortedError(errno.ECONNABORTED, abort_text)
 
 
 QUIET_S = 3.0
@@ -107,7 +107,7 @@ class LiveStream:
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._ask: Callable[[], None] | None = None
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._asked_s: float | None = None
         self._limit_s: float | None = None
         """How long the stream waits at present."""
@@ -116,7 +116,7 @@ class LiveStream:
 
     def watch(self, ask: Callable[[], None]) -> None:
         """Begin to look; `ask` is called from the reader's thread, and makes the other end answer."""
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._ask = ask
 
     def recv(self, num_bytes: int) -> bytes:
@@ -153,7 +153,7 @@ class LiveStream:
         except TimeoutError:
             self._look()
             raise
-        self._heard_s, self._asked_s = time.monotonic(), None
+        self._received_s, self._asked_s = time.monotonic(), None
         if self._ask is not None:
             self._wait_for(QUIET_S)
         return received
@@ -162,13 +162,13 @@ class LiveStream:
         if self._ask is None:
             return
         now_s = time.monotonic()
-        if self._asked_s is None and now_s - self._heard_s >= QUIET_S:
+        if self._asked_s is None and now_s - self._received_s >= QUIET_S:
             self._asked_s = now_s
             self._ask()
         elif self._asked_s is not None and now_s - self._asked_s >= ANSWER_WITHIN_S:
             raise EOFError("it has not answered")
         if self._asked_s is None:
-            self._wait_for(self._heard_s + QUIET_S - now_s)
+            self._wait_for(self._received_s + QUIET_S - now_s)
         else:
             self._wait_for(self._asked_s + ANSWER_WITHIN_S - now_s)
 
@@ -209,7 +209,7 @@ class Transport(paramiko.Transport):
         self._streamlocal_lock = threading.Lock()
         self._streamlocal_path = ""
         self._live_stream = LiveStream(stream)
-        self._later: Lane | None = None
+        self._later: SerialQueue | None = None
         super().__init__(self._live_stream, disabled_algorithms=_WEAK)  # type: ignore[arg-type]
         self.daemon = True
         options = self.get_security_options()
@@ -272,13 +272,13 @@ class Transport(paramiko.Transport):
             data.add_string(self._streamlocal_path)
             data.add_string("")
             data.add_int(0)
-        errands = errands_here()
-        if errands is None:
+        workers = current_workers()
+        if workers is None:
             super()._send_user_message(data)  # type: ignore[misc]
             return
         # paramiko sends a window's adjustment from whichever thread reads.
         if self._later is None:
-            self._later = Lane(errands)
+            self._later = SerialQueue(workers)
         self._later.put(lambda: self._send_if_alive(data))
 
     def _send_if_alive(self, data: paramiko.Message) -> None:
@@ -324,7 +324,7 @@ def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None])
 
 
 @contextlib.contextmanager
-def words_of(host: str) -> Iterator[None]:
+def ssh_errors_of(host: str) -> Iterator[None]:
     """Turn what paramiko and the network raise into an error that names the host."""
     try:
         yield
@@ -335,9 +335,9 @@ def words_of(host: str) -> Iterator[None]:
     except paramiko.ChannelException as error:
         raise HostUnreachableError(host, f"it opens no channel: {clean(error.text)}") from error
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        said = clean(str(error))
+        reason = clean(str(error))
         hint = "its sshd is too old, or set up for old clients: let it offer what OpenSSH does by itself"
-        raise HostUnreachableError(host, f"it offers no algorithm that is still safe: {said}", hint) from error
+        raise HostUnreachableError(host, f"it offers no algorithm that is still safe: {reason}", hint) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        said = clean(str(error)) or type(error).__name__
-        raise HostUnreachableError(host, f"SSH failed: {said}", f"try: ssh {host}") from error
+        reason = clean(str(error)) or type(error).__name__
+        raise HostUnreachableError(host, f"SSH failed: {reason}", f"try: ssh {host}") from error

@@ -12,15 +12,15 @@ import threading
 from typing import TYPE_CHECKING
 
 from app.errors import HostUnreachableError
-from app.ssh.io_thread import CHUNK_BYTES, FarEnd, hang_up, join_pump, leave_pump
+from app.ssh.io_thread import CHUNK_BYTES, ChannelReader, hang_up, join_io_thread, leave_io_thread
 from app.ssh.transport import CHANNEL_ERRORS
-from app.ssh.worker_pool import Lane
+from app.ssh.worker_pool import SerialQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from app.ssh.io_thread import Pump, RingingChannel
+    from app.ssh.io_thread import IoThread, RingingChannel
 
 MAX_WAITING_BYTES = 4 * CHUNK_BYTES
 """Of a connection, on their way to a host that takes them slowly; as many come the other way, and SSH's window."""
@@ -41,17 +41,17 @@ class Tunnel:
         self._lock = threading.Lock()
         self._is_closed = False
         self._crossings: set[_Crossing] = set()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(str(path))
+            self._server_socket.bind(str(path))
             os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
-            self._listener.listen()
-            self._listener.settimeout(0)
+            self._server_socket.listen()
+            self._server_socket.settimeout(0)
         except OSError:
-            self._listener.close()
+            self._server_socket.close()
             raise
-        self._pump = join_pump()
-        self._pump.call(self._listen)
+        self._io_thread = join_io_thread()
+        self._io_thread.call(self._listen)
 
     def close(self) -> None:
         """End the listener and every connection; safe to call twice."""
@@ -60,26 +60,26 @@ class Tunnel:
         if is_closed:
             return
         try:
-            self._pump.run(self._end)
+            self._io_thread.run(self._end)
         finally:
-            leave_pump()
+            leave_io_thread()
 
     def _listen(self) -> None:
         if not self._is_closed:
-            self._pump.loop.add_reader(self._listener, self._accept)
+            self._io_thread.loop.add_reader(self._server_socket, self._accept)
 
     def _accept(self) -> None:
-        loop = self._pump.loop
+        loop = self._io_thread.loop
         try:
-            near, _ = self._listener.accept()
+            near, _ = self._server_socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:
-            loop.remove_reader(self._listener)
+            loop.remove_reader(self._server_socket)
             loop.call_later(ACCEPT_AGAIN_S, self._listen)
             return
-        loop.remove_reader(self._listener)  # until this one has its channel: a host is asked for one at a time
-        self._pump.errands.do(lambda: self._open(near))
+        loop.remove_reader(self._server_socket)  # until this one has its channel: a host is asked for one at a time
+        self._io_thread.workers.do(lambda: self._open(near))
 
     def _open(self, near: socket.socket) -> None:
         """Open a channel, which may take its time, in a thread of its own."""
@@ -92,7 +92,7 @@ class Tunnel:
             with self._lock:
                 is_taken = not self._is_closed
                 if is_taken:
-                    self._pump.call(lambda: self._begin(near, far))
+                    self._io_thread.call(lambda: self._begin(near, far))
             if not is_taken:
                 near.close()
                 if far is not None:
@@ -103,11 +103,11 @@ class Tunnel:
         if far is None:
             near.close()
         else:
-            self._crossings.add(_Crossing(self._pump, near, far, self._crossings.discard))
+            self._crossings.add(_Crossing(self._io_thread, near, far, self._crossings.discard))
 
     def _end(self) -> None:
-        self._pump.loop.remove_reader(self._listener)
-        self._listener.close()
+        self._io_thread.loop.remove_reader(self._server_socket)
+        self._server_socket.close()
         for crossing in list(self._crossings):
             crossing.end()
 
@@ -119,30 +119,30 @@ class _Crossing:
     """
 
     def __init__(
-        self, pump: Pump, near: socket.socket, far: RingingChannel, on_end: Callable[[_Crossing], None]
+        self, thread: IoThread, near: socket.socket, far: RingingChannel, on_end: Callable[[_Crossing], None]
     ) -> None:
-        self._pump = pump
+        self._io_thread = thread
         self._near = near
         self._on_end = on_end
         self._is_ended = False
         self._for_near = memoryview(b"")
         """What the near side has not taken yet; until it has, nothing more is taken from the far one."""
-        self._lane = Lane(pump.errands)
+        self._queue = SerialQueue(thread.workers)
         self._lock = threading.Lock()
         self._num_waiting = 0
         """Bytes that were taken from the near side, and are not on their way yet."""
         self._is_paused = False
         near.settimeout(0)
         self._read_near()
-        self._far = FarEnd(far, lambda: pump.call(self._carry_up))
+        self._far = ChannelReader(far, lambda: thread.call(self._carry_up))
 
     def end(self) -> None:
         """End both sides, whatever is still under way; safe to call twice."""
         if self._is_ended:
             return
         self._is_ended = True
-        self._pump.loop.remove_reader(self._near)
-        self._pump.loop.remove_writer(self._near)
+        self._io_thread.loop.remove_reader(self._near)
+        self._io_thread.loop.remove_writer(self._near)
         hang_up(self._far.channel)  # wakes the errand that waits for the host to take more
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
@@ -173,15 +173,15 @@ class _Crossing:
             self.end()
             return
         if had_to_wait:
-            self._pump.loop.add_writer(self._near, self._give_near)
+            self._io_thread.loop.add_writer(self._near, self._give_near)
             return
-        self._pump.loop.remove_writer(self._near)
+        self._io_thread.loop.remove_writer(self._near)
         if self._far.has_more:
-            self._pump.loop.call_soon(self._carry_up)
+            self._io_thread.loop.call_soon(self._carry_up)
 
     def _read_near(self) -> None:
         if not self._is_ended:
-            self._pump.loop.add_reader(self._near, self._carry_down)
+            self._io_thread.loop.add_reader(self._near, self._carry_down)
 
     def _carry_down(self) -> None:
         try:
@@ -195,8 +195,8 @@ class _Crossing:
             self._num_waiting += len(chunk)
             self._is_paused = self._num_waiting >= MAX_WAITING_BYTES
         if self._is_paused or not chunk:
-            self._pump.loop.remove_reader(self._near)
-        self._lane.put(lambda: self._send(chunk))
+            self._io_thread.loop.remove_reader(self._near)
+        self._queue.put(lambda: self._send(chunk))
 
     def _send(self, chunk: bytes) -> None:
         """Send to the far side, in a thread that may wait; no bytes mean that no more will come."""
@@ -206,11 +206,11 @@ class _Crossing:
             else:
                 self._far.channel.shutdown_write()
         except CHANNEL_ERRORS:
-            self._pump.call(self.end)
+            self._io_thread.call(self.end)
         with self._lock:
             self._num_waiting -= len(chunk)
             goes_on = self._is_paused and self._num_waiting < MAX_WAITING_BYTES
             if goes_on:
                 self._is_paused = False
         if goes_on:
-            self._pump.call(self._read_near)
+            self._io_thread.call(self._read_near)

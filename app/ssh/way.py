@@ -24,7 +24,7 @@ from app.errors import HostKeyError, HostUnreachableError, SessionError, UsageEr
 from app.ssh.config import (
     AGENT_OF_ENVIRONMENT,
     Destination,
-    Person,
+    LocalUser,
     SshSettings,
     Strictness,
     parse_settings,
@@ -69,7 +69,7 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
             check=False,
         )
     except FileNotFoundError:
-        return parse_settings(destination.text, _printed_without_ssh(destination, config_file), _person())
+        return parse_settings(destination.text, _printed_without_ssh(destination, config_file), _local_user())
     except OSError as error:
         raise SessionError(f"ssh cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -78,12 +78,12 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
         ) from error
     if done.returncode:
         raise UsageError(f"{destination.text}: ssh -G fails: {clean(done.stderr.strip(), LINE_LIMIT)}")
-    return parse_settings(destination.text, done.stdout, _person())
+    return parse_settings(destination.text, done.stdout, _local_user())
 
 
-def _person() -> Person:
+def _local_user() -> LocalUser:
     # As ssh does, whatever HOME says.
-    return Person(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
+    return LocalUser(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def _printed_without_ssh(destination: Destination, config_file: str) -> str:
@@ -93,7 +93,7 @@ def _printed_without_ssh(destination: Destination, config_file: str) -> str:
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
     try:
-        return printed_settings(destination, texts, _person())
+        return printed_settings(destination, texts, _local_user())
     except ValueError as error:
         message = f"ssh is not installed, and {' or '.join(files)} says {error}, which only ssh can follow"
         raise SessionError(message, "install the OpenSSH client") from error
@@ -178,10 +178,10 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
 
 def agent_socket(settings: SshSettings, environ: Mapping[str, str]) -> str:
     """Return where ssh-agent listens; empty for none."""
-    said = settings.identity_agent
-    if said == AGENT_OF_ENVIRONMENT:
+    content = settings.identity_agent
+    if content == AGENT_OF_ENVIRONMENT:
         return environ.get(AGENT_OF_ENVIRONMENT, "")
-    return environ.get(said[1:].strip("{}"), "") if said.startswith("$") else said
+    return environ.get(content[1:].strip("{}"), "") if content.startswith("$") else content
 
 
 def dial(settings: SshSettings) -> socket.socket:
@@ -252,11 +252,14 @@ class ProxyCommand:
         finally:
             theirs.close()
         assert self._process.stderr
-        self._said = bytearray()
-        self._listener = threading.Thread(
-            target=_read_last, args=(self._process.stderr, self._said), name="rankdeck-proxy-command", daemon=True
+        self._error_output = bytearray()
+        self._stderr_reader = threading.Thread(
+            target=_read_last,
+            args=(self._process.stderr, self._error_output),
+            name="rankdeck-proxy-command",
+            daemon=True,
         )
-        self._listener.start()
+        self._stderr_reader.start()
 
     def error(self) -> HostUnreachableError | None:
         """Return what the program says of its end, for which there is a moment; None if it goes on."""
@@ -265,8 +268,8 @@ class ProxyCommand:
         how = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if how is None:
             return None
-        self._listener.join(END_S)
-        lines = self._said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        self._stderr_reader.join(END_S)
+        lines = self._error_output.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         is_code = how.si_code == os.CLD_EXITED
         end = f"exit code {how.si_status}" if is_code else signal.Signals(how.si_status).name
         detail = f"ProxyCommand has ended ({end}): {clean(lines[-1], LINE_LIMIT)}"
@@ -284,7 +287,7 @@ class ProxyCommand:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # it, if it still runs, and whatever it has left
         self._process.wait()
-        self._listener.join(END_S)
+        self._stderr_reader.join(END_S)
 
 
 def _wait_without_collecting(pid: int, timeout_s: float) -> None:
@@ -297,9 +300,9 @@ def _wait_without_collecting(pid: int, timeout_s: float) -> None:
         os.close(descriptor)
 
 
-def _read_last(errors: IO[bytes], said: bytearray) -> None:
+def _read_last(errors: IO[bytes], content: bytearray) -> None:
     """Read to the end, and keep the last of it."""
     with errors:
         while chunk := os.read(errors.fileno(), 65_536):
-            said += chunk
-            del said[:-LINE_LIMIT]
+            content += chunk
+            del content[:-LINE_LIMIT]

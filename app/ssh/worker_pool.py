@@ -17,7 +17,7 @@ IDLE_S = 5.0
 """A thread that has had nothing to do for so long ends."""
 
 
-class Errands:
+class WorkerPool:
     """Threads, as many as there are errands that block at present."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Errands:
             errand()
 
 
-class Lane:
+class SerialQueue:
     """Errands of which each begins when the one before has ended."""
 
-    def __init__(self, errands: Errands) -> None:
-        self._errands = errands
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
         self._todo: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
         self._is_busy = False
@@ -69,7 +69,7 @@ class Lane:
             if self._is_busy:
                 return
             self._is_busy = True
-        self._errands.do(self._work)
+        self._workers.do(self._work)
 
     def _work(self) -> None:
         while True:
@@ -84,21 +84,21 @@ class Lane:
                 is_done = True
             finally:
                 if not is_done:  # its thread tells of it, and the next ones are not to wait for ever
-                    self._errands.do(self._work)
+                    self._workers.do(self._work)
 
 
 class _Here(threading.local):
-    errands: Errands | None = None
+    workers: WorkerPool | None = None
 
 
 _here = _Here()
 
 
-def never_wait_here(errands: Errands) -> None:
+def never_wait_here(workers: WorkerPool) -> None:
     """Mark this thread as one that must not wait, and say who waits in its place."""
-    _here.errands = errands
+    _here.workers = workers
 
 
-def errands_here() -> Errands | None:
+def current_workers() -> WorkerPool | None:
     """Return who waits in this thread's place; None where it may wait itself."""
-    return _here.errands
+    return _here.workers

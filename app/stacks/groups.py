@@ -213,12 +213,12 @@ def _row(node: str, found: RankStacks) -> RankStackRow:
         num_threads_left_out=found.num_threads_left_out,
         kernel=_kernel_row(found.kernel),
         note=clean(found.note, LINE_LIMIT),
-        calls=[_call_words(call) for call in found.recorded],
+        calls=[_call_text(call) for call in found.recorded],
         versions={clean_name(name): clean_name(version) for name, version in found.versions.items()},
     )
 
 
-def _call_words(call: RecordedCall) -> str:
+def _call_text(call: RecordedCall) -> str:
     sizes = " ".join(str(list(sizes)) for sizes in call.sizes)
     what = f"{call_text(call.group, call.seq, call.op, '')} {sizes}".rstrip()
     age = "" if call.age_s is None else f", called {seconds_text(call.age_s)} ago"

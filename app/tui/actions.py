@@ -388,10 +388,10 @@ class Keymap:
         keys = self._keys[name]
         return shown_key(keys[0]) if keys else ""
 
-    def hint(self, name: str, words: str, *, head: str = "") -> str:
-        """Return `head` and `s: words`; nothing where the action has no key."""
+    def hint(self, name: str, text: str, *, head: str = "") -> str:
+        """Return `head` and `s: text`; nothing where the action has no key."""
         key = self.first(name)
-        return f"{head}{key}: {words}" if key else ""
+        return f"{head}{key}: {text}" if key else ""
 
     def views(self) -> str:
         """Return the keys of the views in short, `1-8`; where they are not in a row, that of the next view."""

@@ -17,7 +17,7 @@ from app.tui.rendering import calm_collector
 from app.tui.theme import Look
 from app.tui.views.ranks import RanksView
 from app.tui.widgets.footer import Footer, TooSmall, is_too_small
-from app.tui.widgets.header import Masthead
+from app.tui.widgets.header import Header
 from app.tui.widgets.line_view import FilterBar
 from app.view.actions import NOT_AGAIN
 
@@ -55,21 +55,21 @@ class Console(PersonalApp):
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen with the person's keys."""
-        return keyed_screen(self.stage)
+        return keyed_screen(self.ui)
 
     def compose(self) -> ComposeResult:
         """Lay out the masthead, the views one upon the other, and the footer."""
-        stage = self.stage
-        self._masthead = Masthead(stage)
-        self._masthead.active = self.active
-        self._footer = Footer(stage)
-        self._too_small = TooSmall(stage)
-        self._views = make_views(stage)
-        yield self._masthead
+        ui = self.ui
+        self._header = Header(ui)
+        self._header.active = self.active
+        self._footer = Footer(ui)
+        self._too_small = TooSmall(ui)
+        self._views = make_views(ui)
+        yield self._header
         for view in (*self._views.values(), self._too_small):
             view.add_class("view")
             yield view
-        yield FilterBar(stage)
+        yield FilterBar(ui)
         yield self._footer
 
     def on_mount(self) -> None:
@@ -93,13 +93,13 @@ class Console(PersonalApp):
         """Show a view by name."""
         self.active = name
         if name in VIEW_NAMES:
-            self._masthead.active = name
+            self._header.active = name
         self.query_one(FilterBar).close()
         self._arrange()
 
     def action_next_view(self, steps: int) -> None:
         """Show the view so many places on."""
-        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self._masthead.active) + steps) % len(VIEW_NAMES)])
+        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self._header.active) + steps) % len(VIEW_NAMES)])
 
     def action_scroll(self, how: str, amount: int) -> None:
         """Move within the view: by `rows`, by `pages`, to an `edge` or to the `side`."""
@@ -109,38 +109,38 @@ class Console(PersonalApp):
     @work
     async def action_fault(self) -> None:
         """Ask which fault to inject, and inject it."""
-        from app.tui.acts import ask_for_fault  # noqa: PLC0415
+        from app.tui.job_actions import ask_for_fault  # noqa: PLC0415
 
-        view = self.stage.view
+        view = self.ui.view
         await ask_for_fault(self, self.query_one(RanksView).follow_culprit(view) if view is not None else 0)
 
     @work
     async def action_control(self) -> None:
         """Ask what to do to the job as a whole, and do it."""
-        from app.tui.acts import ask_for_control  # noqa: PLC0415
+        from app.tui.job_actions import ask_for_control  # noqa: PLC0415
 
         await ask_for_control(self)
 
     @work
     async def action_start_program(self) -> None:
         """Ask which program to start where no job runs, and start it."""
-        from app.tui.acts import ask_for_program  # noqa: PLC0415
+        from app.tui.job_actions import ask_for_program  # noqa: PLC0415
 
         await ask_for_program(self)
 
     async def action_quit(self) -> None:
         """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
-        if self.stage.farewell:
+        if self.ui.farewell:
             self.exit()
             return
-        control = self.stage.source.control
+        control = self.ui.source.control
         if control is not None and control.doing and control.doing != self._left_undone:
             self._left_undone = control.doing
-            key = self.stage.keymap.first("quit")
-            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; {key} again leaves.", "warning")
+            key = self.ui.keymap.first("quit")
+            self.show_notice(f"{control.doing}. Without this console {NOT_AGAIN}; {key} again leaves.", "warning")
             return
-        self.stage.farewell = f"leaving: {self.stage.source.leaving}"
-        self._masthead.redraw()
+        self.ui.farewell = f"leaving: {self.ui.source.leaving}"
+        self._header.redraw()
         self.run_worker(self._leave(), exit_on_error=True)
 
     @property
@@ -152,7 +152,7 @@ class Console(PersonalApp):
         has_room = not is_too_small(self.size)
         for name, view in self._views.items():
             view.display = has_room and name == self.active
-        self._masthead.display = self._footer.display = has_room
+        self._header.display = self._footer.display = has_room
         if not has_room:
             self.query_one(FilterBar).close()
         self._too_small.display = not has_room
@@ -161,30 +161,30 @@ class Console(PersonalApp):
     def frame(self) -> None:
         """Take what has come and paint it, as far as the terminal is ready for it."""
         try:
-            has_new_rows = self.stage.take_frame()
+            has_new_rows = self.ui.take_frame()
         except AppError as error:
             self.failure = error
             self.exit(return_code=error.exit_code)
             return
-        stage = self.stage
+        ui = self.ui
         self.follow_questions()
-        stage.is_owed |= has_new_rows
+        ui.is_owed |= has_new_rows
         if not self.may_move:
             return
-        stage.max_bytes = self.pacer.slice_bytes
-        if stage.is_owed:
-            stage.is_owed = False
+        ui.max_bytes = self.pacer.slice_bytes
+        if ui.is_owed:
+            ui.is_owed = False
             self.paint()
         elif self.active == "logs":
             self.shown.redraw()
-        stage.max_bytes = math.inf
+        ui.max_bytes = math.inf
 
     def paint(self) -> None:
         """Build and paint all that is shown."""
-        for view in (self._masthead, self.shown, self._footer, self._too_small):
+        for view in (self._header, self.shown, self._footer, self._too_small):
             if view.display:
                 view.redraw()
 
     async def _leave(self) -> None:
-        await self.stage.source.close()
+        await self.ui.source.close()
         self.exit()

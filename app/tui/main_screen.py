@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from app.tui.personal_app import PersonalApp
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.line_view import LineView
 
 SKIP_S = 10.0
@@ -45,15 +45,15 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return cast("PersonalApp", self.app)
 
     @property
-    def stage(self) -> Stage:
+    def ui(self) -> UiState:
         """What the views read."""
-        return self.console.stage
+        return self.console.ui
 
     def action_help(self) -> None:
         """Show every key."""
         from app.tui.dialogs.confirm import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
 
-        self.app.push_screen(HelpScreen(self.stage))
+        self.app.push_screen(HelpScreen(self.ui))
 
     def action_filter(self) -> None:
         """Type a filter for what is shown; where that cannot be filtered, for the ranks."""
@@ -76,7 +76,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         rank = shown.selected_rank
         if rank is None:
-            self._say("Nothing here is about one rank.")
+            self._show_notice("Nothing here is about one rank.")
             return
         page.open(rank, self.console.active)
         self.console.action_show_view(RANK_PAGE)
@@ -93,15 +93,15 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Copy what is selected, or the verdict, into the clipboard of the terminal (OSC 52)."""
         copied = self.console.shown.copied
         if copied is None:
-            self._say("There is nothing to copy yet.")
+            self._show_notice("There is nothing to copy yet.")
             return
         what, text = copied
         self.app.copy_to_clipboard(text)
-        self.notify(self.stage.tellable(text.splitlines()[0]), title=f"Copied {what}", markup=False)
+        self.notify(self.ui.tellable(text.splitlines()[0]), title=f"Copied {what}", markup=False)
 
     def action_freeze(self) -> None:
         """Let the picture stand still, or go on."""
-        self.stage.freeze()
+        self.ui.freeze()
         self.console.paint()
 
     def action_sort(self, order: str = "") -> None:
@@ -122,7 +122,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view("logs")
         if not logs.to_error(direction):
             where = "further down" if direction > 0 else "further up"
-            self._say(f"No line at level error {where}." if len(self.stage.errors) else "No line at level error yet.")
+            self._show_notice(
+                f"No line at level error {where}." if len(self.ui.errors) else "No line at level error yet."
+            )
 
     def action_collapse(self) -> None:
         """Show log lines that several ranks print alike as one, or each again."""
@@ -133,7 +135,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Show why the job failed; asked again, the lines of the logs."""
         logs = self.query_one(LogsView)
         if logs.cause is None:
-            self._say("No rank has failed.")
+            self._show_notice("No rank has failed.")
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         self.console.action_show_view("logs")
@@ -148,7 +150,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def action_play(self, how: str) -> None:
         """Do something to the recording that is played; nothing to what is live."""
-        player = self.stage.source.player
+        player = self.ui.source.player
         if player is None:
             return
         match how:
@@ -163,30 +165,30 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def action_answer(self) -> None:
         """Go to the hosts that want an answer, and ask what they want to know."""
-        questions = self.stage.source.questions
+        questions = self.ui.source.questions
         if questions is None:
-            self._say("From this console nobody is asked anything.")
+            self._show_notice("From this console nobody is asked anything.")
         elif not (hosts := questions.waiting):
-            self._say("No host wants an answer.")
+            self._show_notice("No host wants an answer.")
         else:
-            self.notify(self.stage.tellable(f"going to {nodes_text(hosts)}"), markup=False)
+            self.notify(self.ui.tellable(f"going to {nodes_text(hosts)}"), markup=False)
             self.run_worker(questions.begin())
 
     def action_doctor(self) -> None:
         """Look at all hosts, as before a job."""
-        doctor = self.stage.source.doctor
+        doctor = self.ui.source.doctor
         if doctor is None:
-            self._say("There are no hosts to look at: not in a recording, nor behind a relay.")
+            self._show_notice("There are no hosts to look at: not in a recording, nor behind a relay.")
             return
         from app.tui.dialogs.doctor import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
 
-        self.app.push_screen(DoctorScreen(self.stage, doctor))
+        self.app.push_screen(DoctorScreen(self.ui, doctor))
 
     def action_stacks(self) -> None:
         """Show where every rank stands, frame by frame."""
         from app.tui.dialogs.stacks import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
 
-        self.app.push_screen(StacksScreen(self.stage))
+        self.app.push_screen(StacksScreen(self.ui))
 
     def _filtered(self) -> FilteredView:
         """Return the view that is shown, or that of the ranks, which is shown then."""
@@ -194,20 +196,20 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.console.action_show_view("ranks")
         return cast("FilteredView", self.console.shown)
 
-    def _say(self, text: str) -> None:
+    def _show_notice(self, text: str) -> None:
         self.notify(text, severity="warning", markup=False)
 
 
-def keyed_screen(stage: Stage) -> MainScreen:
+def keyed_screen(ui: UiState) -> MainScreen:
     """Return the screen with the keys of this run; one key may be of two actions that are never there together.
 
     Textual's own keymap (`App.set_keymap`, 8.2) is not used: it gives an action other keys but cannot take a key away.
     """
-    context = "live" if stage.source.player is None else "replay"
+    context = "live" if ui.source.player is None else "replay"
     bound = [
         Binding(",".join(keys), action.call, action.title, show=False)
         for action in ACTIONS
-        if context in action.contexts and (keys := stage.keymap.keys(action.name))
+        if context in action.contexts and (keys := ui.keymap.keys(action.name))
     ]
 
     class KeyedScreen(MainScreen, inherit_bindings=False):
@@ -219,7 +221,7 @@ def keyed_screen(stage: Stage) -> MainScreen:
 RANK_PAGE = "rank"
 
 
-def make_views(stage: Stage) -> dict[str, LineView]:
+def make_views(ui: UiState) -> dict[str, LineView]:
     """Return the views of a console."""
     views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, ChartsView, EventsView)
-    return {**dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True)), RANK_PAGE: RankPage(stage)}
+    return {**dict(zip(VIEW_NAMES, (view(ui) for view in views), strict=True)), RANK_PAGE: RankPage(ui)}

@@ -100,10 +100,10 @@ class Pacer:
             del self._open[tag]
             self._num_unanswered += 1
         if self._num_unanswered >= MAX_UNANSWERED:
-            self.begin_anew()
+            self.restart()
             self.is_pacing = False
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget what was asked and learnt: the terminal was given away, or is another one."""
         self.is_pacing = True
         self._open.clear()

@@ -16,7 +16,7 @@ from app.tui.actions import Keymap, available
 from app.tui.key_order import KeysInOrder
 from app.tui.rendering import PacedApp
 from app.tui.theme import OwnColours, textual_theme
-from app.tui.ui_state import Stage
+from app.tui.ui_state import UiState
 from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PersonalApp(KeysInOrder, PacedApp):
 
     Attributes:
         look: What the views wear; the stock widgets wear the theme of the same name.
-        stage: What the views read.
+        ui: What the views read.
         active: Name of the view that is shown.
     """
 
@@ -57,9 +57,9 @@ class PersonalApp(KeysInOrder, PacedApp):
         self._wear(look.theme)
         self.set_class(look.is_ascii, "ascii")
         self.use_command_palette = True
-        self.stage = Stage(look, source, Keymap(settings.keys))
+        self.ui = UiState(look, source, Keymap(settings.keys))
         self.active = settings.start_view
-        self._asking: QuestionScreen | None = None
+        self._question_screen: QuestionScreen | None = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Take away the colours that a stock widget brings and the theme does not."""
@@ -81,30 +81,30 @@ class PersonalApp(KeysInOrder, PacedApp):
     def paint(self) -> None:
         """Build and paint all that is shown."""
 
-    def say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
+    def show_notice(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
         """Show a notification."""
-        self.notify(self.stage.tellable(text), title=title, severity=severity, markup=False)
+        self.notify(self.ui.tellable(text), title=title, severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table: Textual's own commands, its themes among them, are not in it."""
-        for action in available(self.stage.source):
+        for action in available(self.ui.source):
             if action.in_palette:
                 run = partial(self.call_later, self.run_action, action.call)
-                keys = self.stage.keymap.shown(action.name)
+                keys = self.ui.keymap.shown(action.name)
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
     def follow_questions(self) -> None:
         """Show what the person is asked, as long as it is a question."""
-        questions = self.stage.source.questions
+        questions = self.ui.source.questions
         question = questions.question if questions is not None else None
-        if self._asking is not None and (question is None or question.number != self._asking.number):
-            self._asking.leave()
-            self._asking = None
-        if questions is not None and question is not None and self._asking is None:
+        if self._question_screen is not None and (question is None or question.number != self._question_screen.number):
+            self._question_screen.leave()
+            self._question_screen = None
+        if questions is not None and question is not None and self._question_screen is None:
             from app.tui.dialogs.questions import QuestionScreen  # noqa: PLC0415 - most consoles ask nothing
 
-            self._asking = QuestionScreen(self.stage.look, question, questions.answer)
-            self.push_screen(self._asking)
+            self._question_screen = QuestionScreen(self.ui.look, question, questions.answer)
+            self.push_screen(self._question_screen)
 
     def action_wear(self, theme: str) -> None:
         """Change the colours of everything."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from textual.message import Message
 
 HAS_PACING = os.environ.get("RANKDECK_PACING", "") != "0"
-HAS_STOCK_STRIPS = os.environ.get("RANKDECK_STOCK_STRIPS", "") == "1"
+HAS_STOCK_RENDERING = os.environ.get("RANKDECK_STOCK_STRIPS", "") == "1"
 
 
 YOUNG_OBJECTS = 20_000
@@ -144,15 +144,15 @@ def calm_collector() -> None:
 
 def make_strip(segments: Sequence[Segment], cell_length: int) -> Strip:
     """Return one painted line of `cell_length` cells."""
-    return Strip(segments, cell_length) if HAS_STOCK_STRIPS else LiveStrip(segments, cell_length)
+    return Strip(segments, cell_length) if HAS_STOCK_RENDERING else LiveStrip(segments, cell_length)
 
 
 class DirectWidget(Widget):
     """A widget without borders, padding or tint that hands its lines straight to the compositor."""
 
-    _strips: Sequence[Strip] = ()
+    _rendered: Sequence[Strip] = ()
     _size: Size
-    _strips_width = 0
+    _rendered_width = 0
     _next_line = 0
 
     @property
@@ -160,30 +160,30 @@ class DirectWidget(Widget):
         """What there is to paint on: all of it, which spares looking for borders at every line."""
         return self._size
 
-    def show(self, strips: Sequence[Strip], max_bytes: float = math.inf) -> bool:
+    def show(self, rendered: Sequence[Strip], max_bytes: float = math.inf) -> bool:
         """Take all lines of the widget, and have those painted that are not as they were.
 
         Args:
-            strips: The lines.
+            rendered: The lines.
             max_bytes: About how much of it may be painted now; what is left out is told apart the next time.
 
         Returns:
             Whether anything was left out.
         """
-        before, self._strips = self._strips, strips
-        is_resized = len(before) != len(strips) or self._strips_width != self.size.width
-        self._strips_width = self.size.width
-        if HAS_STOCK_STRIPS or is_resized:
+        before, self._rendered = self._rendered, rendered
+        is_resized = len(before) != len(rendered) or self._rendered_width != self.size.width
+        self._rendered_width = self.size.width
+        if HAS_STOCK_RENDERING or is_resized:
             self.refresh()
             return False
-        pairs = zip(before, strips, strict=True)
+        pairs = zip(before, rendered, strict=True)
         changed = [y for y, (old, new) in enumerate(pairs) if old._segments != new._segments]
         painted = changed if max_bytes == math.inf else self._first(changed, max_bytes)
         if len(painted) < len(changed):
             kept = list(before)
             for y in painted:
-                kept[y] = strips[y]
-            self._strips = kept
+                kept[y] = rendered[y]
+            self._rendered = kept
         if painted:
             self.refresh(*_regions(painted, self.size.width))
         return len(painted) < len(changed)
@@ -197,20 +197,20 @@ class DirectWidget(Widget):
             if taken and room <= 0:
                 self._next_line = y
                 break
-            room -= sum(len(text) + STYLE_BYTES for text, _, _ in self._strips[y]._segments)
+            room -= sum(len(text) + STYLE_BYTES for text, _, _ in self._rendered[y]._segments)
             taken.append(y)
         return sorted(taken)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the lines of a region of the widget."""
-        if HAS_STOCK_STRIPS:
+        if HAS_STOCK_RENDERING:
             return super().render_lines(crop)
         # Until it has been built for a new size, what is there is fitted to it.
-        is_current = len(self._strips) == self.size.height and self._strips_width == self.size.width
-        strips = [self._strips[y] if is_current else self.render_line(y) for y in crop.line_range]
+        is_current = len(self._rendered) == self.size.height and self._rendered_width == self.size.width
+        rendered = [self._rendered[y] if is_current else self.render_line(y) for y in crop.line_range]
         if crop.x == 0 and crop.width == self.size.width:
-            return strips
-        return [strip.crop(crop.x, crop.right) for strip in strips]
+            return rendered
+        return [strip.crop(crop.x, crop.right) for strip in rendered]
 
 
 def _regions(lines: list[int], width: int) -> list[Region]:
@@ -250,7 +250,7 @@ class PacedDriver(Driver):
     def start_application_mode(self) -> None:
         """Take the terminal, or take it again."""
         self._open_tags.clear()
-        cast("PacedApp", self._app).pacer.begin_anew()
+        cast("PacedApp", self._app).pacer.restart()
         super().start_application_mode()  # type: ignore[safe-super]
 
     def process_message(self, message: Message) -> None:

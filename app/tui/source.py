@@ -66,7 +66,7 @@ class Control(Protocol):
         job_id: str,
         num_ranks: int | None = None,
         *,
-        is_at_once: bool = False,
+        is_immediate: bool = False,
         without: Collection[str] | None = None,
     ) -> str:
         """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`.
@@ -74,7 +74,7 @@ class Control(Protocol):
         Args:
             job_id: Which.
             num_ranks: Of the whole job.
-            is_at_once: Kill it first.
+            is_immediate: Kill it first.
             without: On the nodes that answer but for these, whichever made up the last attempt; None is those that did.
         """
         ...
@@ -118,11 +118,11 @@ class Doctor(Protocol):
         """Which it looks at."""
         ...
 
-    async def look(self, tell: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
+    async def look(self, notify: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
         """Return what is to be said of the hosts; takes some seconds, a minute at most.
 
         Args:
-            tell: Takes a host and how far it is, in the loop.
+            notify: Takes a host and how far it is, in the loop.
             job: What is to be started there; None is whatever comes.
         """
         ...

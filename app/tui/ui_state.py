@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 MAX_NOTICES = 100
-MAX_TOLD = 300
+MAX_SHOWN = 300
 """Characters of a notification: it covers a part of the screen, not all of it."""
 FRAMES_PER_VIEW = 2
 """The agents report five times a second: rows are made every second frame."""
 MAX_FRAMES_PER_VIEW = 10
-LOOK_SHARE = 0.02
+LOOK_FRAC = 0.02
 """Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
 often."""
 FRAME_S = 0.1
@@ -41,17 +41,17 @@ SEARCH_S = 0.01
 """What a frame may spend on looking for log lines: keys do not wait."""
 
 
-class Stage:
+class UiState:
     """Written by the console once per frame, read by the views when they build.
 
     A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
 
     Attributes:
         view: The rows that are shown; None before the first frame.
-        newest: The rows of now, also while the picture is frozen: what is done is done to these.
+        latest_view: The rows of now, also while the picture is frozen: what is done is done to these.
         notices: The newest sentences about the session.
-        beat: Counts frames, for what moves while one waits.
-        noticed_at_beat: When the newest notice came.
+        tick: Counts frames, for what moves while one waits.
+        noticed_at_tick: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
         frozen_s: How old the picture is that is frozen; None while it moves.
         max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
@@ -65,10 +65,10 @@ class Stage:
         self.keymap = keymap
         self.logs = LogStore()
         self.view: View | None = None
-        self.newest: View | None = None
+        self.latest_view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
-        self.beat = 0
-        self.noticed_at_beat = 0
+        self.tick = 0
+        self.noticed_at_tick = 0
         self.farewell = ""
         self.frozen_s: float | None = None
         self.max_bytes = math.inf
@@ -83,7 +83,7 @@ class Stage:
         self._num_rewinds = 0
         self._next_look = 0
         """Beat at which the model is looked at again."""
-        self._logs_meanwhile: LogStore | None = None
+        self._live_logs: LogStore | None = None
         """What a recording has printed since it went back while the picture was frozen."""
 
     @property
@@ -103,7 +103,7 @@ class Stage:
             self._errors = LogMatches(msgspec.structs.replace(ERRORS, job_id=self.job_of_logs), self.logs)
         return self._errors
 
-    def newest_lines(self, num_lines: int) -> list[StoredLine]:
+    def latest_lines(self, num_lines: int) -> list[StoredLine]:
         """Return the newest log lines of the job, as far as its own have been looked for."""
         logs, job_id = self.logs, self.job_of_logs
         if not job_id:
@@ -125,16 +125,16 @@ class Stage:
         Raises:
             AppError: The session cannot go on.
         """
-        self.beat += 1
+        self.tick += 1
         self.take_logs(self.source.drain_logs())
         self.take_notices(self.source.drain_notices())
         self.search(self.errors)
-        if self.beat < self._next_look:
+        if self.tick < self._next_look:
             return False
         began_s = time.thread_time()
-        self.newest = view = self.source.view()
-        frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
-        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
+        self.latest_view = view = self.source.view()
+        frames = math.ceil((time.thread_time() - began_s) / LOOK_FRAC / FRAME_S)
+        self._next_look = self.tick + max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
         if self.source.player is not None:
             self._follow(self.source.player)
         if self.frozen_s is None:
@@ -147,8 +147,8 @@ class Stage:
         """Let the picture stand still, or go on."""
         if self.frozen_s is not None:
             self.frozen_s = self._frozen_events = self._frozen_history = None
-            if self._logs_meanwhile is not None:
-                self.logs, self._logs_meanwhile = self._logs_meanwhile, None
+            if self._live_logs is not None:
+                self.logs, self._live_logs = self._live_logs, None
         elif self.view is not None:
             self.view = self.view.still()
             self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
@@ -173,22 +173,22 @@ class Stage:
             if self.frozen_s is None:
                 self.logs = LogStore()
             else:
-                self._logs_meanwhile = LogStore()
+                self._live_logs = LogStore()
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""
         for sentence in sentences:
             self.notices.append(clean(sentence, LINE_LIMIT))
-            self.noticed_at_beat = self.beat
+            self.noticed_at_tick = self.tick
 
     def tellable(self, text: str) -> str:
         """Return text for a notification: what an agent says comes from another machine, and may be anything."""
         shown = self.look.shown(clean(text, LINE_LIMIT))
-        return shown if len(shown) <= MAX_TOLD else shown[:MAX_TOLD] + self.look.glyphs.ellipsis
+        return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + self.look.glyphs.ellipsis
 
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""
-        logs = self.logs if self._logs_meanwhile is None else self._logs_meanwhile
+        logs = self.logs if self._live_logs is None else self._live_logs
         for node, line in lines:
             text, is_stderr = clean(line.text, LINE_LIMIT), line.stream == "stderr"
             logs.append(clean_name(node), line.rank, text, is_stderr=is_stderr, job_id=line.job_id)

@@ -1,7 +1,7 @@
 """Actions on a whole job, as text: whom they strike, and what becomes of them.
 
-`deed_title` and `deed_question` are for stop, kill and the like. `parse_fault` reads a fault as a user asks for it,
-`told` is its effect as text.
+`action_title` and `action_question` are for stop, kill and the like. `parse_fault` reads a fault as a user asks for it,
+`fault_text` is its effect as text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_AGAIN = "the job ends and will not begin again"
 """What becomes of a restart that is left undone."""
 
 
-class Deed(StrEnum):
+class JobAction(StrEnum):
     """What can be done to a job as a whole."""
 
     STOP = "stop"
@@ -44,16 +44,16 @@ class Deed(StrEnum):
     @property
     def begins_again(self) -> bool:
         """True where the job's next attempt follows."""
-        return self in {Deed.RESTART, Deed.RESTART_NOW, Deed.RESTART_WITHOUT}
+        return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
 
-DEED_EFFECTS = {
-    Deed.STOP: "finish a step, write a checkpoint where the program can, and end",
-    Deed.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
-    Deed.KILL: "are killed at once: what is not saved is lost",
-    Deed.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
-    Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
-    Deed.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
+ACTION_EFFECTS = {
+    JobAction.STOP: "finish a step, write a checkpoint where the program can, and end",
+    JobAction.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
+    JobAction.KILL: "are killed at once: what is not saved is lost",
+    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
+    JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
+    JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
 }
 """What becomes of the ranks."""
 
@@ -72,20 +72,20 @@ def lost_nodes(view: View, job: JobRow) -> list[str]:
     return lost if len(lost) < view.num_nodes else []
 
 
-def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
+def action_title(action: JobAction, job: JobRow, *, has_ended: bool) -> str:
     """Return what a button says: `Stop job demo`."""
-    if deed is Deed.RESTART_WITHOUT:
+    if action is JobAction.RESTART_WITHOUT:
         return f"Restart job {job.job_id} without lost nodes"
-    if deed.begins_again and has_ended:
+    if action.begins_again and has_ended:
         return f"Start job {job.job_id} again"
-    verb = {Deed.STOP_NOW: "Stop job {} now", Deed.RESTART_NOW: "Restart job {} now"}.get(deed)
-    return verb.format(job.job_id) if verb else f"{deed.capitalize()} job {job.job_id}"
+    verb = {JobAction.STOP_NOW: "Stop job {} now", JobAction.RESTART_NOW: "Restart job {} now"}.get(action)
+    return verb.format(job.job_id) if verb else f"{action.capitalize()} job {job.job_id}"
 
 
-def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
+def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
     """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
-    title = deed_title(deed, job, has_ended=has_ended)
-    if deed is Deed.RESTART_WITHOUT:
+    title = action_title(action, job, has_ended=has_ended)
+    if action is JobAction.RESTART_WITHOUT:
         nodes = nodes_text(lost_nodes(view, job))
         return (
             f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
@@ -95,8 +95,8 @@ def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_r
     with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
     if has_ended:
         return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
-    again = f" with {count}{with_ranks}" if deed.begins_again else ""
-    return f"{title}? {whom(view)}: they {DEED_EFFECTS[deed]}{again}."
+    again = f" with {count}{with_ranks}" if action.begins_again else ""
+    return f"{title}? {whom(view)}: they {ACTION_EFFECTS[action]}{again}."
 
 
 def whom(view: View) -> str:
@@ -117,8 +117,8 @@ def whom(view: View) -> str:
         parts.append(f"{ranks_text(ranks)} on {node}{processes}")
     if num_others:
         parts.append(f"those of {num_others} more node{'' if num_others == 1 else 's'}")
-    words = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
-    return words[:1].upper() + words[1:] if words else "No rank has a process yet"
+    sentence = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return sentence[:1].upper() + sentence[1:] if sentence else "No rank has a process yet"
 
 
 DEFAULT_FAULT_STEP = 10
@@ -172,11 +172,11 @@ def make_fault(
     )
 
 
-def told(fault: Fault) -> str:
+def fault_text(fault: Fault) -> str:
     """Return what a rank has been made to do, or will do: `is frozen (SIGSTOP)`, `will leave with exit code 0 ...`."""
-    acts_at_once = fault.at_step is None and (fault.kind in SIGNALS or fault.kind is FaultKind.SLOW)
-    when = "" if acts_at_once else f" at step {fault.at_step}" if fault.at_step is not None else " at its next step"
-    is_ = "is" if acts_at_once else "will be"
+    is_immediate = fault.at_step is None and (fault.kind in SIGNALS or fault.kind is FaultKind.SLOW)
+    when = "" if is_immediate else f" at step {fault.at_step}" if fault.at_step is not None else " at its next step"
+    is_ = "is" if is_immediate else "will be"
     done = {
         FaultKind.FREEZE: f"{is_} frozen (SIGSTOP)",
         FaultKind.THAW: f"{is_} thawed (SIGCONT)",

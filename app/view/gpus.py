@@ -22,7 +22,7 @@ RECENT_XID_S = 3600.0
 """An error of the driver is worth a warning for this long, and is shown after that."""
 USUAL_FIX = "call torch.cuda.set_device(local_rank) before the first CUDA call, and give torch.load a map_location"
 
-CONDITION_WORDS = {
+CONDITION_TEXTS = {
     GpuCondition.LOST: "lost",
     GpuCondition.RESET_REQUIRED: "needs a reset",
     GpuCondition.UNREADABLE: "NVML will not talk to it",
@@ -32,14 +32,14 @@ CONDITION_HINTS = {
     GpuCondition.RESET_REQUIRED: "end what uses it, then nvidia-smi --gpu-reset",
     GpuCondition.UNREADABLE: "look at the rights of /dev/nvidia* and at dmesg",
 }
-SLOW_WORDS = {
+SLOW_TEXTS = {
     ThrottleReason.HW_SLOWDOWN: "slowed by its hardware",
     ThrottleReason.SW_THERMAL: "slowed: too hot",
     ThrottleReason.HW_THERMAL: "slowed by its hardware: too hot",
     ThrottleReason.HW_POWER_BRAKE: "slowed by the power supply",
 }
 """At its power cap a busy GPU always is, and a synchronised one follows another."""
-XID_WORDS = {
+XID_TEXTS = {
     13: "a kernel raised an exception",
     31: "a kernel touched memory that it must not",
     43: "a program's channel was stopped",
@@ -80,19 +80,19 @@ def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
     worker, owner = job.worker(rank), int(job.node_of[rank])
     if worker is None or worker.exit is not None or owner < 0:
         return NOTHING
-    torch = {} if worker.report is None else {told.uuid: told for told in worker.report.gpu_memory}
+    torch = {} if worker.report is None else {reported.uuid: reported for reported in worker.report.gpu_memory}
     report = cluster.nodes[cluster.node_names[owner]].report
     gpus = [] if report is None else report.gpus.gpus
     home = next((gpu for gpu in gpus if JobRank(job.job_id, rank) in gpu.owners), None)
     if home is None:
-        return _of_torch(max(torch.values(), key=lambda told: told.reserved_bytes, default=None))
+        return _of_torch(max(torch.values(), key=lambda reported: reported.reserved_bytes, default=None))
     mine = [holder for holder in home.holders if holder.whose == JobRank(job.job_id, rank)]
     used = [holder.used_bytes for holder in mine]
-    told = next((torch[uuid] for uuid in _uuids(home) if uuid in torch), None)
-    return _of_torch(told)._replace(
+    reported = next((torch[uuid] for uuid in _uuids(home) if uuid in torch), None)
+    return _of_torch(reported)._replace(
         gpu=home.figures.index,
         used_bytes=sum(size or 0 for size in used) if any(size is not None for size in used) else None,
-        total_bytes=_total_bytes(home, {holder.mig_uuid for holder in mine} | ({told.uuid} if told else set())),
+        total_bytes=_total_bytes(home, {holder.mig_uuid for holder in mine} | ({reported.uuid} if reported else set())),
     )
 
 
@@ -104,10 +104,10 @@ def _total_bytes(gpu: GpuReport, uuids: set[str]) -> int | None:
     return sum(totals) if all(totals) and totals else None
 
 
-def _of_torch(told: GpuMemoryReport | None) -> Held:
-    if told is None:
+def _of_torch(reported: GpuMemoryReport | None) -> Held:
+    if reported is None:
         return NOTHING
-    return Held(None, None, None, told.allocated_bytes, told.reserved_bytes, told.peak_allocated_bytes)
+    return Held(None, None, None, reported.allocated_bytes, reported.reserved_bytes, reported.peak_allocated_bytes)
 
 
 def _uuids(gpu: GpuReport) -> Iterator[str]:
@@ -118,13 +118,13 @@ def _uuids(gpu: GpuReport) -> Iterator[str]:
 def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int | None = None) -> list[GpuRow]:
     """Return a row per GPU of every node; with `max_rows` of the oddest, the worst first."""
     gpus = [
-        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - float(cluster.heard_s[node.index])))
+        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - float(cluster.last_report_s[node.index])))
         for node in cluster.nodes.values()
         if node.report is not None
         for gpu in node.report.gpus.gpus
     ]
     if max_rows is not None:
-        gpus = heapq.nsmallest(max_rows, gpus, key=lambda told: _ORDER[_severity(*told[:2])])
+        gpus = heapq.nsmallest(max_rows, gpus, key=lambda reported: _ORDER[_severity(*reported[:2])])
     return [_row(node, gpu, job, age_s) for node, gpu, age_s in gpus]
 
 
@@ -142,7 +142,7 @@ def broken_gpus(cluster: Cluster, job: JobModel | None, now_s: float) -> list[Br
     for node in cluster.nodes.values():
         for gpu in node.report.gpus.gpus if node.report is not None and node.may_have_broken_gpus else ():
             if _severity(node, gpu) is Severity.CRITICAL:
-                row = _row(node, gpu, job, max(0.0, now_s - float(cluster.heard_s[node.index])))
+                row = _row(node, gpu, job, max(0.0, now_s - float(cluster.last_report_s[node.index])))
                 broken.append(BrokenGpu(row.ranks, _broken(row).text))
     return broken
 
@@ -164,8 +164,8 @@ def _row(node: Node, gpu: GpuReport, job: JobModel | None, age_s: float) -> GpuR
         memory_busy_frac=finite(figures.memory_busy_frac),
         memory_used_bytes=figures.memory_used_bytes,
         memory_total_bytes=figures.memory_total_bytes,
-        torch_allocated_bytes=sum(told.allocated_bytes for told in torch) if torch else None,
-        torch_reserved_bytes=sum(told.reserved_bytes for told in torch) if torch else None,
+        torch_allocated_bytes=sum(reported.allocated_bytes for reported in torch) if torch else None,
+        torch_reserved_bytes=sum(reported.reserved_bytes for reported in torch) if torch else None,
         temperature_celsius=finite(figures.temperature_celsius),
         power_watts=finite(figures.power_watts),
         power_limit_watts=finite(figures.power_limit_watts),
@@ -185,7 +185,7 @@ def _row(node: Node, gpu: GpuReport, job: JobModel | None, age_s: float) -> GpuR
             )
             for holder in gpu.holders
         ],
-        detail=clean("; ".join(_oddities(figures, gpu)), LINE_LIMIT),
+        detail=clean("; ".join(_anomalies(figures, gpu)), LINE_LIMIT),
         age_s=age_s,
     )
 
@@ -196,7 +196,7 @@ def _torch_on(gpu: GpuReport, job: JobModel | None, node: int) -> Iterator[GpuMe
     for rank in [] if job is None else job.ranks_of(node):
         worker = job.worker(rank) if job is not None else None
         if worker is not None and worker.exit is None and worker.report is not None:
-            yield from (told for told in worker.report.gpu_memory if told.uuid in uuids)
+            yield from (reported for reported in worker.report.gpu_memory if reported.uuid in uuids)
 
 
 def _severity(node: Node, gpu: GpuReport) -> Severity:
@@ -207,18 +207,18 @@ def _severity(node: Node, gpu: GpuReport) -> Severity:
     if node.report is not None and node.report.gpus.state is GpuWatchState.SILENT:
         return Severity.WARNING
     is_damaged = bool(figures.ecc_uncorrected_errors or figures.has_row_remap_failed)
-    is_slowed = any(reason in SLOW_WORDS for reason in figures.throttle_reasons)
+    is_slowed = any(reason in SLOW_TEXTS for reason in figures.throttle_reasons)
     is_crowded = any(holder.is_foreign for holder in gpu.holders)
     return Severity.WARNING if recent or is_damaged or is_slowed or is_crowded else Severity.OK
 
 
-def _oddities(figures: GpuFigures, gpu: GpuReport) -> Iterator[str]:
+def _anomalies(figures: GpuFigures, gpu: GpuReport) -> Iterator[str]:
     if figures.condition is not GpuCondition.OK:
-        yield CONDITION_WORDS[figures.condition]
+        yield CONDITION_TEXTS[figures.condition]
     for xid in figures.xids:
-        words = f" ({XID_WORDS[xid.code]})" if xid.code in XID_WORDS else ""
+        suffix = f" ({XID_TEXTS[xid.code]})" if xid.code in XID_TEXTS else ""
         times = f" {xid.times} times, last" if xid.times > 1 else ""
-        yield f"Xid {xid.code}{words}{times} {seconds_text(xid.age_s)} ago"
+        yield f"Xid {xid.code}{suffix}{times} {seconds_text(xid.age_s)} ago"
     foreign = sorted({holder.whose.rank for holder in gpu.holders if holder.is_foreign and holder.whose is not None})
     if foreign:
         yield f"{ranks_text(foreign)} {'holds' if len(foreign) == 1 else 'hold'} memory here too"
@@ -228,7 +228,7 @@ def _oddities(figures: GpuFigures, gpu: GpuReport) -> Iterator[str]:
         yield "a faulty row of memory could not be replaced"
     elif figures.is_row_remap_pending:
         yield "a faulty row of memory is replaced at the next reset"
-    slow = [SLOW_WORDS[reason] for reason in figures.throttle_reasons if reason in SLOW_WORDS]
+    slow = [SLOW_TEXTS[reason] for reason in figures.throttle_reasons if reason in SLOW_TEXTS]
     yield from slow or (["power cap"] if ThrottleReason.SW_POWER_CAP in figures.throttle_reasons else [])
     others = [holder for holder in gpu.holders if holder.whose is None]
     if others:

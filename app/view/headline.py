@@ -16,8 +16,8 @@ import numpy as np
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
-from app.model.absence import Lack
 from app.model.job_model import PHASE_CODE, Process
+from app.model.unreachable_reason import UnreachableKind
 from app.text import (
     LINE_LIMIT,
     call_text,
@@ -31,8 +31,8 @@ from app.text import (
     seconds_text,
 )
 from app.view.rows import Headline, RootCauseRow
-from app.view.verdict_text import PHASE_WORDS, sentence
-from ddpcore.wire import Oddity, Phase
+from app.view.verdict_text import PHASE_TEXTS, sentence
+from ddpcore.wire import Anomaly, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_facts import AllNodes
     from app.diagnosis.verdicts import Side, Verdict
     from app.diagnosis.waits import Wait
-    from app.model.absence import Absence
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
+    from app.model.unreachable_reason import UnreachableReason
     from app.view.rows import JobRow
 
-TOLD_WAIT_S = 1.0
+SHOWN_WAIT_S = 1.0
 """A shorter wait is not worth the first line."""
 LATE_WAIT_S = 5.0
 """From here a wait is worth a warning, half-way to a stall."""
@@ -64,10 +64,14 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None =
         about_job = (
             [] if job is None else list(_concerned(job, np.flatnonzero(nodes.is_late), diagnosis.jobs[job.job_id]))
         )
-        absences = {name: absence for name in late if (absence := cluster.nodes[name].absence) is not None}
+        absences = {
+            name: unreachable_reason
+            for name in late
+            if (unreachable_reason := cluster.nodes[name].unreachable_reason) is not None
+        }
         if len(absences) == len(late):
-            told = [_absent_text(cluster, nodes, absences, lack) for lack in Lack]
-            return _line(Severity.WARNING, "; ".join(filter(None, [*told, *about_job])))
+            parts = [_absent_text(cluster, nodes, absences, unreachable_kind) for unreachable_kind in UnreachableKind]
+            return _line(Severity.WARNING, "; ".join(filter(None, [*parts, *about_job])))
         has = "has" if len(late) == 1 else "have"
         text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
         return _line(Severity.WARNING, "; ".join(filter(None, [text, *about_job])))
@@ -88,18 +92,28 @@ def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> I
     ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
     if ranks:
         yield f"what {ranks_text(ranks)} {'does' if len(ranks) == 1 else 'do'} is not known"
-    waits = [wait for wait in found.waits if wait.waited_s >= TOLD_WAIT_S]
+    waits = [wait for wait in found.waits if wait.waited_s >= SHOWN_WAIT_S]
     if waits:
         yield wait_text(max(waits, key=lambda wait: wait.waited_s))
 
 
-def _absent_text(cluster: Cluster, nodes: AllNodes, absences: Mapping[str, Absence], lack: Lack) -> str:
+def _absent_text(
+    cluster: Cluster, nodes: AllNodes, absences: Mapping[str, UnreachableReason], unreachable_kind: UnreachableKind
+) -> str:
     """Return where there is no such thing, since when and why; empty where all have it."""
-    whys = {name: absence.why for name, absence in absences.items() if absence.lack is lack}
+    whys = {
+        name: unreachable_reason.why
+        for name, unreachable_reason in absences.items()
+        if unreachable_reason.unreachable_kind is unreachable_kind
+    }
     since = _since_text(cluster, nodes, list(whys))
     if len(set(whys.values())) == 1:
-        return f"{lack} {_names(list(whys))}{since}: {next(iter(whys.values()))}"
-    return f"{lack} {nodes_text([f'{clean_name(name)} ({why})' for name, why in whys.items()])}{since}" if whys else ""
+        return f"{unreachable_kind} {_names(list(whys))}{since}: {next(iter(whys.values()))}"
+    return (
+        f"{unreachable_kind} {nodes_text([f'{clean_name(name)} ({why})' for name, why in whys.items()])}{since}"
+        if whys
+        else ""
+    )
 
 
 def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
@@ -167,7 +181,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
         return _awaited(cluster, job, mute.tolist(), "to import torch")
     is_joining = job.phase == PHASE_CODE[Phase.JOINING]
     apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
-    if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
+    if len(apart) and job.anomalies.ranks_with(Anomaly.OWN_RANKS).issuperset(apart.tolist()):
         return _line(Severity.QUIET, f"{_ranks(job, found)} running; {next(iter(job.notes().values()))}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
@@ -188,7 +202,7 @@ def _awaited(cluster: Cluster, job: JobModel, ranks: list[int], to_do: str) -> H
 
 def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
     wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
-    if wait is not None and wait.waited_s >= TOLD_WAIT_S:
+    if wait is not None and wait.waited_s >= SHOWN_WAIT_S:
         severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
         return _line(severity, wait_text(wait) + _doing(job, wait))
     return _line(Severity.OK, _ranks(job, found) + _training(row))
@@ -247,7 +261,7 @@ def _doing(job: JobModel, wait: Wait) -> str:
     rank = int(wait.missing[0])
     for phase in (Phase.CHECKPOINT, Phase.EVAL, Phase.DATA):
         if job.phase[rank] == PHASE_CODE[phase]:
-            return f"; {ranks_text([rank])} {PHASE_WORDS[phase]}"
+            return f"; {ranks_text([rank])} {PHASE_TEXTS[phase]}"
     return ""
 
 
@@ -273,16 +287,16 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
         return _row_of_hang(roots[0])
     if aborts := [verdict for verdict in verdicts if verdict.aborted]:
         return _row_of_hang(aborts[0])
-    told = [
-        (share.received_s - share.status.root_cause.age_s, node, share.status.root_cause)
-        for node, share in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
-        if share.status.root_cause is not None
+    parts = [
+        (assignment.received_s - assignment.status.root_cause.age_s, node, assignment.status.root_cause)
+        for node, assignment in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
+        if assignment.status.root_cause is not None
     ]
     # What ends after a stop, on a node that the stop did not reach, ends by it.
-    told = [one for one in told if one[0] < job.stop_began_s or not one[2].is_consequence]
-    own = [one for one in told if not one[2].is_consequence]
+    parts = [one for one in parts if one[0] < job.stop_began_s or not one[2].is_consequence]
+    own = [one for one in parts if not one[2].is_consequence]
     # When something else is to blame, say a rank that left early, its victims are not the cause.
-    candidates = own or (told if not verdicts else [])
+    candidates = own or (parts if not verdicts else [])
     if not candidates:
         return None
     culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}

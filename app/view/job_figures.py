@@ -38,32 +38,32 @@ def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: All
     Those of GPUs are there where a node of the job has GPUs, those of its ranks' processes else.
     """
     is_up = np.append(nodes.is_up, False)
-    is_heard = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
-    ranks = np.flatnonzero(is_heard)
+    is_seen = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
+    ranks = np.flatnonzero(is_seen)
     own = [node for node in cluster.nodes.values() if node.index in job.shares]
     up = [node for node in own if is_up[node.index]]
     return [
         _over_ranks(FigureKey.LOSS, job.loss, ranks, job.has_loss),
         Figure(FigureKey.STEP_RATE, job.steps_per_s(now_s)),
-        _over_ranks(FigureKey.WAIT_SHARE, found.wait_frac, ranks, ~np.isnan(found.wait_frac)),
+        _over_ranks(FigureKey.WAIT_FRAC, found.wait_frac, ranks, ~np.isnan(found.wait_frac)),
         *(_of_gpus(job, up) if _have_gpus(own) else (_cpu_cores(job, ranks), _memory(job, ranks))),
         _of_hosts(up),
         *_metrics(job.workers(ranks[job.has_metrics[ranks]].tolist())),
     ]
 
 
-def _over_ranks(key: str, values: NDArray[np.float64], ranks: NDArray[np.int64], is_told: NDArray[np.bool_]) -> Figure:
-    told = ranks[is_told[ranks]]
-    return _over(key, values[told], lambda at: f"rank {told[at]}")
+def _over_ranks(key: str, values: NDArray[np.float64], ranks: NDArray[np.int64], is_known: NDArray[np.bool_]) -> Figure:
+    reported = ranks[is_known[ranks]]
+    return _over(key, values[reported], lambda at: f"rank {reported[at]}")
 
 
 def _over_workers(key: str, values: Sequence[float], workers: Sequence[WorkerReport]) -> Figure:
     return _over(key, values, lambda at: f"rank {workers[at].rank}")
 
 
-def _over(key: str, told: Sequence[float] | NDArray[np.float64], who: Callable[[int], str]) -> Figure:
+def _over(key: str, reported: Sequence[float] | NDArray[np.float64], who: Callable[[int], str]) -> Figure:
     """Return the mean of what was told, and the extremes of what is finite."""
-    values = np.asarray(told, np.float64)
+    values = np.asarray(reported, np.float64)
     if not len(values):
         return Figure(key, None)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -77,9 +77,9 @@ def _over(key: str, told: Sequence[float] | NDArray[np.float64], who: Callable[[
 
 def _of_hosts(nodes: Sequence[Node]) -> Figure:
     # An agent that has just begun has not looked at its machine yet.
-    told = [node for node in nodes if node.report is not None and node.report.memory_total_bytes]
-    busy = [node.report.cpu_frac for node in told if node.report is not None]
-    return _over(FigureKey.HOST_CPU, busy, lambda at: clean_name(told[at].name))
+    reported = [node for node in nodes if node.report is not None and node.report.memory_total_bytes]
+    busy = [node.report.cpu_frac for node in reported if node.report is not None]
+    return _over(FigureKey.HOST_CPU, busy, lambda at: clean_name(reported[at].name))
 
 
 def _have_gpus(nodes: Sequence[Node]) -> bool:
@@ -88,8 +88,8 @@ def _have_gpus(nodes: Sequence[Node]) -> bool:
 
 def _of_gpus(job: JobModel, nodes: Sequence[Node]) -> Iterator[Figure]:
     """Yield the figures of the GPUs that the job's ranks are at home on; of all where no home is known."""
-    told = [gpu for node in nodes for gpu in _watched(node)]
-    gpus = [gpu for gpu in told if gpu.owners and _is_home(gpu, job.job_id)] or told
+    reported = [gpu for node in nodes for gpu in _watched(node)]
+    gpus = [gpu for gpu in reported if gpu.owners and _is_home(gpu, job.job_id)] or reported
 
     def who_of(known: Sequence[GpuReport]) -> Callable[[int], str]:
         return lambda at: _gpu_name(nodes, known[at])
@@ -127,6 +127,6 @@ def _metrics(printed: Sequence[WorkerReport]) -> Iterator[Figure]:
     """Yield what the job's patterns have found in the lines of its ranks."""
     names = {name for worker in printed for name in worker.metrics} - _NO_FIGURES
     for name in sorted(names)[:MAX_METRICS]:
-        told = [worker for worker in printed if worker.metrics.get(name) is not None]
-        values = [worker.metrics[name] or 0.0 for worker in told]
-        yield _over_workers(METRIC_PREFIX + clean_name(name), values, told)
+        reported = [worker for worker in printed if worker.metrics.get(name) is not None]
+        values = [worker.metrics[name] or 0.0 for worker in reported]
+        yield _over_workers(METRIC_PREFIX + clean_name(name), values, reported)

@@ -190,7 +190,7 @@ class JobMemory:
         """Return how old the figures of a node's ranks are; None for ranks that no node has told of."""
         if owner < 0:
             return None
-        return max(0.0, self._now_s - float(self._cluster.heard_s[owner]))
+        return max(0.0, self._now_s - float(self._cluster.last_report_s[owner]))
 
     def _pss_of_all(self) -> int | None:
         """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
@@ -263,7 +263,7 @@ def _fragmented(row: MemoryRow) -> Finding:
 
 MINUTE_S = 60.0
 SOON_S = 10.0
-LIMIT_WORDS = {
+LIMIT_TEXTS = {
     LimitKind.MACHINE: "the memory of the machine",
     LimitKind.CGROUP: "the limit of its cgroup",
     LimitKind.ADDRESS_SPACE: "its limit of address space, ulimit -v",
@@ -319,7 +319,7 @@ def growth_row(growth: Growth | None) -> MemoryGrowthRow | None:
 
 def limit_text(limit: LimitReport) -> str:
     """Return `the limit of its cgroup (8.0 GiB)`."""
-    return f"{LIMIT_WORDS[limit.kind]} ({bytes_text(limit.limit_bytes)})"
+    return f"{LIMIT_TEXTS[limit.kind]} ({bytes_text(limit.limit_bytes)})"
 
 
 def rate_per_minute_text(rate_bytes_hz: float) -> str:

@@ -1,6 +1,6 @@
 """The rows of nodes, and the lines on new nodes and on other jobs of the same nodes.
 
-`newcomers_text` reports nodes that have come since the start and that a console has not taken in. `other_job_rows` has
+`new_nodes_text` reports nodes that have come since the start and that a console has not taken in. `other_job_rows` has
 a row for each job that is not the one that is shown, `other_jobs_text` one line on all of them.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
-    from app.model.newcomers import Newcomers
+    from app.model.new_nodes import NewNodes
 
 LITTLE_MEMORY_FRAC = 0.05
 """A node with less memory available than this is about to lose a process."""
@@ -86,24 +86,26 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
         **msgspec.structs.asdict(HostReport() if report is None else report.host),
         age_s=facts.age_s,
-        trouble="" if facts.state == "up" or node.absence is None else clean(node.absence.beside_name, LINE_LIMIT),
+        trouble=""
+        if facts.state == "up" or node.unreachable_reason is None
+        else clean(node.unreachable_reason.beside_name, LINE_LIMIT),
     )
 
 
-def newcomers_text(newcomers: Newcomers) -> str:
+def new_nodes_text(new_nodes: NewNodes) -> str:
     """Return `2 more nodes have come to the relay: leave and come in again`; empty where none has."""
-    return f"{_have_come(newcomers)} the relay: leave and come in again" if newcomers.nodes else ""
+    return f"{_have_come(new_nodes)} the relay: leave and come in again" if new_nodes.nodes else ""
 
 
-def newcomers_notice(newcomers: Newcomers, way_in: str) -> str:
+def new_nodes_notice(new_nodes: NewNodes, way_in: str) -> str:
     """Return the same with names, and with the command that leads back."""
-    named = nodes_text([clean_name(node) for node in newcomers.nodes])
-    where = f"the relay on {clean_name(newcomers.relay)} ({named})"
-    return clean(f"{_have_come(newcomers)} {where}: leave and come in again to see them, by {way_in}", LINE_LIMIT)
+    named = nodes_text([clean_name(node) for node in new_nodes.nodes])
+    where = f"the relay on {clean_name(new_nodes.relay)} ({named})"
+    return clean(f"{_have_come(new_nodes)} {where}: leave and come in again to see them, by {way_in}", LINE_LIMIT)
 
 
-def _have_come(newcomers: Newcomers) -> str:
-    num = len(newcomers.nodes)
+def _have_come(new_nodes: NewNodes) -> str:
+    num = len(new_nodes.nodes)
     return "1 more node has come to" if num == 1 else f"{num:,} more nodes have come to"
 
 
@@ -137,7 +139,7 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
     verdicts = diagnosis.jobs[job.job_id].verdicts if job.job_id in diagnosis.jobs else []
     state, job_id = job.state(), clean_name(job.job_id)
     worst = verdicts[0] if verdicts and verdicts[0].severity is not Severity.QUIET else None
-    ended_s = max((share.began_s for share in job.shares.values()), default=0.0)
+    ended_s = max((assignment.began_s for assignment in job.shares.values()), default=0.0)
     has_failed_beside = state in _BAD_ENDS and shown is not None and ended_s > shown.started_s
     if worst is None or job.is_ended():
         how = state

@@ -112,7 +112,7 @@ class JobPace:
             cost_frac=_known(pace.cost_frac[rank]),
             wait_frac=_known(pace.wait_frac[rank]),
             last_frac=_known(pace.last_frac[rank]),
-            phases={phase.value: float(share) for phase, share in zip(PHASES, shares, strict=True)},
+            phases={phase.value: float(fraction) for phase, fraction in zip(PHASES, shares, strict=True)},
             more_of=[phase.value for phase, more in zip(PHASES, is_more, strict=True) if more],
             where=place_text(report.place) if report is not None else "",
         )

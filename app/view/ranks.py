@@ -57,7 +57,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         state = RankState.UNPROBED
     worker = job.worker(rank)
     report = None if worker is None else worker.report
-    group = None if report is None else told_group(report)
+    group = None if report is None else shown_group(report)
     owner = int(job.node_of[rank])
     is_waiting = state is RankState.WAITING and group is not None and group.is_waiting
     since_report_s = now_s - float(job.report_at_s[rank])
@@ -120,11 +120,11 @@ def rank_text(row: RankRow) -> str:
     waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
     step = "" if row.step is None else f"step {row.step}"
     call = rank_call(row)
-    told = (f"rank {row.rank}", row.node, row.state, step, row.phase, call, waiting, row.where, row.detail)
-    return "  ".join(filter(None, told))
+    fields = (f"rank {row.rank}", row.node, row.state, step, row.phase, call, waiting, row.where, row.detail)
+    return "  ".join(filter(None, fields))
 
 
-def told_group(report: RankReport) -> GroupReport | None:
+def shown_group(report: RankReport) -> GroupReport | None:
     """Return the group that tells most about a rank: the one it has waited in longest, else the one of all ranks."""
     waiting = [group for group in report.groups if group.is_waiting]
     if waiting:
@@ -177,7 +177,7 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
         parts.append("in uninterruptible sleep")
     if report is None:
         parts.append(outside_text(worker) if job.is_unprobed[worker.rank] else "importing torch")
-    parts += job.oddities.of_rank(worker.rank)
+    parts += job.anomalies.of_rank(worker.rank)
     if report is not None and report.slow_factor > 1:
         parts.append(f"slowed {report.slow_factor:g}x on request")
     return clean("; ".join(parts))

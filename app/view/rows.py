@@ -22,7 +22,7 @@ OLD_GPU_S = 5.0
 """The same of a GPU, from when on its node calls its driver silent."""
 
 
-SEVERITY_WORDS = {
+SEVERITY_TEXTS = {
     Severity.OK: "OK",
     Severity.QUIET: "INFO",
     Severity.WARNING: "WARNING",
@@ -368,7 +368,7 @@ class FigureKey(StrEnum):
     LOSS = "loss"
     STEP_RATE = "step_rate"
     """Steps a second."""
-    WAIT_SHARE = "wait_share"
+    WAIT_FRAC = "wait_share"
     """Share of the last seconds that a rank spent waiting."""
     GPU_USE = "gpu_use"
     """Share of the last second in which some kernel ran, by GPU."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from app.diagnosis.causes import Severity
 from app.errors import ExitCode
 from app.text import bytes_text, json_value
-from app.view.rows import SCHEMA, SEVERITY_WORDS
+from app.view.rows import SCHEMA, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
     from app.view.view import View
@@ -19,7 +19,7 @@ ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 def headline_text(view: View) -> str:
     """Return the first line with its severity in a word, as the screen has it."""
     headline = view.headline()
-    return f"{SEVERITY_WORDS[headline.severity]}  {headline.text}"
+    return f"{SEVERITY_TEXTS[headline.severity]}  {headline.text}"
 
 
 def headline_hint(view: View) -> str:
@@ -53,8 +53,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
-    is_told = job["root_cause"] is not None and job["root_cause"]["text"] in {v["text"] for v in summary["verdicts"]}
-    if job["root_cause"] is not None and not is_told:
+    is_in_verdicts = job["root_cause"] is not None and job["root_cause"]["text"] in {
+        v["text"] for v in summary["verdicts"]
+    }
+    if job["root_cause"] is not None and not is_in_verdicts:
         lines.append(f"root cause: {job['root_cause']['text']}")
         lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
     for row in summary["ranks"]:
@@ -64,7 +66,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
-        lines.append(f"verdict: {SEVERITY_WORDS[Severity(verdict['severity'])]}  {verdict['text']}")
+        lines.append(f"verdict: {SEVERITY_TEXTS[Severity(verdict['severity'])]}  {verdict['text']}")
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines

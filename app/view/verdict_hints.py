@@ -53,7 +53,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
         Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
-        if verdict.absence is not None
+        if verdict.unreachable_reason is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
         if verdict.has_closed
@@ -99,7 +99,7 @@ def _transport_hint(verdict: Verdict) -> str:
         return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
     if verdict.num_hosts > 1:
         return "check the network between the nodes: interface, firewall, MTU"
-    if verdict.store_listener:
+    if verdict.store_port_owner:
         return "if that is not rank 0's store, end it or choose another MASTER_PORT"
     if verdict.seq is None:
         port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
@@ -286,9 +286,9 @@ def peer_text(call: PeerCall | None) -> str:
     direction = "to" if call.op == "send" else "from"
     peer = "any rank" if call.peer is None else f"rank {call.peer}"
     size = "room for " if call.op == "recv" else ""
-    told = [f"tag {call.tag}"] if call.tag else []
-    told += [f"{size}{call.num_bytes[-1]:,} bytes"] if call.num_bytes else []
-    return f" {direction} {peer}" + (f" with {' and '.join(told)}" if told else "")
+    parts = [f"tag {call.tag}"] if call.tag else []
+    parts += [f"{size}{call.num_bytes[-1]:,} bytes"] if call.num_bytes else []
+    return f" {direction} {peer}" + (f" with {' and '.join(parts)}" if parts else "")
 
 
 def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:

@@ -41,7 +41,7 @@ MAX_ERROR = 160
 MAX_SIDES_FIRST = 2
 """Sides of a mismatch that leave room on a narrow screen for who waits for whom after them."""
 
-PHASE_WORDS = {
+PHASE_TEXTS = {
     Phase.STARTING: "is still starting",
     Phase.JOINING: "waits in init_process_group",
     Phase.DATA: "is loading data",
@@ -174,8 +174,8 @@ def _exited(verdict: Verdict) -> list[str]:
         how = f"exited with code {end.code}{_after_step(verdict)}"
     else:
         how = f"ended{_after_step(verdict)}, it is not known how"
-    error = "" if end is None else _words_of(end, verdict.culprits)
-    if end is not None and LOST_PEER.search(end.words):
+    error = "" if end is None else _error_text_of(end, verdict.culprits)
+    if end is not None and LOST_PEER.search(end.error_text):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
     grew = past_growth_text(verdict.growth)
     victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
@@ -187,7 +187,7 @@ def _is_about_to_end(end: ExitReport) -> bool:
     return end.code is None and end.signal is None
 
 
-def _words_of(end: ExitReport, ranks: Sequence[int]) -> str:
+def _error_text_of(end: ExitReport, ranks: Sequence[int]) -> str:
     """Return the exception, or what the first of some ranks with the same end wrote last, as the end of a sentence."""
     if end.error:
         return f": {clean(end.error, MAX_ERROR)}"
@@ -207,7 +207,7 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
         how = f"lost a process{_after_step(verdict)}, {by_kernel}"
     else:
         how = f"ran out of memory{_after_step(verdict)}{held}"
-    error = _words_of(end, verdict.culprits)
+    error = _error_text_of(end, verdict.culprits)
     return [
         f"{who(verdict)} {how}{error}",
         past_growth_text(verdict.growth),
@@ -235,9 +235,13 @@ def _node_lost(verdict: Verdict) -> list[str]:
     nodes = nodes_text([clean_name(node) for node in verdict.nodes])
     has = "has" if len(verdict.nodes) == 1 else "have"
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
-    if (absence := verdict.absence) is not None:
+    if (unreachable_reason := verdict.unreachable_reason) is not None:
         unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
-        return [f"{absence.lack} {nodes}{_for(verdict.for_s)}: {absence.why}", unknown, _victims(verdict)]
+        return [
+            f"{unreachable_reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {unreachable_reason.why}",
+            unknown,
+            _victims(verdict),
+        ]
     head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
 
@@ -266,21 +270,24 @@ def _mismatch(verdict: Verdict) -> list[str]:
     if verdict.meetings:
         place = f" at {place_text(verdict.place)}" if verdict.place else ""
         return [meeting_head(verdict), f"they wait for {seconds_text(verdict.waited_s)}{place}"]
-    told = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
+    described = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
     if not verdict.aborted:
         for_s = seconds_text(verdict.waited_s)
-        if len(told) > MAX_SIDES_FIRST:
+        if len(described) > MAX_SIDES_FIRST:
             everybody = sorted({rank for side in verdict.sides for rank in side.ranks})
-            return [f"{ranks_text(everybody)} wait for each other for {for_s}: {', '.join(told)}", _counts(verdict)]
-        return [", ".join(told) + f": they wait for each other for {for_s} and never meet", _counts(verdict)]
+            return [
+                f"{ranks_text(everybody)} wait for each other for {for_s}: {', '.join(described)}",
+                _counts(verdict),
+            ]
+        return [", ".join(described) + f": they wait for each other for {for_s} and never meet", _counts(verdict)]
     known = {rank for side in verdict.sides for rank in side.ranks}
     if others := [rank for rank in verdict.culprits if rank not in known]:
-        told.append(f"{ranks_text(others)} with another size or type")
+        described.append(f"{ranks_text(others)} with another size or type")
     unclear = "" if verdict.culprits else "; whose call differs is not known"
-    is_part = len(told) > 1
-    op = "" if told else verdict.op  # that of a call that may be another one is no better than none
-    head = ", ".join(told) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
-    single = "" if is_part or not told else told[0]
+    is_part = len(described) > 1
+    op = "" if described else verdict.op  # that of a call that may be another one is no better than none
+    head = ", ".join(described) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
+    single = "" if is_part or not described else described[0]
     ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
     return [f"{head}: {ended}", single, _counts(verdict) or _shifted(verdict)]
 
@@ -310,16 +317,16 @@ def _counts(verdict: Verdict) -> str:
 def _arguments(side: Side, sides: Sequence[Side]) -> str:
     """Return what some ranks have passed, as far as others have passed another thing to the same call."""
     same = [one for one in sides if _key(one) == _key(side)]
-    told = []
+    described = []
     if len({one.num_elements for one in same}) > 1 and side.num_elements >= 0:
-        told.append(sizes_text(side.num_elements))
+        described.append(sizes_text(side.num_elements))
     if len({one.dtype for one in same}) > 1 and side.dtype:
-        told.append(f"type {clean_name(side.dtype)}")
+        described.append(f"type {clean_name(side.dtype)}")
     if len({one.root for one in same}) > 1 and side.root is not None:
-        told.append(f"{ROOT_ARGUMENT.get(side.op, 'root')}={side.root}")
+        described.append(f"{ROOT_ARGUMENT.get(side.op, 'root')}={side.root}")
     if len({one.reduce_op for one in same}) > 1 and side.reduce_op:
-        told.append(f"op={clean_name(side.reduce_op)}")
-    return f" with {', '.join(told)}" if told else ""
+        described.append(f"op={clean_name(side.reduce_op)}")
+    return f" with {', '.join(described)}" if described else ""
 
 
 def _key(side: Side) -> tuple[str, str, str, int]:
@@ -337,8 +344,8 @@ def _side(side: Side, arguments: str) -> str:
 def _fewer_calls(verdict: Verdict) -> list[str]:
     call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
     end = verdict.exit
-    is_told = end is not None and end.signal is not None
-    how = "was about to end" if is_told else "finished (exit code 0)"
+    is_killed = end is not None and end.signal is not None
+    how = "was about to end" if is_killed else "finished (exit code 0)"
     if end is not None and _is_about_to_end(end):
         how = f"{_is(verdict)} about to end"
     how = "worked on" if verdict.has_closed else how
@@ -360,13 +367,13 @@ def _transport(verdict: Verdict) -> list[str]:
     place = f" at {place_text(verdict.place)}" if verdict.place else ""
     argument = ROOT_ARGUMENT.get(verdict.op, "root")
     cause = f"which {argument} each rank passes is not known: they may differ" if verdict.is_root_unknown else ""
-    if verdict.store_listener:
-        cause = f"{clean(verdict.store_listener, MAX_ERROR)} listens there"
+    if verdict.store_port_owner:
+        cause = f"{clean(verdict.store_port_owner, MAX_ERROR)} listens there"
     return [head, cause, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
 
 
 def _straggler(verdict: Verdict) -> list[str]:
-    about = PHASE_WORDS.get(verdict.phase, "") if verdict.phase is not None else PHASE_WORDS[Phase.STARTING]
+    about = PHASE_TEXTS.get(verdict.phase, "") if verdict.phase is not None else PHASE_TEXTS[Phase.STARTING]
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     does = " ".join(word for word in (about, place) if word)
     if verdict.cost_frac is None:
@@ -397,21 +404,21 @@ def _known(verdict: Verdict) -> list[str]:
     return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
 
 
-MAX_MEETINGS_TOLD = 3
+MAX_MEETINGS_SHOWN = 3
 
 
 def meeting_head(verdict: Verdict) -> str:
     """Return in what the ranks differ that have come: the store, the number of a rank, or how many are to come."""
-    sides = verdict.meetings[:MAX_MEETINGS_TOLD]
+    sides = verdict.meetings[:MAX_MEETINGS_SHOWN]
     if len({(side.address, side.port) for side in verdict.meetings}) > 1:
-        told = ", ".join(f"{ranks_text(side.ranks)} to {store_text(side)}" for side in sides)
-        return f"in {verdict.op} ranks go to different stores and never meet: {told}"
+        described = ", ".join(f"{ranks_text(side.ranks)} to {store_text(side)}" for side in sides)
+        return f"in {verdict.op} ranks go to different stores and never meet: {described}"
     if any(side.number is not None for side in sides):
-        told = ", ".join(_number(side) for side in sides if side.number is not None)
-        return f"{told}: two ranks cannot have one number"
-    told = ", ".join(f"{ranks_text(side.ranks)} for {side.world_size}" for side in sides)
+        described = ", ".join(_number(side) for side in sides if side.number is not None)
+        return f"{described}: two ranks cannot have one number"
+    described = ", ".join(f"{ranks_text(side.ranks)} for {side.world_size}" for side in sides)
     num_ranks = sum(len(side.ranks) for side in verdict.meetings)
-    return f"the ranks wait in {verdict.op} for another number of ranks than there are ({num_ranks}): {told}"
+    return f"the ranks wait in {verdict.op} for another number of ranks than there are ({num_ranks}): {described}"
 
 
 def _number(side: MeetingSide) -> str:

@@ -26,7 +26,7 @@ from app.view.nodes import (
     are_well,
     clean_names,
     job_severity,
-    newcomers_text,
+    new_nodes_text,
     node_row,
     other_job_rows,
     other_jobs_text,
@@ -135,7 +135,7 @@ class View:
         if self._job is None or self._found is None or row is None:
             num_nodes = len(self._cluster.nodes)
             idle = f"{num_nodes} node{'' if num_nodes == 1 else 's'} up, no job yet"
-            return about_nodes or Headline(Severity.QUIET, "; ".join(filter(None, (idle, self.newcomers))))
+            return about_nodes or Headline(Severity.QUIET, "; ".join(filter(None, (idle, self.new_nodes))))
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
         return job_headline(self._cluster, self._job, row, self._found, self.now_s)
@@ -235,9 +235,9 @@ class View:
         return clean_names(self._cluster.node_names)
 
     @property
-    def newcomers(self) -> str:
+    def new_nodes(self) -> str:
         """What is to be said of nodes that have come meanwhile, and are not among these; empty where none has."""
-        return newcomers_text(self._cluster.newcomers)
+        return new_nodes_text(self._cluster.new_nodes)
 
     @property
     def oldest_age_s(self) -> float | None:

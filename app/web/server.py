@@ -16,7 +16,7 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from app.ssh.config import LOOPBACK
-from app.web.gate import Answer, Knock, answer
+from app.web.access import Answer, Knock, answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,22 +55,22 @@ class WebConsole(Server):
         self._num_pages = 0
         self._cookie_name = "rankdeck"
 
-    async def run(self, port: int, told: Callable[[str], None]) -> None:
-        """Serve until cancelled; `told` takes the address once it is served.
+    async def run(self, port: int, on_ready: Callable[[str], None]) -> None:
+        """Serve until cancelled; `on_ready` takes the address once it is served.
 
         Raises:
             OSError: The port is taken.
         """
         logging.getLogger("textual-serve").setLevel(logging.ERROR)
-        listener = socket.create_server((LOOPBACK, port))
-        port = listener.getsockname()[1]
+        server_socket = socket.create_server((LOOPBACK, port))
+        port = server_socket.getsockname()[1]
         # A browser sends a cookie to every port of a machine: two servers must not take each other's.
         self._cookie_name = f"rankdeck-{port}"
         runner = web.AppRunner(await self._make_app(), handle_signals=False, shutdown_timeout=CLOSE_S, access_log=None)
         await runner.setup()
         try:
-            await web.SockSite(runner, listener).start()
-            told(f"http://{LOOPBACK}:{port}/?token={self.secret}")
+            await web.SockSite(runner, server_socket).start()
+            on_ready(f"http://{LOOPBACK}:{port}/?token={self.secret}")
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()

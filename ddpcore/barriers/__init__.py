@@ -8,7 +8,7 @@ from ddpcore.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ddpcore.barriers.first_one_first import local_master_first, master_first
-    from ddpcore.barriers.gates import announce, barrier, exchange, leave
+    from ddpcore.barriers.named_barriers import announce, barrier, exchange, leave
     from ddpcore.barriers.one_rank_blocks import only_on_master, rank_zero_only
 
 __all__ = [
@@ -25,10 +25,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "announce": "gates",
-        "barrier": "gates",
-        "exchange": "gates",
-        "leave": "gates",
+        "announce": "named_barriers",
+        "barrier": "named_barriers",
+        "exchange": "named_barriers",
+        "leave": "named_barriers",
         "local_master_first": "first_one_first",
         "master_first": "first_one_first",
         "only_on_master": "one_rank_blocks",

@@ -1,13 +1,13 @@
 """What a store barrier keeps in the job's store: its keys, its result, and the count of the ranks that have come.
 
-Only `Tally` calls the store. A store barrier is one passage: the n-th call of a label. `go_key` is set once, when the
-barrier is decided: its value (`GateResult`) holds how.
+Only `ArrivalCounter` calls the store. A store barrier is one passage: the n-th call of a label. `go_key` is set once,
+when the barrier is decided: its value (`BarrierResult`) holds how.
 
-`Tally` counts exactly who has come, with one round trip to the store for up to 60 ranks. Every rank adds a bit of its
-own to a shared counter: the sum shows who is there, and the addition that completes it shows its caller that it is the
-last. Above 60 ranks counters form a tree: the rank that completes one adds its bit to the next. So a job of 16,000
-ranks takes 280 counters and three round trips of the last to come, where a key for each rank would have every rank wait
-for 16,000 keys.
+`ArrivalCounter` counts exactly who has come, with one round trip to the store for up to 60 ranks. Every rank adds a bit
+of its own to a shared counter: the sum shows who is there, and the addition that completes it shows its caller that it
+is the last. Above 60 ranks counters form a tree: the rank that completes one adds its bit to the next. So a job of
+16,000 ranks takes 280 counters and three round trips of the last to come, where a key for each rank would have every
+rank wait for 16,000 keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from ddpcore.barriers.rank_status import GateKind
+    from ddpcore.barriers.rank_status import BarrierKind
 
 MAX_LABEL_IN_KEY = 200
 """Longer labels stand there as their hash: torch 2.13's TCPStore closes the connection on a key of over 8 KiB."""
@@ -45,7 +45,7 @@ class Reason(StrEnum):
     """The texts of an exchange do not fit into the store."""
 
 
-class GateResult(msgspec.Struct, frozen=True, omit_defaults=True):
+class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a gate was decided: passed, with the ranks' texts; or not, with a reason."""
 
     values: list[str] = []
@@ -60,17 +60,17 @@ class GateResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(GateResult)
-PASSED = GateResult()
+_decoder = msgspec.json.Decoder(BarrierResult)
+PASSED = BarrierResult()
 
 
-def gate_key(kind: GateKind, scope: str, label: str) -> tuple[str, str]:
+def barrier_key(kind: BarrierKind, scope: str, label: str) -> tuple[str, str]:
     """Return what stands before and after its number in the start of all keys of a gate.
 
     Args:
         kind: What it is.
         scope: Whose: the name of a node, or empty for the whole job.
-        label: As `journal.told_label` returns it.
+        label: As `journal.reported_label` returns it.
     """
     if not label.isascii() or len(label) > MAX_LABEL_IN_KEY:
         digest = sha256(label.encode()).hexdigest()
@@ -78,22 +78,22 @@ def gate_key(kind: GateKind, scope: str, label: str) -> tuple[str, str]:
     return f"rankdeck/{kind}/{scope}/", f"/{label}"
 
 
-def go_key(gate: str) -> str:
+def go_key(name: str) -> str:
     """Return the key whose existence says that a gate is decided."""
-    return f"{gate}|go"
+    return f"{name}|go"
 
 
-def value_key(gate: str, rank: int) -> str:
+def value_key(name: str, rank: int) -> str:
     """Return the key of a rank's text."""
-    return f"{gate}|value {rank}"
+    return f"{name}|value {rank}"
 
 
-def readers_key(gate: str) -> str:
+def readers_key(name: str) -> str:
     """Return the key of the counter of those who have read a first-block's end."""
-    return f"{gate}|readers"
+    return f"{name}|readers"
 
 
-def beat_key(rank: int) -> str:
+def heartbeat_key(rank: int) -> str:
     """Return the key of a rank's last beat."""
     return f"rankdeck/beat/{rank}"
 
@@ -110,23 +110,23 @@ def failure_key(session: int) -> str:
 
 def passed_with(values: Sequence[str]) -> str:
     """Return the text of a passed gate; an exchange too large for the store is not passed."""
-    text = _encoder.encode(GateResult(values=list(values)))
+    text = _encoder.encode(BarrierResult(values=list(values)))
     if len(text) <= MAX_RESULT_BYTES:
         return text.decode()
     largest = max(range(len(values)), key=lambda rank: len(values[rank]))
-    words = (
+    problem = (
         f"the ranks' texts have {len(text):,} bytes together, at most {MAX_RESULT_BYTES:,} can be exchanged; "
         f"the largest, of rank {largest}, has {len(values[largest]):,} characters"
     )
-    return encode_result(GateResult(reason=Reason.TOO_LARGE, text=words))
+    return encode_result(BarrierResult(reason=Reason.TOO_LARGE, text=problem))
 
 
-def encode_result(result: GateResult) -> str:
+def encode_result(result: BarrierResult) -> str:
     """Return a result as the store keeps it."""
     return _encoder.encode(result).decode()
 
 
-def decode_result(text: str | bytes) -> GateResult:
+def decode_result(text: str | bytes) -> BarrierResult:
     """Return the result that stands at a gate; nothing is passed."""
     return _decoder.decode(text) if text else PASSED
 
@@ -134,7 +134,7 @@ def decode_result(text: str | bytes) -> GateResult:
 ARITY = 60
 """Bits of one counter that stand for ranks; a store adds signed numbers of 64 bits."""
 
-CONDEMNED = 1 << ARITY
+FAILED = 1 << ARITY
 """Added to a counter: the gate cannot be passed any more, whoever comes now is to read why. Several that find this out
 at one time may each add it; there is room for seven."""
 
@@ -144,10 +144,10 @@ class Arrival(Enum):
 
     EARLY = auto()
     LAST = auto()
-    CONDEMNED = auto()
+    FAILED = auto()
 
 
-class Tally:
+class ArrivalCounter:
     """How a rank is counted at any gate of a job; each method blocks for a round trip or a few.
 
     Args:
@@ -169,8 +169,8 @@ class Tally:
         """Count this rank at a gate; call it once for each."""
         for counter, bit, full in self._steps:
             value = store.add(key + counter, bit)
-            if value >= CONDEMNED:
-                return Arrival.CONDEMNED
+            if value >= FAILED:
+                return Arrival.FAILED
             if value != full:
                 return Arrival.EARLY
         return Arrival.LAST
@@ -179,7 +179,7 @@ class Tally:
         """Yield the ranks that have not come, ascending: a round trip, and one more for every 60 with a gap."""
         return self._missing_below(store, key, len(self._widths) - 1, 0)
 
-    def condemn(self, store: Store, key: str, missing: list[int]) -> None:
+    def mark_failed(self, store: Store, key: str, missing: list[int]) -> None:
         """Let whoever comes from now on learn at once that it is in vain.
 
         Args:
@@ -189,8 +189,8 @@ class Tally:
         """
         for chunk in sorted({rank // ARITY for rank in missing}):
             counter = _counter(key, 0, chunk)
-            if store.add(counter, 0) < CONDEMNED:
-                store.add(counter, CONDEMNED)
+            if store.add(counter, 0) < FAILED:
+                store.add(counter, FAILED)
 
     def keys_to_delete(self, key: str, turn: int) -> list[str]:
         """Return the counters whose deletion falls to this rank; over many turns all ranks have their share.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from ddpcore.barriers.rank_status import GateKind, Wait, fates_text, gate_text, wait_text
+from ddpcore.barriers.rank_status import BarrierKind, Wait, barrier_text, missing_ranks_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +29,10 @@ PATIENT_S = 600.0
 class OwnCalls(Protocol):
     """What this rank has called so far."""
 
-    def count(self, kind: GateKind, label: str) -> int:
+    def count(self, kind: BarrierKind, label: str) -> int:
         """Return how often it has come to a gate."""
 
-    def finished(self, kind: GateKind, label: str) -> int:
+    def finished(self, kind: BarrierKind, label: str) -> int:
         """Return how many blocks it has finished as the one that goes first."""
 
     def collectives(self, group: str) -> int:
@@ -47,12 +47,12 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
         rank: This one.
         own: What this one has called.
     """
-    if wait.kind is GateKind.COLLECTIVE:
+    if wait.kind is BarrierKind.COLLECTIVE:
         is_needed = rank in wait.needed
         if wait.label in SYMMETRIC_OPS:
             is_needed = not wait.ranks or rank in wait.ranks
         return is_needed and own.collectives(wait.group) < wait.count
-    if wait.kind in (GateKind.FIRST, GateKind.LOCAL_FIRST):
+    if wait.kind in (BarrierKind.FIRST, BarrierKind.LOCAL_FIRST):
         return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count
     return own.count(wait.kind, wait.label) < wait.count
 
@@ -63,7 +63,7 @@ def gives_up_first(mine: Wait, theirs: Wait) -> bool:
     A program that gives one of them a shorter time may mean to go on after it: then only that one is given up. A
     collective cannot be given up at all.
     """
-    if theirs.kind is GateKind.COLLECTIVE:
+    if theirs.kind is BarrierKind.COLLECTIVE:
         return True
     if min(_limit(mine.timeout_s), _limit(theirs.timeout_s)) >= PATIENT_S:
         return True
@@ -72,10 +72,10 @@ def gives_up_first(mine: Wait, theirs: Wait) -> bool:
 
 def never_text(mine: Wait, rank: int, lost: Mapping[int, Sighting]) -> str:
     """Return why a gate can never be passed: the fates of the ranks that cannot come, and where this one waits."""
-    gate = gate_text(mine.kind, mine.label)
+    barrier_name = barrier_text(mine.kind, mine.label)
     what = "can never end" if mine.master is not None else "can never be passed"
-    fates = fates_text(mine.kind, mine.label, lost)
-    return f"{gate} {what}: {fates}; rank {rank} {wait_text(mine)}"
+    missing_text = missing_ranks_text(mine.kind, mine.label, lost)
+    return f"{barrier_name} {what}: {missing_text}; rank {rank} {wait_text(mine)}"
 
 
 def _limit(seconds: float | None) -> float:

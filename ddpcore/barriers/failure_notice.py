@@ -18,7 +18,7 @@ import msgspec
 import torch.distributed as dist
 
 from ddpcore.barriers.arrivals import failure_key
-from ddpcore.barriers.gate_session import has_agent_store
+from ddpcore.barriers.barrier_session import has_agent_store
 from ddpcore.barriers.open_session import current_session
 from ddpcore.barriers.rank_status import ProcessState, place_text
 from ddpcore.errors import (
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from ddpcore.barriers.gate_session import GateSession
+    from ddpcore.barriers.barrier_session import BarrierSession
     from ddpcore.barriers.rank_status import Sighting
 
 PATIENCE_S = 5.0
-"""How long to look for the cause: a neighbour on its own machine sees a rank's death within `heart.BEAT_S`."""
+"""How long to look for the cause: a neighbour on its own machine sees a rank's death within
+`heartbeat_thread.HEARTBEAT_S`."""
 
 POLL_S = 0.1
 
@@ -153,20 +154,20 @@ def first_failure(
     return RankFailedError(notice.rank, notice.text, notice.trace)
 
 
-def _session() -> GateSession | None:
+def _session() -> BarrierSession | None:
     try:
         return current_session()
     except (BarrierUseError, StoreLostError, RuntimeError, ValueError):
         return None
 
 
-def _kept(session: GateSession) -> FailureNotice | None:
+def _kept(session: BarrierSession) -> FailureNotice | None:
     """Return what this rank's heart has read already."""
     return msgspec.json.decode(session.failure_notice, type=FailureNotice) if session.failure_notice else None
 
 
 def _find(
-    session: GateSession, store: Store, patience_s: float, *, among: Sequence[int] | None, counts_leaving: bool
+    session: BarrierSession, store: Store, patience_s: float, *, among: Sequence[int] | None, counts_leaving: bool
 ) -> FailureNotice | None:
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -177,12 +178,12 @@ def _find(
         time.sleep(POLL_S)
 
 
-def _read(session: GateSession, store: Store) -> FailureNotice | None:
+def _read(session: BarrierSession, store: Store) -> FailureNotice | None:
     key = failure_key(session.number)
     return msgspec.json.decode(store.get(key), type=FailureNotice) if store.check([key]) else None
 
 
-def _look(session: GateSession, store: Store, ranks: Iterable[int], *, counts_leaving: bool) -> FailureNotice | None:
+def _look(session: BarrierSession, store: Store, ranks: Iterable[int], *, counts_leaving: bool) -> FailureNotice | None:
     """Look for a rank that has ended without a notice, those that were killed first."""
     left: FailureNotice | None = None
     for rank in islice(ranks, MAX_LOOKED_AT):
@@ -190,20 +191,20 @@ def _look(session: GateSession, store: Store, ranks: Iterable[int], *, counts_le
         if not sighting.has_ended:
             continue
         notice = FailureNotice(rank, _end_text(rank, sighting))
-        if sighting.process is ProcessState.GONE and not (sighting.beat and sighting.beat.has_left):
+        if sighting.process is ProcessState.GONE and not (sighting.heartbeat and sighting.heartbeat.has_left):
             return _leave(session, store, notice)
-        if counts_leaving or (sighting.beat and sighting.beat.error):
+        if counts_leaving or (sighting.heartbeat and sighting.heartbeat.error):
             left = left or notice
     return left and _leave(session, store, left)
 
 
-def _leave(session: GateSession, store: Store, notice: FailureNotice) -> FailureNotice | None:
+def _leave(session: BarrierSession, store: Store, notice: FailureNotice) -> FailureNotice | None:
     """Leave a notice, and return the one that stands there."""
     store.compare_set(failure_key(session.number), "", msgspec.json.encode(notice).decode())
     return _read(session, store)
 
 
-def _others(session: GateSession) -> Iterator[int]:
+def _others(session: BarrierSession) -> Iterator[int]:
     """Yield the ranks of this node first: their processes tell at once."""
     rank, _, local_rank, local_world_size, _ = session.placement
     first = rank - local_rank
@@ -212,8 +213,8 @@ def _others(session: GateSession) -> Iterator[int]:
 
 
 def _end_text(rank: int, sighting: Sighting) -> str:
-    beat = sighting.beat
-    if beat is not None and beat.has_left:
-        return f"rank {rank} has left its process group{f' with {beat.error}' if beat.error else ''}"
-    place = place_text(beat.place) if beat is not None else ""
+    heartbeat = sighting.heartbeat
+    if heartbeat is not None and heartbeat.has_left:
+        return f"rank {rank} has left its process group{f' with {heartbeat.error}' if heartbeat.error else ''}"
+    place = place_text(heartbeat.place) if heartbeat is not None else ""
     return f"rank {rank} has died without an exception, as by a signal{f'; it was last seen{place}' if place else ''}"

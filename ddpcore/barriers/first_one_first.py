@@ -17,25 +17,25 @@ from ddpcore.arguments import check_number, check_text
 from ddpcore.barriers import journal as wait_marks
 from ddpcore.barriers import one_rank_blocks
 from ddpcore.barriers.arrivals import (
-    GateResult,
+    BarrierResult,
     Reason,
     decode_result,
     encode_result,
     go_key,
     readers_key,
 )
-from ddpcore.barriers.gate import check_use
-from ddpcore.barriers.gate_session import await_go, store_lost
+from ddpcore.barriers.barrier_session import await_go, store_lost
 from ddpcore.barriers.one_rank_blocks import OneRankBlock
 from ddpcore.barriers.open_session import current_session
-from ddpcore.barriers.rank_status import GateKind, fates_text, gate_text
+from ddpcore.barriers.rank_status import BarrierKind, barrier_text, missing_ranks_text
+from ddpcore.barriers.store_barrier import check_use
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, BarrierUseError, MasterFailedError, StoreLostError
 from ddpcore.probe.stack import caller_line
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ddpcore.barriers.gate_session import GateSession
+    from ddpcore.barriers.barrier_session import BarrierSession
 
 MAX_TRACE_CHARS = 16_000
 
@@ -50,17 +50,17 @@ class _Turn:
         timeout_s: How long to wait for the one that goes first.
     """
 
-    def __init__(self, session: GateSession, kind: GateKind, name: str, timeout_s: float | None) -> None:
+    def __init__(self, session: BarrierSession, kind: BarrierKind, name: str, timeout_s: float | None) -> None:
         placement, neighbours = session.placement, session.neighbours
         self._session = session
         self._rank = placement.rank
-        self._is_local = kind is GateKind.LOCAL_FIRST
-        self._master = neighbours.rank_of(session.lane().store, 0) if self._is_local else 0
+        self._is_local = kind is BarrierKind.LOCAL_FIRST
+        self._master = neighbours.rank_of(session.connection().store, 0) if self._is_local else 0
         self._num_members = placement.local_world_size if self._is_local else placement.world_size
         self._calls = session.journal.calls(kind, name, neighbours.node if self._is_local else "")
         self._calls.line = caller_line()
         self._wait = self._calls.enter(time.monotonic(), timeout_s, self._master)
-        self._text = gate_text(kind, self._calls.label)
+        self._text = barrier_text(kind, self._calls.label)
         self._block = OneRankBlock(self._text, is_lone=False)
 
     @property
@@ -70,7 +70,7 @@ class _Turn:
 
     def begin(self) -> None:
         """Begin the block as the one that goes first."""
-        self._tell(self._wait.nth - 1, is_over=True)
+        self._report(self._wait.nth - 1, is_over=True)
         self._block.__enter__()
 
     def end(self, error: BaseException | None) -> None:
@@ -79,18 +79,18 @@ class _Turn:
         self._calls.finished = self._wait.nth
         text = "" if error is None else encode_result(self._failure(error))
         try:
-            self._session.lane().store.set(go_key(self._wait.key), text)
+            self._session.connection().store.set(go_key(self._wait.key), text)
         except (dist.DistNetworkError, StoreLostError) as lost:
             # The block's own error says more.
             if error is None:
                 raise store_lost(f"at the end of {self._text}") from lost
         finally:
-            self._tell(self._wait.nth, is_over=True)
+            self._report(self._wait.nth, is_over=True)
 
     def follow(self) -> None:
         """Wait for the one that goes first, and raise what it has raised."""
-        journal, is_main = self._session.journal, self._session.lane().is_main
-        self._tell(self._wait.nth, is_over=False)
+        journal, is_main = self._session.journal, self._session.connection().is_main
+        self._report(self._wait.nth, is_over=False)
         if is_main:
             journal.wait = self._wait
         try:
@@ -100,19 +100,19 @@ class _Turn:
         finally:
             if is_main:
                 journal.wait = None
-            self._tell(self._wait.nth, is_over=True)
+            self._report(self._wait.nth, is_over=True)
         if result.reason is Reason.NEVER:
             waited_s = time.monotonic() - self._wait.entered_s
             raise BarrierDeadlockError(self._calls.label, result.missing, waited_s, result.text)
         if result.reason is not None:
             raise MasterFailedError(self._calls.label, self._master, result.text, result.trace)
 
-    def _read(self) -> GateResult:
+    def _read(self) -> BarrierResult:
         session, wait = self._session, self._wait
-        store = session.lane().store
+        store = session.connection().store
         if not await_go(store, wait):
             sightings = session.observer.look(store, [self._master], time.monotonic())
-            details = fates_text(wait.kind, wait.label, sightings)
+            details = missing_ranks_text(wait.kind, wait.label, sightings)
             raise BarrierTimeoutError(
                 wait.label, [self._master], wait.timeout_s or 0.0, details, did_not=f"finish {wait.kind}"
             )
@@ -121,27 +121,27 @@ class _Turn:
             session.deletable.extend((go_key(wait.key), readers_key(wait.key)))
         return result
 
-    def _failure(self, error: BaseException) -> GateResult:
+    def _failure(self, error: BaseException) -> BarrierResult:
         text = f"rank {self._rank} failed in {self._text}: {type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
-        return GateResult(
+        return BarrierResult(
             reason=Reason.RAISED,
             text=text.encode(errors="replace").decode()[:MAX_TRACE_CHARS],
             missing=[self._rank],
             trace=trace.encode(errors="replace").decode()[-MAX_TRACE_CHARS:],
         )
 
-    def _tell(self, nth: int, *, is_over: bool) -> None:
-        if self._session.lane().is_main:
-            ranks = self._session.neighbours.ranks(self._session.lane().store) if self._is_local else ()
+    def _report(self, nth: int, *, is_over: bool) -> None:
+        if self._session.connection().is_main:
+            ranks = self._session.neighbours.ranks(self._session.connection().store) if self._is_local else ()
             scope = f"node {self._master}" if self._is_local else ""
-            wait_marks.tell_first(scope, self._calls.label, nth, ranks, is_over=is_over)
+            wait_marks.report_first(scope, self._calls.label, nth, ranks, is_over=is_over)
 
 
 class _FirstBlock:
     """The context manager."""
 
-    def __init__(self, kind: GateKind, name: str | None, timeout_s: float | None) -> None:
+    def __init__(self, kind: BarrierKind, name: str | None, timeout_s: float | None) -> None:
         if name is not None:
             check_text(BarrierUseError, "name", name)
         if timeout_s is not None:
@@ -154,7 +154,7 @@ class _FirstBlock:
     def __enter__(self) -> bool:
         self._turn = None
         session = current_session()
-        is_local = self._kind is GateKind.LOCAL_FIRST
+        is_local = self._kind is BarrierKind.LOCAL_FIRST
         if session is None or (is_local and session.placement.local_world_size == 1):
             return True
         check_use(self._kind, self._name, self._timeout_s, one_rank_blocks.current_lone_block())
@@ -192,14 +192,14 @@ class master_first(_FirstBlock):  # noqa: N801 - used like a function
     """
 
     def __init__(self, name: str | None = None, timeout_s: float | None = None) -> None:
-        super().__init__(GateKind.FIRST, name, timeout_s)
+        super().__init__(BarrierKind.FIRST, name, timeout_s)
 
 
 class local_master_first(_FirstBlock):  # noqa: N801 - used like a function
     """Let the first rank of each node run a block before the others of its node; else as `master_first`."""
 
     def __init__(self, name: str | None = None, timeout_s: float | None = None) -> None:
-        super().__init__(GateKind.LOCAL_FIRST, name, timeout_s)
+        super().__init__(BarrierKind.LOCAL_FIRST, name, timeout_s)
 
 
 def _line_name() -> str:

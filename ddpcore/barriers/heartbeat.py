@@ -1,16 +1,17 @@
 """One daemon thread a process: it publishes where this rank is, and looks for waits that can never end.
 
-The thread (`Heart`) starts with the process's first store barrier. It writes a heartbeat into the job's store every two
-seconds, slower in jobs of over 2,000 ranks, so that all heartbeats together cost the store at most 1,000 small writes a
-second. It also writes one before the thread begins, so that every rank is known from the opening of its group on, and
-one immediately when the main thread begins to wait. While that waits, the thread looks for ranks that can never come
-(`Examiner`); it deletes the keys of past store barriers, and watches the process of the next rank on this machine,
-whose death other machines cannot see.
+The thread (`HeartbeatThread`) starts with the process's first store barrier. It writes a heartbeat into the job's store
+every two seconds, slower in jobs of over 2,000 ranks, so that all heartbeats together cost the store at most 1,000
+small writes a second. It also writes one before the thread begins, so that every rank is known from the opening of its
+group on, and one immediately when the main thread begins to wait. While that waits, the thread looks for ranks that can
+never come (`DeadlockCheck`); it deletes the keys of past store barriers, and watches the process of the next rank on
+this machine, whose death other machines cannot see.
 
-`Examiner` checks, in the same thread, whether those that the main thread waits for can come at all. Of the ranks that
-wait at a store barrier the lowest looks for all, the second lowest less often in case the first is stopped; a rank that
-waits for a first-block looks at its one rank itself. When a rank can never come (`ddpcore.barriers.deadlock_check`),
-the store barrier fails: its `|go` key is set to an error, which releases everybody who waits there.
+`DeadlockCheck` checks, in the same thread, whether those that the main thread waits for can come at all. Of the ranks
+that wait at a store barrier the lowest looks for all, the second lowest less often in case the first is stopped; a rank
+that waits for a first-block looks at its one rank itself. When a rank can never come
+(`ddpcore.barriers.deadlock_check`), the store barrier fails: its `|go` key is set to an error, which releases everybody
+who waits there.
 
 Source: no call to the store is made with a time-out as a timer. Each that runs out writes two warnings to stderr, and
 resolves host names for them, which takes up to 5 s where DNS does not answer (torch 2.13, `SocketImpl::waitForInput`).
@@ -28,11 +29,28 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.barriers import deadlock_check, one_rank_blocks
-from ddpcore.barriers.arrivals import ARITY, GateResult, Reason, beat_key, encode_result, failure_key, go_key, gone_key
-from ddpcore.barriers.gate_session import complete, has_agent_store
+from ddpcore.barriers.arrivals import (
+    ARITY,
+    BarrierResult,
+    Reason,
+    encode_result,
+    failure_key,
+    go_key,
+    gone_key,
+    heartbeat_key,
+)
+from ddpcore.barriers.barrier_session import complete, has_agent_store
 from ddpcore.barriers.observer import started_ticks
 from ddpcore.barriers.own_collectives import OwnCollectives
-from ddpcore.barriers.rank_status import Beat, ProcessState, Sighting, Wait, encode_beat, fates_text, gate_text
+from ddpcore.barriers.rank_status import (
+    ProcessState,
+    RankHeartbeat,
+    Sighting,
+    Wait,
+    barrier_text,
+    encode_heartbeat,
+    missing_ranks_text,
+)
 from ddpcore.errors import StoreLostError
 from ddpcore.probe.stack import StackReader, code_roots, sendable, stack_of
 
@@ -41,19 +59,19 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from ddpcore.barriers.gate_session import GateSession
+    from ddpcore.barriers.barrier_session import BarrierSession
     from ddpcore.barriers.journal import OpenWait
-    from ddpcore.barriers.rank_status import GateKind
+    from ddpcore.barriers.rank_status import BarrierKind
 
 TICK_S = 0.5
 """Between two looks at this process's own wait. The thread takes 0.04 % of a core beside work, 0.1 % in a wait of 20 s
 (tests/bench/bench_barrier.py)."""
 
-BEAT_S = 2.0
-MAX_BEATS_HZ = 1000.0
+HEARTBEAT_S = 2.0
+MAX_HEARTBEATS_HZ = 1000.0
 """Of all ranks together; one TCPStore takes 30,000 operations a second and more."""
 
-BEAT_IN_WAIT_S = 0.25
+HEARTBEAT_IN_WAIT_S = 0.25
 """A wait longer than this is told at once, not only at the next beat."""
 
 GOODBYE_S = 0.5
@@ -65,25 +83,25 @@ MAX_DELETIONS = 20_000
 """Of one tick: the deletions of a program that does nothing but pass gates keep up with it."""
 
 
-class Heart:
+class HeartbeatThread:
     """The thread of one session.
 
     Args:
         session: Whose it is.
     """
 
-    def __init__(self, session: GateSession) -> None:
+    def __init__(self, session: BarrierSession) -> None:
         self._session = session
         self._rank = session.placement.rank
-        self._period_s = max(BEAT_S, session.placement.world_size / MAX_BEATS_HZ)
+        self._period_s = max(HEARTBEAT_S, session.placement.world_size / MAX_HEARTBEATS_HZ)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankdeck-heart", daemon=True)
         self._main_id = threading.main_thread().ident or 0
         self._reader = StackReader(code_roots())
         self._collectives = OwnCollectives(self._rank)
         self._began_s = time.monotonic()
-        self._beat_due_s = 0.0
-        self._told: OpenWait | None = None
+        self._heartbeat_due_s = 0.0
+        self._sent_wait: OpenWait | None = None
         self._pid = os.getpid()
         self._started_ticks = started_ticks(self._pid)
         self._host = socket.gethostname()
@@ -97,7 +115,7 @@ class Heart:
         Args:
             store: The calling thread's connection.
         """
-        self._beat(store, time.monotonic())
+        self._send_heartbeat(store, time.monotonic())
         self._thread.start()
 
     def end(self) -> None:
@@ -106,7 +124,7 @@ class Heart:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(GOODBYE_S)
 
-    def told_wait(self, wait: OpenWait, now_s: float) -> Wait:
+    def wait_report(self, wait: OpenWait, now_s: float) -> Wait:
         """Return the main thread's wait as the others may know it, with the line it stands at."""
         left_s = None if wait.timeout_s is None else max(0.0, wait.entered_s + wait.timeout_s - now_s)
         return Wait(
@@ -123,36 +141,36 @@ class Heart:
     def _run(self) -> None:
         try:
             store = self._session.connect()
-            examiner = Examiner(self._session, store, self._collectives, self.told_wait)
+            deadlock_checker = DeadlockCheck(self._session, store, self._collectives, self.wait_report)
             while self._session.is_open():
-                self._tick(store, examiner, time.monotonic())
+                self._tick(store, deadlock_checker, time.monotonic())
                 self.cpu_s = time.thread_time()
                 if self._ending.wait(TICK_S):
                     break
-            self._beat(store, time.monotonic(), has_left=True)
+            self._send_heartbeat(store, time.monotonic(), has_left=True)
         except (StoreLostError, RuntimeError):
             # Torch's errors are RuntimeErrors. The store is gone, and with it whoever could hear: the main thread
             # learns of it at its next gate.
             return
 
-    def _tick(self, store: Store, examiner: Examiner, now_s: float) -> None:
+    def _tick(self, store: Store, deadlock_checker: DeadlockCheck, now_s: float) -> None:
         wait = self._session.journal.wait
-        is_new = wait is not None and wait is not self._told and now_s - wait.entered_s >= BEAT_IN_WAIT_S
-        if is_new or now_s >= self._beat_due_s:
-            self._beat(store, now_s)
+        is_new = wait is not None and wait is not self._sent_wait and now_s - wait.entered_s >= HEARTBEAT_IN_WAIT_S
+        if is_new or now_s >= self._heartbeat_due_s:
+            self._send_heartbeat(store, now_s)
             self._look_after_ward(store, now_s)
             self._keep_failure_notice(store)
         self._delete(store)
         if wait is not None:
-            examiner.examine(wait, now_s)
+            deadlock_checker.examine(wait, now_s)
 
-    def _beat(self, store: Store, now_s: float, *, has_left: bool = False) -> None:
+    def _send_heartbeat(self, store: Store, now_s: float, *, has_left: bool = False) -> None:
         session = self._session
         wait = session.journal.wait
         stack = stack_of(self._main_id)
         place = self._reader.read(stack).place
-        told = self.told_wait(wait, now_s) if wait else self._collectives.blocking(stack, place)
-        beat = Beat(
+        reported = self.wait_report(wait, now_s) if wait else self._collectives.blocking(stack, place)
+        heartbeat = RankHeartbeat(
             uptime_s=now_s - self._began_s,
             period_s=self._period_s,
             host=self._host,
@@ -160,7 +178,7 @@ class Heart:
             pid=self._pid,
             started_ticks=self._started_ticks,
             place=place,
-            wait=told,
+            wait=reported,
             calls=session.journal.latest(),
             block=one_rank_blocks.block_of_main_thread(),
             is_threaded=session.journal.num_threads > 1,
@@ -168,10 +186,10 @@ class Heart:
             error=_uncaught_error() if has_left else "",
             session=session.number,
         )
-        store.set(beat_key(self._rank), encode_beat(beat))
+        store.set(heartbeat_key(self._rank), encode_heartbeat(heartbeat))
         # More often at first, when a program moves most.
-        self._beat_due_s = now_s + min(self._period_s, now_s - self._began_s)
-        self._told = wait
+        self._heartbeat_due_s = now_s + min(self._period_s, now_s - self._began_s)
+        self._sent_wait = wait
 
     def _look_after_ward(self, store: Store, now_s: float) -> None:
         """Tell of a local rank whose process has ended without a word, and look after the next one from then on."""
@@ -209,12 +227,12 @@ MAX_LOOKS_HZ = 2000.0
 MAX_INTERVAL_S = 2.0
 """Between two looks into a wait that has lasted for long, in jobs of up to 4,000 ranks."""
 
-SAY_EVERY_S = 30.0
+LOG_EVERY_S = 30.0
 """Between two lines in the log about a long wait."""
 
-CONDEMN_DELAY_S = 0.5
+FAILURE_DELAY_S = 0.5
 """Between the mark that makes newcomers read why, and the release of those who wait (see
-`ddpcore.barriers.gate.TRUST_S`)."""
+`ddpcore.barriers.store_barrier.TRUST_S`)."""
 
 MAX_LOOKED_AT = 64
 """Missing ranks looked at in one turn."""
@@ -235,35 +253,35 @@ class _Verdict(NamedTuple):
     lost: Mapping[int, Sighting]
     """Who never comes there."""
 
-    def result(self) -> GateResult:
+    def result(self) -> BarrierResult:
         """Return what is to stand at the gate."""
         has_died = self.wait.master is not None and any(sighting.has_ended for sighting in self.lost.values())
         text = deadlock_check.never_text(self.wait, self.rank, self.lost)
         ended = sorted(rank for rank, sighting in self.lost.items() if sighting.has_ended)
         reason = Reason.DIED if has_died else Reason.NEVER
-        return GateResult(reason=reason, text=text, missing=sorted(self.lost), ended=ended)
+        return BarrierResult(reason=reason, text=text, missing=sorted(self.lost), ended=ended)
 
 
-class Examiner:
+class DeadlockCheck:
     """Examines the waits of one session.
 
     Args:
         session: Whose waits.
         store: A connection of this thread.
         collectives: What this process has called of torch.distributed.
-        told_wait: Returns the main thread's wait as the others may know it, at a time.
+        wait_report: Returns the main thread's wait as the others may know it, at a time.
     """
 
     def __init__(
         self,
-        session: GateSession,
+        session: BarrierSession,
         store: Store,
         collectives: OwnCollectives,
-        told_wait: Callable[[OpenWait, float], Wait],
+        wait_report: Callable[[OpenWait, float], Wait],
     ) -> None:
         self._session = session
         self._store = store
-        self._told_wait = told_wait
+        self._wait_report = wait_report
         self._own = _OwnCalls(session, collectives)
         self._rank = session.placement.rank
         self._world_size = session.placement.world_size
@@ -271,26 +289,26 @@ class Examiner:
         self._wait: OpenWait | None = None
         self._num_turns = 0
         self._due_s = 0.0
-        self._say_s = 0.0
+        self._log_due_s = 0.0
 
     def examine(self, wait: OpenWait, now_s: float) -> None:
         """Look once into the main thread's wait, if that is due."""
         if wait is not self._wait:
             self._wait, self._num_turns = wait, 0
             self._due_s = wait.entered_s + LOOK_AFTER_S
-            self._say_s = wait.entered_s + SAY_EVERY_S
+            self._log_due_s = wait.entered_s + LOG_EVERY_S
         if now_s < self._due_s:
             return
         slackening_s = min(MAX_INTERVAL_S, (now_s - wait.entered_s) / 20)
         self._due_s = now_s + max(self._interval_s, slackening_s)
         if wait.master is None:
-            self._examine_gate(wait, now_s)
+            self._check_barrier(wait, now_s)
         else:
             self._examine_first(wait, wait.master, now_s)
         self._num_turns += 1
 
-    def _examine_gate(self, wait: OpenWait, now_s: float) -> None:
-        missing = list(self._session.tally.missing(self._store, wait.key))
+    def _check_barrier(self, wait: OpenWait, now_s: float) -> None:
+        missing = list(self._session.arrival_counter.missing(self._store, wait.key))
         if not missing:
             # The last one has come, and was stopped before it could say so.
             complete(self._store, wait, self._world_size)
@@ -302,20 +320,20 @@ class Examiner:
         first = self._num_turns * MAX_LOOKED_AT % max(1, len(missing) - MAX_LOOKED_AT + 1)
         sightings = self._session.observer.look(self._store, missing[first : first + MAX_LOOKED_AT], now_s)
         if is_my_turn and not self._give_up(wait, sightings, now_s) and before_me == 0:
-            self._say(wait, sightings, now_s)
+            self._log_wait(wait, sightings, now_s)
 
     def _examine_first(self, wait: OpenWait, master: int, now_s: float) -> None:
         sightings = self._session.observer.look(self._store, [master], now_s)
         is_first_here = self._rank == master + 1 or self._session.placement.local_rank <= 1
         if not self._give_up(wait, sightings, now_s) and is_first_here:
-            self._say(wait, sightings, now_s)
+            self._log_wait(wait, sightings, now_s)
 
     def _give_up(self, wait: OpenWait, sightings: Mapping[int, Sighting], now_s: float) -> bool:
         """Condemn the gates that can never be passed, mine and theirs, and say whether there are any."""
-        mine = self._told_wait(wait, now_s)
+        mine = self._wait_report(wait, now_s)
         ended = {rank: sighting for rank, sighting in sightings.items() if sighting.has_ended}
         if ended:
-            self._condemn([_Verdict(mine, self._rank, ended)])
+            self._mark_failed([_Verdict(mine, self._rank, ended)])
             return True
         if self._session.journal.num_threads > 1:
             return False
@@ -326,19 +344,19 @@ class Examiner:
             if theirs is not None and deadlock_check.gives_up_first(mine, theirs):
                 lost[rank] = sighting
             if theirs is not None and theirs.key and deadlock_check.gives_up_first(theirs, mine):
-                me = Sighting(Beat(0.0, 0.0, "", "", 0, 0, wait=mine, calls=self._session.journal.latest()))
+                me = Sighting(RankHeartbeat(0.0, 0.0, "", "", 0, 0, wait=mine, calls=self._session.journal.latest()))
                 verdicts.append(_Verdict(theirs, rank, {self._rank: me}))
         if lost:
             verdicts.append(_Verdict(mine, self._rank, lost))
-        self._condemn(verdicts)
+        self._mark_failed(verdicts)
         return bool(verdicts)
 
     def _wait_for_me(self, sighting: Sighting, now_s: float, depth: int) -> Wait | None:
         """Return the wait that a rank is in, or follows others in, and that only this rank can end."""
-        beat = sighting.beat
-        if beat is None or beat.wait is None or beat.is_threaded:
+        heartbeat = sighting.heartbeat
+        if heartbeat is None or heartbeat.wait is None or heartbeat.is_threaded:
             return None
-        wait = beat.wait
+        wait = heartbeat.wait
         if deadlock_check.needs(wait, self._rank, self._own):
             is_decided = bool(wait.key) and self._store.check([go_key(wait.key)])
             return None if is_decided else wait
@@ -347,48 +365,48 @@ class Examiner:
         further = self._session.observer.look_at(self._store, wait.master, now_s)
         return self._wait_for_me(further, now_s, depth + 1)
 
-    def _condemn(self, verdicts: list[_Verdict]) -> None:
+    def _mark_failed(self, verdicts: list[_Verdict]) -> None:
         """Release all who wait at some gates, and whoever comes later, with an error.
 
         Unless a rank has come there in the meantime that was taken for lost.
         """
-        tally, store = self._session.tally, self._store
-        gates = [verdict for verdict in verdicts if verdict.wait.master is None]
-        for verdict in gates:
-            tally.condemn(store, verdict.wait.key, list(tally.missing(store, verdict.wait.key)))
-        if gates:
+        arrival_counter, store = self._session.arrival_counter, self._store
+        at_barriers = [verdict for verdict in verdicts if verdict.wait.master is None]
+        for verdict in at_barriers:
+            arrival_counter.mark_failed(store, verdict.wait.key, list(arrival_counter.missing(store, verdict.wait.key)))
+        if at_barriers:
             # Whoever else finds it out does the same; the first one's words stand.
-            time.sleep(CONDEMN_DELAY_S)
+            time.sleep(FAILURE_DELAY_S)
         for verdict in verdicts:
             is_first_block = verdict.wait.master is not None
-            if is_first_block or verdict.lost.keys() & tally.missing(store, verdict.wait.key):
+            if is_first_block or verdict.lost.keys() & arrival_counter.missing(store, verdict.wait.key):
                 store.compare_set(go_key(verdict.wait.key), "", encode_result(verdict.result()))
 
-    def _say(self, wait: OpenWait, sightings: Mapping[int, Sighting], now_s: float) -> None:
+    def _log_wait(self, wait: OpenWait, sightings: Mapping[int, Sighting], now_s: float) -> None:
         """Write a line about a long wait into the log."""
-        if now_s < self._say_s:
+        if now_s < self._log_due_s:
             return
-        self._say_s = now_s + SAY_EVERY_S
+        self._log_due_s = now_s + LOG_EVERY_S
         _log.warning(
             "rank %d has waited for %.0f s in %s: %s",
             self._rank,
             now_s - wait.entered_s,
-            gate_text(wait.kind, wait.label),
-            fates_text(wait.kind, wait.label, sightings),
+            barrier_text(wait.kind, wait.label),
+            missing_ranks_text(wait.kind, wait.label, sightings),
         )
 
 
 class _OwnCalls:
     """What this rank has called, as `deadlock` asks for it."""
 
-    def __init__(self, session: GateSession, collectives: OwnCollectives) -> None:
+    def __init__(self, session: BarrierSession, collectives: OwnCollectives) -> None:
         self._journal = session.journal
         self._collectives = collectives
 
-    def count(self, kind: GateKind, label: str) -> int:
+    def count(self, kind: BarrierKind, label: str) -> int:
         return self._journal.count(kind, label)
 
-    def finished(self, kind: GateKind, label: str) -> int:
+    def finished(self, kind: BarrierKind, label: str) -> int:
         return self._journal.finished(kind, label)
 
     def collectives(self, group: str) -> int:

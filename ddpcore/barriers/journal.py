@@ -2,10 +2,10 @@
 
 The threads that come to store barriers write the `Journal`; the heartbeat thread reads it.
 
-`open_barrier`, `close_barrier` and `tell_first` report to the probe what the main thread waits in, so that the console
-shows named barriers beside collectives. A barrier is one pretended group whose number is this rank's count of calls. A
-first-block is a pretended group of its own for each name: blocks nest, and in them not everybody waits for everybody,
-but all for the lowest member.
+`open_barrier`, `close_barrier` and `report_first` report to the probe what the main thread waits in, so that the
+console shows named barriers beside collectives. A barrier is one pretended group whose number is this rank's count of
+calls. A first-block is a pretended group of its own for each name: blocks nest, and in them not everybody waits for
+everybody, but all for the lowest member.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpcore.barriers.arrivals import gate_key
-from ddpcore.barriers.rank_status import MAX_CALLS, Call, GateKind
+from ddpcore.barriers.arrivals import barrier_key
+from ddpcore.barriers.rank_status import MAX_CALLS, BarrierKind, Call
 from ddpcore.probe import probe
 from ddpcore.probe.faults import omission
 from ddpcore.probe.samples import BarrierMark
@@ -34,7 +34,7 @@ MAX_LABEL_CHARS = 256
 class OpenWait(NamedTuple):
     """A gate that a thread has come to and not passed."""
 
-    kind: GateKind
+    kind: BarrierKind
     label: str
     nth: int
     """How many calls of this label there have been."""
@@ -57,7 +57,7 @@ class LabelCalls:
 
     __slots__ = ("_key_end", "_key_start", "_numbers", "finished", "kind", "label", "last_s", "line", "nth")
 
-    def __init__(self, kind: GateKind, scope: str, label: str) -> None:
+    def __init__(self, kind: BarrierKind, scope: str, label: str) -> None:
         self.kind = kind
         self.label = label
         self.nth = 0
@@ -65,7 +65,7 @@ class LabelCalls:
         self.line: StackLine = ("", 0, "")
         self.finished = 0
         self._numbers = count(1)
-        self._key_start, self._key_end = gate_key(kind, scope, label)
+        self._key_start, self._key_end = barrier_key(kind, scope, label)
 
     def enter(self, now_s: float, timeout_s: float | None, master: int | None = None) -> OpenWait:
         """Count a call."""
@@ -75,7 +75,7 @@ class LabelCalls:
         key = f"{self._key_start}{nth}{self._key_end}"
         return OpenWait(self.kind, self.label, nth, key, now_s, timeout_s, master)
 
-    def told(self) -> Call:
+    def reported(self) -> Call:
         """Return the last call as the others may know it."""
         file, number, function = self.line
         place = Place(sendable(file, 4096), number, sendable(function, 256)) if file else None
@@ -93,10 +93,10 @@ class Journal:
     def __init__(self) -> None:
         self.wait: OpenWait | None = None
         self.num_threads = 0
-        self._calls: dict[tuple[GateKind, str], LabelCalls] = {}
+        self._calls: dict[tuple[BarrierKind, str], LabelCalls] = {}
         self._lock = threading.Lock()
 
-    def calls(self, kind: GateKind, label: str, scope: str = "") -> LabelCalls:
+    def calls(self, kind: BarrierKind, label: str, scope: str = "") -> LabelCalls:
         """Return the calls of a label.
 
         Args:
@@ -106,12 +106,12 @@ class Journal:
         """
         return self._calls.get((kind, label)) or self._begin(kind, label, scope)
 
-    def count(self, kind: GateKind, label: str) -> int:
+    def count(self, kind: BarrierKind, label: str) -> int:
         """Return how often this rank has come to a gate."""
         calls = self._calls.get((kind, label))
         return calls.nth if calls else 0
 
-    def finished(self, kind: GateKind, label: str) -> int:
+    def finished(self, kind: BarrierKind, label: str) -> int:
         """Return how many of its blocks of this label this rank has done first."""
         calls = self._calls.get((kind, label))
         return calls.finished if calls else 0
@@ -121,17 +121,17 @@ class Journal:
         with self._lock:
             calls = [calls for calls in self._calls.values() if calls.nth]
         latest = heapq.nlargest(MAX_CALLS, dict.fromkeys(calls), key=attrgetter("last_s"))
-        return tuple(calls.told() for calls in latest)
+        return tuple(calls.reported() for calls in latest)
 
-    def _begin(self, kind: GateKind, label: str, scope: str) -> LabelCalls:
-        told = told_label(label)
+    def _begin(self, kind: BarrierKind, label: str, scope: str) -> LabelCalls:
+        reported = reported_label(label)
         with self._lock:
-            calls = self._calls.get((kind, told)) or LabelCalls(kind, scope, told)
-            self._calls[kind, told] = self._calls[kind, label] = calls
+            calls = self._calls.get((kind, reported)) or LabelCalls(kind, scope, reported)
+            self._calls[kind, reported] = self._calls[kind, label] = calls
         return calls
 
 
-def told_label(label: str) -> str:
+def reported_label(label: str) -> str:
     """Return a label as messages carry it: two that agree in their first 256 characters are one."""
     return sendable(label, MAX_LABEL_CHARS)
 
@@ -167,7 +167,7 @@ def close_barrier() -> None:
         probe.marks.barrier = BarrierMark(mark.label, mark.seq, mark.entered_s, is_over=True)
 
 
-def tell_first(scope: str, name: str, count: int, ranks: tuple[int, ...], *, is_over: bool) -> None:
+def report_first(scope: str, name: str, count: int, ranks: tuple[int, ...], *, is_over: bool) -> None:
     """Tell how far the main thread, which calls this, is with a first-block.
 
     The one that goes first tells `count` when it is done, and before that the one before, so that it is missing where

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpcore.barriers.arrivals import beat_key, gone_key
-from ddpcore.barriers.rank_status import Beat, ProcessState, Sighting, decode_beat, silence_s
+from ddpcore.barriers.arrivals import gone_key, heartbeat_key
+from ddpcore.barriers.rank_status import ProcessState, RankHeartbeat, Sighting, decode_heartbeat, silence_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ class Observer:
     def __init__(self, machine: str, session: int = 1) -> None:
         self._machine = machine
         self._session = session
-        self._first: dict[int, tuple[float, Beat]] = {}
+        self._first: dict[int, tuple[float, RankHeartbeat]] = {}
         self._lock = threading.Lock()
 
     def look(self, store: Store, ranks: Iterable[int], now_s: float) -> dict[int, Sighting]:
@@ -44,33 +44,33 @@ class Observer:
 
     def look_at(self, store: Store, rank: int, now_s: float) -> Sighting:
         """Return what is known of a rank."""
-        beat = self._read(store, rank)
-        if beat is None:
+        heartbeat = self._read(store, rank)
+        if heartbeat is None:
             return Sighting()
-        process = self._process(store, rank, beat)
-        if process is ProcessState.GONE and not beat.has_left:
+        process = self._process(store, rank, heartbeat)
+        if process is ProcessState.GONE and not heartbeat.has_left:
             # It may have said goodbye between the two looks.
-            beat = self._read(store, rank) or beat
-        return Sighting(beat, process, self._silence_s(rank, beat, now_s))
+            heartbeat = self._read(store, rank) or heartbeat
+        return Sighting(heartbeat, process, self._silence_s(rank, heartbeat, now_s))
 
-    def _read(self, store: Store, rank: int) -> Beat | None:
-        key = beat_key(rank)
-        beat = decode_beat(store.get(key)) if store.check([key]) else None
-        return beat if beat is not None and beat.session >= self._session else None
+    def _read(self, store: Store, rank: int) -> RankHeartbeat | None:
+        key = heartbeat_key(rank)
+        heartbeat = decode_heartbeat(store.get(key)) if store.check([key]) else None
+        return heartbeat if heartbeat is not None and heartbeat.session >= self._session else None
 
-    def _process(self, store: Store, rank: int, beat: Beat) -> ProcessState:
-        if beat.machine and beat.machine == self._machine:
-            return process_state(beat.pid, beat.started_ticks)
+    def _process(self, store: Store, rank: int, heartbeat: RankHeartbeat) -> ProcessState:
+        if heartbeat.machine and heartbeat.machine == self._machine:
+            return process_state(heartbeat.pid, heartbeat.started_ticks)
         return ProcessState.GONE if store.check([gone_key(rank)]) else ProcessState.UNKNOWN
 
-    def _silence_s(self, rank: int, beat: Beat, now_s: float) -> float | None:
+    def _silence_s(self, rank: int, heartbeat: RankHeartbeat, now_s: float) -> float | None:
         with self._lock:
             first = self._first.get(rank)
-            has_moved = first is not None and beat.uptime_s != first[1].uptime_s
+            has_moved = first is not None and heartbeat.uptime_s != first[1].uptime_s
             if first is None or (has_moved and now_s - first[0] > MAX_BASE_AGE_S):
-                self._first[rank] = (now_s, beat)
+                self._first[rank] = (now_s, heartbeat)
                 return None
-        return silence_s(first, beat, now_s)
+        return silence_s(first, heartbeat, now_s)
 
 
 _STATE = 0

@@ -174,13 +174,13 @@ class _CollectiveGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = func.name().partition("::")[2].partition(".")[0]
             if name not in _MEETS_NOBODY and _num_members(args) > 1:
                 raise BarrierUseError(
-                    f"{_told_name(name)} inside {self._text}: the other ranks do not run this block now and would "
+                    f"{_reported_name(name)} inside {self._text}: the other ranks do not run this block now and would "
                     "never come; move it behind the block, or use the unwrapped module where it is DDP's"
                 )
         return func(*args, **(kwargs or {}))
 
 
-def _told_name(operation: str) -> str:
+def _reported_name(operation: str) -> str:
     """Return an operation's name as torch.distributed's functions have it."""
     for inner, outer in (("allreduce", "all_reduce"), ("allgather", "all_gather"), ("alltoall", "all_to_all")):
         operation = operation.replace(inner, outer)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddpcore.barriers.gate_session import GateSession, default_store, store_lost
-from ddpcore.barriers.heartbeat import Heart
+from ddpcore.barriers.barrier_session import BarrierSession, default_store, store_lost
+from ddpcore.barriers.heartbeat import HeartbeatThread
 from ddpcore.errors import BarrierUseError
 from ddpcore.placement import current_placement
 from ddpcore.process_group.machine import Neighbours
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 _USED_KEY = "rankdeck/used by"
 
-_session: GateSession | None = None
-_heart: Heart | None = None
+_session: BarrierSession | None = None
+_heartbeat: HeartbeatThread | None = None
 _last_journal: Journal | None = None
-_inherited: list[GateSession | Store] = []
+_inherited: list[BarrierSession | Store] = []
 """What a forked child has from its parent and must neither use nor destroy."""
 
 
-def current_session() -> GateSession | None:
+def current_session() -> BarrierSession | None:
     """Return the session of the present process group; None without one, or alone in it.
 
     Raises:
@@ -44,14 +44,14 @@ def current_session() -> GateSession | None:
 
 def end_session() -> None:
     """Say goodbye: whoever waits for this rank learns that it never comes. Blocks at most half a second."""
-    global _session, _heart
-    heart, _session, _heart = _heart, None, None
-    if heart is not None:
-        heart.end()
+    global _session, _heartbeat
+    heartbeat_thread, _session, _heartbeat = _heartbeat, None, None
+    if heartbeat_thread is not None:
+        heartbeat_thread.end()
 
 
-def _open(store: Store) -> GateSession:
-    global _session, _heart, _last_journal
+def _open(store: Store) -> BarrierSession:
+    global _session, _heartbeat, _last_journal
     if any(store is known for known in _inherited):
         raise BarrierUseError(
             f"process {os.getpid()} is a forked child (of a DataLoader?) of rank {dist.get_rank()}: "
@@ -67,22 +67,22 @@ def _open(store: Store) -> GateSession:
     try:
         is_used = store.check([used_key])
         number = store.add(used_key, 1)
-        Neighbours(placement).tell(store)
-        session = GateSession(store, placement, journal=_last_journal if is_used else None, number=number)
-        heart = Heart(session)
-        heart.start(store)
+        Neighbours(placement).publish(store)
+        session = BarrierSession(store, placement, journal=_last_journal if is_used else None, number=number)
+        heartbeat_thread = HeartbeatThread(session)
+        heartbeat_thread.start(store)
     except dist.DistNetworkError as error:
         raise store_lost("where ranks meet") from error
-    _session, _heart, _last_journal = session, heart, session.journal
+    _session, _heartbeat, _last_journal = session, heartbeat_thread, session.journal
     return session
 
 
 def _forget() -> None:
     """Leave the parent's session to the parent, in a forked child."""
-    global _session, _heart  # noqa: PLW0603 - see _open
+    global _session, _heartbeat  # noqa: PLW0603 - see _open
     if _session is not None:
         _inherited.append(_session)
-    _session = _heart = None
+    _session = _heartbeat = None
     if dist.is_available() and dist.is_initialized():
         _inherited.append(default_store())
 

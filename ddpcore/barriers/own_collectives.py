@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcore.barriers.rank_status import GateKind, Wait
+from ddpcore.barriers.rank_status import BarrierKind, Wait
 from ddpcore.probe.flight_recorder import FlightRecorder
 
 if TYPE_CHECKING:
@@ -75,20 +75,20 @@ class OwnCollectives:
             ]
         if not pending:
             return None
-        newest = pending[-1]
-        members = groups.get(newest.group)
+        latest = pending[-1]
+        members = groups.get(latest.group)
         ranks = members.ranks if members else ()
-        operation = newest.op.partition(":")[2] or newest.op
+        operation = latest.op.partition(":")[2] or latest.op
         if stack[0][2] == _REBUILDING and operation != "broadcast":
             return None
         return Wait(
-            GateKind.COLLECTIVE,
+            BarrierKind.COLLECTIVE,
             operation,
-            newest.seq,
+            latest.seq,
             place=place,
-            group=newest.group,
+            group=latest.group,
             ranks=ranks,
-            needed=() if members is None else self._needed(newest, operation, _source(stack[0], members), ranks),
+            needed=() if members is None else self._needed(latest, operation, _source(stack[0], members), ranks),
         )
 
     def _needed(

@@ -1,10 +1,10 @@
 """Describes a rank at store barriers: what it publishes about itself, how others see it, and that as text.
 
-Pure. A `Beat` is a snapshot that a rank's heartbeat thread (`ddpcore.barriers.heartbeat`) leaves in the job's store; a
-`Sighting` is what an observer makes of it. No clock crosses between machines: a `Beat` carries its sender's uptime, and
-an observer compares by how much that has grown since its first look.
+Pure. A `RankHeartbeat` is a snapshot that a rank's heartbeat thread (`ddpcore.barriers.heartbeat`) leaves in the job's
+store; a `Sighting` is what an observer makes of it. No clock crosses between machines: a `RankHeartbeat` carries its
+sender's uptime, and an observer compares by how much that has grown since its first look.
 
-`fates_text`, `wait_text`, `ranks_text` and the other `..._text` functions put ranks into sentences.
+`missing_ranks_text`, `wait_text`, `ranks_text` and the other `..._text` functions put ranks into sentences.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 MAX_CALLS = 16
 """Labels told in a beat, the latest: a beat stays under 4 KB."""
 
-MAX_WORDS = 8
+MAX_FRAMES = 8
 """Different fates told apart in one message."""
 
 
-class GateKind(StrEnum):
+class BarrierKind(StrEnum):
     """What ranks meet in."""
 
     BARRIER = "barrier"
@@ -43,7 +43,7 @@ class GateKind(StrEnum):
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often a rank has come to a gate, and from which line the last time."""
 
-    kind: GateKind
+    kind: BarrierKind
     label: str
     count: int
     place: Place | None = None
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank's main thread waits in."""
 
-    kind: GateKind
+    kind: BarrierKind
     label: str
     count: int
     key: str = ""
@@ -71,7 +71,7 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who has to call a broadcast before it ends here; empty where that is not known."""
 
 
-class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankHeartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank says of itself."""
 
     uptime_s: float
@@ -113,7 +113,7 @@ class ProcessState(StrEnum):
 class Sighting(msgspec.Struct, frozen=True):
     """What an observer knows of a rank."""
 
-    beat: Beat | None = None
+    heartbeat: RankHeartbeat | None = None
     process: ProcessState = ProcessState.UNKNOWN
     silent_s: float | None = None
     """How long it has not been heard, at least; None while that is not long."""
@@ -121,19 +121,19 @@ class Sighting(msgspec.Struct, frozen=True):
     @property
     def has_ended(self) -> bool:
         """Whether it is certain that the rank comes to no gate any more."""
-        return self.process is ProcessState.GONE or (self.beat is not None and self.beat.has_left)
+        return self.process is ProcessState.GONE or (self.heartbeat is not None and self.heartbeat.has_left)
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Beat)
+_decoder = msgspec.json.Decoder(RankHeartbeat)
 
 
-def encode_beat(beat: Beat) -> str:
+def encode_heartbeat(heartbeat: RankHeartbeat) -> str:
     """Return a beat as the store keeps it."""
-    return _encoder.encode(beat).decode()
+    return _encoder.encode(heartbeat).decode()
 
 
-def decode_beat(text: bytes) -> Beat | None:
+def decode_heartbeat(text: bytes) -> RankHeartbeat | None:
     """Return a beat, or None where the text is none: then the rank counts as unheard."""
     try:
         return _decoder.decode(text)
@@ -141,23 +141,23 @@ def decode_beat(text: bytes) -> Beat | None:
         return None
 
 
-def silence_s(first: tuple[float, Beat], beat: Beat, now_s: float) -> float | None:
+def silence_s(first: tuple[float, RankHeartbeat], heartbeat: RankHeartbeat, now_s: float) -> float | None:
     """Return how long a rank has been silent at least, or None if that is nothing.
 
     Args:
         first: When the observer first looked, on its own clock, and what it saw.
-        beat: What it sees now.
+        heartbeat: What it sees now.
         now_s: Time of now, on the same clock.
     """
-    first_s, first_beat = first
-    silent_s = (now_s - first_s) - (beat.uptime_s - first_beat.uptime_s)
-    return silent_s if silent_s > 2.5 * beat.period_s else None
+    first_s, first_heartbeat = first
+    silent_s = (now_s - first_s) - (heartbeat.uptime_s - first_heartbeat.uptime_s)
+    return silent_s if silent_s > 2.5 * heartbeat.period_s else None
 
 
-def calls_of(beat: Beat, kind: GateKind, label: str) -> Call:
+def calls_of(heartbeat: RankHeartbeat, kind: BarrierKind, label: str) -> Call:
     """Return how often a rank has come to a gate."""
-    told = (call for call in beat.calls if (call.kind, call.label) == (kind, label))
-    return next(told, Call(kind, label, 0))
+    found = (call for call in heartbeat.calls if (call.kind, call.label) == (kind, label))
+    return next(found, Call(kind, label, 0))
 
 
 def ordinal(number: int) -> str:
@@ -171,75 +171,76 @@ def place_text(place: Place | None) -> str:
     return "" if place is None else f" at {place.file.rpartition('/')[2]}:{place.line} in {place.function}"
 
 
-def gate_text(kind: GateKind, label: str) -> str:
+def barrier_text(kind: BarrierKind, label: str) -> str:
     """Return `barrier 'epoch'`; of a collective the operation alone."""
-    return label if kind is GateKind.COLLECTIVE else f"{kind} {label!r}"
+    return label if kind is BarrierKind.COLLECTIVE else f"{kind} {label!r}"
 
 
-def fates_text(kind: GateKind, label: str, sightings: Mapping[int, Sighting]) -> str:
+def missing_ranks_text(kind: BarrierKind, label: str, sightings: Mapping[int, Sighting]) -> str:
     """Return what has become of some ranks, in words, those alike together: `rank 1 has ended after 1 call ...`."""
-    told = sorted(((fate(kind, label, sighting), rank) for rank, sighting in sightings.items()))
-    groups = [(words, [rank for _, rank in some]) for words, some in groupby(told, key=lambda one: one[0])]
+    found = sorted(((missing_rank_text(kind, label, sighting), rank) for rank, sighting in sightings.items()))
+    groups = [(description, [rank for _, rank in some]) for description, some in groupby(found, key=lambda one: one[0])]
     groups.sort(key=lambda group: group[1])
-    texts = [f"{'each of ' if len(ranks) > 1 else ''}{ranks_text(ranks)} {words}" for words, ranks in groups]
-    more = [f"and {len(texts) - MAX_WORDS} others differently"] if len(texts) > MAX_WORDS else []
-    return "; ".join([*texts[:MAX_WORDS], *more])
+    texts = [
+        f"{'each of ' if len(ranks) > 1 else ''}{ranks_text(ranks)} {description}" for description, ranks in groups
+    ]
+    more = [f"and {len(texts) - MAX_FRAMES} others differently"] if len(texts) > MAX_FRAMES else []
+    return "; ".join([*texts[:MAX_FRAMES], *more])
 
 
-def fate(kind: GateKind, label: str, sighting: Sighting) -> str:
+def missing_rank_text(kind: BarrierKind, label: str, sighting: Sighting) -> str:
     """Return what a rank does that has not come to a gate, as a predicate of one rank."""
-    beat = sighting.beat
-    if beat is None:
+    heartbeat = sighting.heartbeat
+    if heartbeat is None:
         return "has told nothing of itself: it has come to no gate of ddpcore yet"
-    process = f"pid {beat.pid} on {beat.host}"
-    calls = _calls_words(kind, label, beat)
-    if beat.has_left:
-        return f"has ended{f' with {beat.error}' if beat.error else ''} {calls}"
+    process = f"pid {heartbeat.pid} on {heartbeat.host}"
+    calls = _calls_text(kind, label, heartbeat)
+    if heartbeat.has_left:
+        return f"has ended{f' with {heartbeat.error}' if heartbeat.error else ''} {calls}"
     if sighting.process is ProcessState.GONE:
-        return f"has died, last heard of{place_text(beat.place)} {calls}"
+        return f"has died, last heard of{place_text(heartbeat.place)} {calls}"
     if sighting.process is ProcessState.STOPPED:
-        return f"is stopped (SIGSTOP; {process}), last heard of{place_text(beat.place)} {calls}"
+        return f"is stopped (SIGSTOP; {process}), last heard of{place_text(heartbeat.place)} {calls}"
     if sighting.silent_s is not None:
         silent = f"has been silent for {sighting.silent_s:.0f} s ({process})"
-        return f"{silent}, last heard of{place_text(beat.place)} {calls}"
-    if beat.wait is not None:
-        return f"{wait_text(beat.wait)}{_block_words(beat)}{_instead_words(kind, label, beat)}"
-    return f"is alive{_block_words(beat)}{place_text(beat.place)}, {calls}"
+        return f"{silent}, last heard of{place_text(heartbeat.place)} {calls}"
+    if heartbeat.wait is not None:
+        return f"{wait_text(heartbeat.wait)}{_block_text(heartbeat)}{_instead_text(kind, label, heartbeat)}"
+    return f"is alive{_block_text(heartbeat)}{place_text(heartbeat.place)}, {calls}"
 
 
 def wait_text(wait: Wait) -> str:
     """Return `waits in its 2nd call of barrier 'epoch' at train.py:20 in main`."""
-    if wait.kind is GateKind.COLLECTIVE:
+    if wait.kind is BarrierKind.COLLECTIVE:
         return f"waits in {wait.label} #{wait.count} of group {wait.group or '0'}{place_text(wait.place)}"
-    return f"waits in its {ordinal(wait.count)} call of {gate_text(wait.kind, wait.label)}{place_text(wait.place)}"
+    return f"waits in its {ordinal(wait.count)} call of {barrier_text(wait.kind, wait.label)}{place_text(wait.place)}"
 
 
-def _block_words(beat: Beat) -> str:
-    return f" inside {beat.block}" if beat.block else ""
+def _block_text(heartbeat: RankHeartbeat) -> str:
+    return f" inside {heartbeat.block}" if heartbeat.block else ""
 
 
-def _instead_words(kind: GateKind, label: str, beat: Beat) -> str:
+def _instead_text(kind: BarrierKind, label: str, heartbeat: RankHeartbeat) -> str:
     """Return the last gate of the same kind that it has come to, where it has never come to this one."""
-    is_there = beat.wait is not None and beat.wait.kind is kind
-    if is_there or calls_of(beat, kind, label).count:
+    is_there = heartbeat.wait is not None and heartbeat.wait.kind is kind
+    if is_there or calls_of(heartbeat, kind, label).count:
         return ""
-    other = next((call for call in beat.calls if call.kind is kind), None)
+    other = next((call for call in heartbeat.calls if call.kind is kind), None)
     return "" if other is None else f", its last {kind} was {other.label!r}{place_text(other.place)}"
 
 
-def _calls_words(kind: GateKind, label: str, beat: Beat) -> str:
+def _calls_text(kind: BarrierKind, label: str, heartbeat: RankHeartbeat) -> str:
     """Return `after 1 call of barrier 'epoch' (the last at train.py:12 in main)`."""
-    call = calls_of(beat, kind, label)
-    name = gate_text(kind, label)
+    call = calls_of(heartbeat, kind, label)
+    name = barrier_text(kind, label)
     if call.count:
         return f"after {call.count} call{'s' if call.count > 1 else ''} of {name} (the last{place_text(call.place)})"
-    words = f"without a call of {name}"
-    if beat.calls:
-        last = beat.calls[0]
-        words += (
-            f" (its last gate: {gate_text(last.kind, last.label)}, {ordinal(last.count)} call{place_text(last.place)})"
-        )
-    return words
+    description = f"without a call of {name}"
+    if heartbeat.calls:
+        last = heartbeat.calls[0]
+        description += f" (its last gate: {barrier_text(last.kind, last.label)}, {ordinal(last.count)} call"
+        description += f"{place_text(last.place)})"
+    return description
 
 
 _SHORT_RUN = 2

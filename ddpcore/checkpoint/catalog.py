@@ -70,8 +70,8 @@ def list_checkpoints(root: Path) -> Listing:
             refused[name] = f"it has the id of {published[one.id].name}: it is a copy of that one"
         else:
             published[one.id] = one
-    newest_first = sorted(published.values(), key=lambda one: (one.sequence, one.step), reverse=True)
-    return Listing(newest_first, refused)
+    latest_first = sorted(published.values(), key=lambda one: (one.sequence, one.step), reverse=True)
+    return Listing(latest_first, refused)
 
 
 def identify(path: Path) -> Published:
@@ -320,8 +320,8 @@ def victims(
         invalid: Names of damaged ones.
     """
     by_age = sorted(published, key=lambda one: one.sequence)
-    newest_of_step = {one.step: one for one in by_age if one.name not in invalid}
-    sound = [one for one in by_age if newest_of_step.get(one.step) is one]
+    latest_of_step = {one.step: one for one in by_age if one.name not in invalid}
+    sound = [one for one in by_age if latest_of_step.get(one.step) is one]
     last = sound if retention.keep_last is None else sound[-max(1, retention.keep_last) :]
     kept = {one.name for one in last}
     if retention.keep_every is not None:

@@ -214,10 +214,10 @@ def assign(specs: Sequence[Spec], num_shares: int) -> list[list[Piece]]:
         pieces.append(Piece(spec.name, 0, num_rows(spec.shape)))
     queue.reverse()
     bytes_left = sum(spec.num_bytes for spec in specs)
-    for number, share in enumerate(shares[:-1]):
-        has_bytes = _sum_bytes(share, row_bytes)
-        share.extend(_take(queue, row_bytes, bytes_left / (num_shares - number) - has_bytes))
-        bytes_left -= _sum_bytes(share, row_bytes)
+    for number, part in enumerate(shares[:-1]):
+        has_bytes = _sum_bytes(part, row_bytes)
+        part.extend(_take(queue, row_bytes, bytes_left / (num_shares - number) - has_bytes))
+        bytes_left -= _sum_bytes(part, row_bytes)
     shares[-1] += reversed(queue)
     return shares
 
@@ -324,8 +324,8 @@ def tensor_records(specs: Sequence[Spec], shares: Mapping[int, Sequence[Piece]])
         shares: Each rank's pieces.
     """
     pieces_of: dict[str, list[PieceRecord]] = {spec.name: [] for spec in specs}
-    for rank, share in shares.items():
-        for piece in share:
+    for rank, part in shares.items():
+        for piece in part:
             pieces_of[piece.name].append(PieceRecord(file_name(rank), piece.begin, piece.end))
     return {
         spec.name: TensorRecord(spec.dtype, spec.shape, tuple(sorted(pieces_of[spec.name], key=lambda one: one.begin)))

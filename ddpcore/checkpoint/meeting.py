@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
 from ddpcore.barriers.failure_notice import first_failure
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.checkpoint.directory import SEEN, directory_error, make_directory
 from ddpcore.errors import (
     BarrierTimeoutError,

@@ -326,11 +326,11 @@ def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> l
             found.append(f"{name} has {sizes[0]} parameters in group {number} there and {sizes[1]} here")
         # A newer torch may know more settings, or fewer. Each having what the other lacks, they are different
         # optimizers.
-        lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
-        if lacking and unknown:
+        absent, unknown = here.keys() - there.keys(), there.keys() - here.keys()
+        if absent and unknown:
             found.append(
                 f"{name} is another kind of optimizer: group {number} has {', '.join(sorted(unknown))} there, "
-                f"{', '.join(sorted(lacking))} here"
+                f"{', '.join(sorted(absent))} here"
             )
     return [*found, *_compare_moments(name, part, optimizer)]
 

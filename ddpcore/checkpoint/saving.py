@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcore.agreement import common_problem
 from ddpcore.checkpoint.formats import MAX_COUNT, file_name
-from ddpcore.checkpoint.share_plan import SavePlan
+from ddpcore.checkpoint.save_plan import SavePlan
 from ddpcore.checkpoint.snapshot import Snapshot
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointError, CheckpointWriteError
 from ddpcore.placement import current_placement
@@ -254,10 +254,10 @@ class Saver:
 
     def prepare(self, state: object, per_rank: object) -> None:
         """Make ready for a save of such states; see `Checkpointer.prepare`."""
-        share = SavePlan(state, per_rank, self._site).share()
+        content = SavePlan(state, per_rank, self._site).content()
         self._start_writer()
         try:
-            self._snapshot.prepare(share.num_bytes + MANIFEST_ROOM_BYTES, share.cuda_device())
+            self._snapshot.prepare(content.num_bytes + MANIFEST_ROOM_BYTES, content.cuda_device())
         except (OSError, MemoryError) as error:
             _log.warning("memory for checkpoints could not be made ready: %s", error)
 
@@ -363,22 +363,22 @@ class Saver:
     def _take(self, plan: SavePlan, temporary: str, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
         """Copy this rank's share and give it to the writer."""
         assert self._step_in_flight is not None
-        share, body = plan.share(), b""
+        content, body = plan.content(), b""
         if self._catalog is not None:
             body = plan.manifest_body(
                 self._step_in_flight, self._sequence, checkpoint_id, self._world_size, metrics, self.since or 0
             )
-        self._snapshot.reserve(share.num_bytes + len(body))
-        self._snapshot.write(0, share.header)
-        self._snapshot.copy(share.items)
-        self._snapshot.write(share.num_bytes, body)
+        self._snapshot.reserve(content.num_bytes + len(body))
+        self._snapshot.write(0, content.header)
+        self._snapshot.copy(content.items)
+        self._snapshot.write(content.num_bytes, body)
         # Again: while the ranks have met, and while this one has copied, the kernel may have killed it for its memory.
         self._start_writer()
         self._writer.submit(
             {
                 "directory": str(self._root / temporary),
                 "file": file_name(self._site.rank),
-                "bytes": share.num_bytes,
+                "bytes": content.num_bytes,
                 "publish": self._catalog.order(plan.file_names(), len(body)) if self._catalog is not None else None,
             }
         )

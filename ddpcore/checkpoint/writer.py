@@ -49,10 +49,10 @@ NICENESS = 19
 PIECE_BYTES = 1 << 20
 """Summed up between two looks at the clock: 0.5 ms of a processor."""
 
-LEAST_SHARE = 0.06
+LEAST_FRAC = 0.06
 """Of a core, where others want all: with less a checkpoint is not written for minutes on a crowded machine."""
 
-AMPLE_SHARE = 0.1
+AMPLE_FRAC = 0.1
 """Of a core: who gets so much may stand back further."""
 
 LEVEL_S = 0.2
@@ -99,11 +99,11 @@ class Modesty:
         seen_s, ran_s = time.monotonic(), time.thread_time()
         if seen_s - self._seen_s < LEVEL_S:
             return
-        share = (ran_s - self._ran_s) / (seen_s - self._seen_s)
+        cpu_frac = (ran_s - self._ran_s) / (seen_s - self._seen_s)
         self._seen_s, self._ran_s = seen_s, ran_s
-        if share < LEAST_SHARE and self._level > 0:
+        if cpu_frac < LEAST_FRAC and self._level > 0:
             self._set(self._level // 2)
-        elif share > AMPLE_SHARE and self._level < NICENESS:
+        elif cpu_frac > AMPLE_FRAC and self._level < NICENESS:
             self._set(min(NICENESS, 2 * self._level + 1))
 
     def _set(self, level: int) -> None:
@@ -164,7 +164,7 @@ class Channel:
         message: Job = json.loads(line)
         return message
 
-    def say(self, message: Job) -> None:
+    def send(self, message: Job) -> None:
         """Send a result, if anybody is left to hear it."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -199,7 +199,7 @@ def serve(job: Job, memory: int, channel: Channel, modesty: Modesty | None = Non
         lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        write_share(job, memory, modesty)
+        write_content(job, memory, modesty)
         if job["publish"]:
             publish(job, memory, channel, lock)
     except (OSError, FailedError) as error:
@@ -209,16 +209,16 @@ def serve(job: Job, memory: int, channel: Channel, modesty: Modesty | None = Non
             delete(directory)
         # Who fails may take the directory away from the others.
         follows = isinstance(error, FollowingError | FileNotFoundError)
-        channel.say({"number": job["number"], "problem": problem, "follows": follows})
+        channel.send({"number": job["number"], "problem": problem, "follows": follows})
         return
     finally:
         if lock >= 0:
             os.close(lock)
-    channel.say({"number": job["number"], "problem": ""})
+    channel.send({"number": job["number"], "problem": ""})
     if job["publish"]:
         left = [problem for name in job["publish"]["delete"] if (problem := delete(f"{job['publish']['root']}/{name}"))]
         if left:
-            channel.say({"number": job["number"], "undeleted": left})
+            channel.send({"number": job["number"], "undeleted": left})
 
 
 def leave_word(path: str, problem: str) -> None:
@@ -229,7 +229,7 @@ def leave_word(path: str, problem: str) -> None:
         os.rename(f"{path}.part", path)
 
 
-def write_share(job: Job, memory: int, modesty: Modesty | None) -> None:
+def write_content(job: Job, memory: int, modesty: Modesty | None) -> None:
     """Write this rank's file from the memfd, and its report."""
     path = f"{job['directory']}/{job['file']}"
     if os.fstat(memory).st_size < job["bytes"]:
@@ -378,8 +378,8 @@ def gather(job: Job, channel: Channel, lock: int) -> Job:
             return {file: json.loads(read_file(f"{directory}/{file}.json")) for file in files}
         for name in present:
             if name.endswith(".failed"):
-                told = read_file(f"{directory}/{name}").decode(errors="replace")
-                raise FollowingError(told or f"{name.removesuffix('.failed')} could not be written")
+                reason = read_file(f"{directory}/{name}").decode(errors="replace")
+                raise FollowingError(reason or f"{name.removesuffix('.failed')} could not be written")
         if present != seen:
             seen, changed_s = present, time.monotonic()
         message = channel.next_message(POLL_S)

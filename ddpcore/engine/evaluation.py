@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from ddpcore.agreement import common_problem
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.engine.loader_options import LoaderOptions, make_loader, whole
 from ddpcore.errors import EngineUseError, SamplerArgumentError
 from ddpcore.nested import map_tensors, named_leaves, num_samples_of, zip_leaves
@@ -72,7 +72,7 @@ def evaluate(  # noqa: PLR0913 - what the engine knows, beside what the program 
     sums: dict[str, float] = {}
     num_samples = num_batches = 0
     ranks = _Ranks(group, "engine.evaluate", timeout_s)
-    with _share_of(model, dataset, batch_size, device, ranks, loader_options) as batches:
+    with _own_batches(model, dataset, batch_size, device, ranks, loader_options) as batches:
         for module, batch, size, counts in batches:
             measured = _named(measure(module, batch))
             if num_batches and measured.keys() != sums.keys():
@@ -99,7 +99,7 @@ def evaluate(  # noqa: PLR0913 - what the engine knows, beside what the program 
 
 
 @torch.no_grad()
-def predict_share(  # noqa: PLR0913 - as of evaluate
+def predict_own(  # noqa: PLR0913 - as of evaluate
     model: nn.Module,
     dataset: Dataset[Any],
     function: Prediction[Tree],
@@ -122,7 +122,7 @@ def predict_share(  # noqa: PLR0913 - as of evaluate
     """
     outputs: list[Tree] = []
     ranks = _Ranks(group, "engine.predict", timeout_s)
-    with _share_of(model, dataset, batch_size, device, ranks, loader_options) as batches:
+    with _own_batches(model, dataset, batch_size, device, ranks, loader_options) as batches:
         for module, batch, size, counts in batches:
             output = function(module, batch)
             for name, leaf in named_leaves(output):
@@ -179,7 +179,7 @@ class _Ranks(NamedTuple):
     timeout_s: float
 
 
-class _ShareBatch(NamedTuple):
+class _OwnBatch(NamedTuple):
     """A batch of a rank's share of a data set.
 
     Attributes:
@@ -197,35 +197,35 @@ class _ShareBatch(NamedTuple):
 
 
 @contextmanager
-def _share_of(
+def _own_batches(
     model: nn.Module,
     dataset: Dataset[Any],
     batch_size: int,
     device: torch.device,
     ranks: _Ranks,
     loader_options: LoaderOptions,
-) -> Iterator[Iterator[_ShareBatch]]:
+) -> Iterator[Iterator[_OwnBatch]]:
     """Yield the batches of this rank's share, with the module in eval mode and the first rank's buffers."""
     group = ranks.group
     sampler = EvaluationSampler(dataset) if group is None else _same_everywhere(dataset, ranks)
     module = unwrap(model)
-    _share_buffers(module, group)
+    _broadcast_buffers(module, group)
     # Part by part: a program may keep some in eval mode while the whole is in training, as a frozen BatchNorm.
     in_training = [part for part in module.modules() if part.training]
     module.eval()
-    share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
+    own_dataset: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
     own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
-    loader = make_loader(share, own, loader_options)
+    loader = make_loader(own_dataset, own, loader_options)
     # A sharded model's forward gathers parameters from all ranks: each comes as often as the one with the most.
     num_forwards = _most(len(loader), group) if is_fully_sharded(module) else len(loader)
 
-    def batches() -> Iterator[_ShareBatch]:
+    def batches() -> Iterator[_OwnBatch]:
         batch: Any = None
         for content in whole(loader, len(loader)):
             batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
-            yield _ShareBatch(module, batch, num_samples_of(batch), bool(len(sampler)))
+            yield _OwnBatch(module, batch, num_samples_of(batch), bool(len(sampler)))
         for _ in range(num_forwards - len(loader)):
-            yield _ShareBatch(module, batch, num_samples_of(batch), counts=False)
+            yield _OwnBatch(module, batch, num_samples_of(batch), counts=False)
 
     try:
         yield batches()
@@ -265,7 +265,7 @@ def _most(number: int, group: ProcessGroup | None) -> int:
     return int(largest)
 
 
-def _share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+def _broadcast_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
     """Give every rank the first one's buffers. Every rank calls it; blocks.
 
     Args:

@@ -24,7 +24,7 @@ from ddpcore.engine.loop_meetings import (
 from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
-from ddpcore.engine.stop_agreement import ControlWord, StopReason, UntilUpdate, Wishes
+from ddpcore.engine.stop_agreement import StopAgreement, StopReason, UntilUpdate, Wishes
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probe import probe
@@ -97,7 +97,7 @@ class Loop:
         self.wants_stop = False
         self._options = options
         self._updates = updates
-        self._control = ControlWord(options.control_group)
+        self._control = StopAgreement(options.control_group)
         self._until_update = UntilUpdate(options.stop_patience_s)
         self._signals = StopSignals(options.stop_patience_s)
         self._lines = MetricLines(options.control_group, options.log, options.log_every)
@@ -347,7 +347,7 @@ class Loop:
             if agreed.save or self._saving.is_due(now) or is_best:
                 agree_on_updates(num_updates, self._options.timeout_s)
                 self._save(now)
-        self._tell_probe(batches, until)
+        self._report_to_probe(batches, until)
         # What the boundary itself took, a checkpoint's snapshot above all, is not training.
         self._step_began_s, self._aside_s = time.monotonic(), 0.0
 
@@ -374,7 +374,7 @@ class Loop:
     def _goodput_frac(self) -> float:
         return self._goodput.frac(_wall_time())
 
-    def _tell_probe(self, batches: Batches, until: Cadence) -> None:
+    def _report_to_probe(self, batches: Batches, until: Cadence) -> None:
         loss = self._lines.loss
         if isinstance(loss, torch.Tensor):
             # It is on an accelerator. Reading it would wait for the accelerator; the next line's mean is a number.

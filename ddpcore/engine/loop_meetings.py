@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
 from ddpcore.barriers.failure_notice import first_failure
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, CadenceError, EngineUseError
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from ddpcore.agreement import common_problem
 from ddpcore.arguments import BELOW_ZERO, check_number, refuse
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.engine.stop_agreement import new_group_of_all
 from ddpcore.errors import EngineUseError
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ddpcore.arguments import check_is, check_whole, refuse
 from ddpcore.collecting import ReduceOp, gather, reduce
-from ddpcore.engine.evaluation import Measure, Prediction, Tree, evaluate, predict_share
+from ddpcore.engine.evaluation import Measure, Prediction, Tree, evaluate, predict_own
 from ddpcore.engine.loader_options import check_loader_options
 from ddpcore.errors import EngineUseError
 
@@ -112,7 +112,7 @@ class Measuring:
         """
         self._check_evaluated(model, batch_size, "function", function, loader_options)
         with self._evaluating(), self.autocast():
-            own = predict_share(
+            own = predict_own(
                 model,
                 dataset,
                 function,

@@ -37,11 +37,11 @@ def random_state(device: torch.device) -> dict[str, Any]:
         device: This rank's; of an accelerator, its generator is included.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, words, gauss_next = random.getstate()
+    version, numbers, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss_next],
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss_next],
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -57,10 +57,10 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     try:
         torch.set_rng_state(state["torch"].cpu())
         kind, keys, position, has_gauss, gauss = state["numpy"]
-        words = keys.cpu().numpy().astype(np.uint32)
-        np.random.set_state((kind, words, position, has_gauss, gauss))
-        version, words, gauss_next = state["python"]
-        random.setstate((version, tuple(words.tolist()), gauss_next))
+        numbers = keys.cpu().numpy().astype(np.uint32)
+        np.random.set_state((kind, numbers, position, has_gauss, gauss))
+        version, numbers, gauss_next = state["python"]
+        random.setstate((version, tuple(numbers.tolist()), gauss_next))
         if device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"].cpu(), device)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:

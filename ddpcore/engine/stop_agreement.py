@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Work
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """Least time between two reductions. Each wakes a thread of gloo: where all cores compute, the main thread loses a
 millisecond to it, which is more than a quicker stop is worth."""
 
@@ -88,7 +88,7 @@ class Wishes(NamedTuple):
     is_uneven: bool = False
 
 
-class ControlWord:
+class StopAgreement:
     """One rank's part in the agreement. Main thread; every rank calls `at_boundary` after every step.
 
     Args:
@@ -152,7 +152,7 @@ def steps_between(step_s: float) -> int:
     """Return how many boundaries pass without a new reduction, from the agreed time of a step."""
     if step_s <= 0:
         return 0
-    return min(math.ceil(BEAT_S / step_s) - 1, MAX_STEPS_BETWEEN)
+    return min(math.ceil(HEARTBEAT_S / step_s) - 1, MAX_STEPS_BETWEEN)
 
 
 class UntilUpdate:
@@ -171,7 +171,7 @@ class UntilUpdate:
 
     def __init__(self, patience_s: float | None = None) -> None:
         self._patience_s = MAX_PATIENCE_S if patience_s is None else patience_s
-        self._step_s = BEAT_S
+        self._step_s = HEARTBEAT_S
         self.held = Wishes()
         self._last_step: float | None = None
         """Where waiting ends, until there is an update; None where nothing waits."""

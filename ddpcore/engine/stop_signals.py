@@ -45,7 +45,7 @@ DEADLINE_MARGIN_S = 120.0
 _END = 0
 """What ends the thread: no signal has this number."""
 
-_ASKING = (signal.SIGTERM, signal.SIGUSR1)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
 
 
@@ -80,7 +80,7 @@ class StopSignals:
         self._thread = threading.Thread(target=self._listen, name="rankdeck-stop-signals", daemon=True)
         self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, _take_no_action) for number in _ASKING}
+        self._previous = {number: signal.signal(number, _take_no_action) for number in _STOP_SIGNALS}
         _listening.append(self)
         return self
 
@@ -165,7 +165,7 @@ class StopSignals:
             if num_terms:
                 self._has_term = True
                 self._asked_s = self._patient_since_s = time.monotonic()
-            self.is_asked = self.is_asked or any(number in _ASKING for number in numbers)
+            self.is_asked = self.is_asked or any(number in _STOP_SIGNALS for number in numbers)
             if _END in numbers:
                 return
 

@@ -95,7 +95,7 @@ class RankLogsSpecs(LogsSpecs):
             env[ENV_ATTEMPT] = str(attempt)
             env[ENV_LOG_DIR] = env[ENV_REQUEST_DIR] = str(directory)
         first = min(envs.values(), key=lambda env: int(env["RANK"]))
-        told = {
+        record = {
             "number": number,
             "first_rank": int(first["RANK"]),
             "world_size": int(first["WORLD_SIZE"]),
@@ -103,7 +103,7 @@ class RankLogsSpecs(LogsSpecs):
             "num_nodes": int(first["GROUP_WORLD_SIZE"]),
         }
         draft = self._directory / f".{ROUND_FILE}"
-        draft.write_text(json.dumps(told), encoding="utf-8")
+        draft.write_text(json.dumps(record), encoding="utf-8")
         draft.replace(self._directory / ROUND_FILE)
         return directory
 

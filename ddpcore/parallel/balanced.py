@@ -224,5 +224,5 @@ def balanced_sizes(
     first = num_samples // num_devices
     if first_device_batch is not None:
         first = min(first, first_device_batch // accumulation_steps)
-    share, remainder = divmod(num_samples - first, num_devices - 1)
-    return [first, *(share + (device < remainder) for device in range(num_devices - 1))]
+    num_each, remainder = divmod(num_samples - first, num_devices - 1)
+    return [first, *(num_each + (device < remainder) for device in range(num_devices - 1))]

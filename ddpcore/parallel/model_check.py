@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddpcore.agreement import common_problem, difference, speakers
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.errors import ModelMismatchError, WrapError
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def agree(problem: str, listing: Mapping[str, str], group: dist.ProcessGroup | N
     """
     text = json.dumps(listing)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    said = _exchange(msgspec.json.encode(_Claim(problem, digest)).decode(), group)
-    claims = [msgspec.json.decode(claim, type=_Claim) for claim in said]
+    answers = _exchange(msgspec.json.encode(_Claim(problem, digest)).decode(), group)
+    claims = [msgspec.json.decode(claim, type=_Claim) for claim in answers]
     if found := common_problem([claim.problem for claim in claims]):
         raise WrapError(f"this model cannot be wrapped: {found}")
     digests = [claim.digest for claim in claims]

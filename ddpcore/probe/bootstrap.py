@@ -3,7 +3,7 @@
 The launch plug-in (`ddpcore/launch_plugin`) calls `start_in_rank` in every process whose PYTHONPATH holds it: torchrun
 itself, the ranks, and their children. Only the first process of a rank is probed.
 
-`hear_optimizers` observes every step of every torch optimizer, through torch's own global hook.
+`watch_optimizers` observes every step of every torch optimizer, through torch's own global hook.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def start_in_rank() -> None:
     probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)
     count_peer_calls()
     note_roots()
-    hear_optimizers(probe.count_step)
+    watch_optimizers(probe.count_step)
 
 
 def _die_with_launcher(env: ProbeEnv) -> None:
@@ -99,7 +99,7 @@ def _parent_of(pid: int) -> int:
         return 0
 
 
-def hear_optimizers(note: Callable[[int], None]) -> bool:
+def watch_optimizers(note: Callable[[int], None]) -> bool:
     """Call `note` with `id(optimizer)` after each step of an optimizer of this process, on the thread that steps.
 
     With `probe.count_step` 2.6 us a step beside other work, 0.5 us once the program reports its steps. What skips the
@@ -117,9 +117,9 @@ def hear_optimizers(note: Callable[[int], None]) -> bool:
     if register is None:
         return False
 
-    def hear(optimizer: object, _args: Any, _kwargs: Any) -> None:
+    def on_step(optimizer: object, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
             note(id(optimizer))
 
-    register(hear)
+    register(on_step)
     return True

@@ -76,7 +76,7 @@ class StepFaults:
             self._pending = [fault for fault in self._pending if fault not in due]
         return due
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Take the next step for the first: the program counts otherwise from now on."""
         self._last_step = None
 

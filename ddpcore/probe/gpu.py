@@ -48,15 +48,15 @@ _Kind = tuple[str, int, str]
 def with_batches(entries: Sequence[RecorderEntry]) -> list[RecorderEntry]:
     """Return a ring in which the calls of a batch are over when the batch is; oldest entry first."""
     is_over: dict[tuple[CounterKey, bool, int, int], bool] = {}
-    told: list[RecorderEntry] = []
+    listed: list[RecorderEntry] = []
     for entry in reversed(entries):
         batch = (entry.key, entry.is_p2p, entry.seq, entry.p2p_seq)
         if entry.op.endswith(_END_OF_BATCH):
             is_over[batch] = entry.is_retired
         elif is_over.get(batch, False) and not entry.is_retired:
             entry = msgspec.structs.replace(entry, is_retired=True)  # noqa: PLW2901 - the same call
-        told.append(entry)
-    return told[::-1]
+        listed.append(entry)
+    return listed[::-1]
 
 
 def first_open(entries: Sequence[RecorderEntry]) -> RecorderEntry | None:
@@ -127,7 +127,7 @@ def _numbered(
     """Return the sends and receives of a ring with their numbers, in their order, as far as they are counted."""
     num_calls = {(call.op, call.peer, call.group): call.number for call in latest if call.tag == 0}
     num_later: Counter[_Kind] = Counter()
-    told: list[tuple[RecorderEntry, PeerCall]] = []
+    listed: list[tuple[RecorderEntry, PeerCall]] = []
     for entry in reversed(ring):
         kind = _kind_of(entry, members)
         if kind is None:
@@ -136,8 +136,8 @@ def _numbered(
         num_later[kind] += 1
         if number > 0:
             op, peer, group = kind
-            told.append((entry, PeerCall(op, peer, group, number=number)))
-    return told[::-1]
+            listed.append((entry, PeerCall(op, peer, group, number=number)))
+    return listed[::-1]
 
 
 def _kind_of(entry: RecorderEntry, members: Mapping[str, GroupMembers]) -> _Kind | None:

@@ -167,7 +167,7 @@ class GroupTrack:
         self.is_dumped = is_current
         if not entries:
             return
-        newest = max(entries, key=_seq)
+        latest = max(entries, key=_seq)
         unfinished = [entry.seq for entry in entries if not entry.is_retired]
         # Retirement trails completion by some milliseconds: what is not retired after two quiet samples hangs.
         if is_current and unfinished and not self.is_pending:
@@ -178,16 +178,16 @@ class GroupTrack:
                 self.is_dumped = False
         self._has_unfinished = is_current and self.is_pending and bool(unfinished)
         self._dumped_enqueued = self._enqueued if is_current else -1
-        self.group = newest.group
-        self._enqueued_seq = newest.seq
-        self._completed_seq = min(unfinished) - 1 if self._has_unfinished else newest.seq
+        self.group = latest.group
+        self._enqueued_seq = latest.seq
+        self._completed_seq = min(unfinished) - 1 if self._has_unfinished else latest.seq
         # With NCCL, and behind DDP's backward, many calls may follow the one that holds the rank up.
-        held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else newest
+        held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else latest
         self._is_queued = self._has_unfinished and self._is_in_order and first is not None and held is not first
         self._op = operation(held)
         self._sizes = [list(shape[:MAX_DIMS]) for shape in held.sizes[:MAX_SIZES]]
         self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in held.dtypes[:MAX_SIZES]]
-        until = min(newest.seq, held.seq + MAX_LATER)
+        until = min(latest.seq, held.seq + MAX_LATER)
         last = {entry.seq: entry for entry in entries if until - MAX_PAST < entry.seq <= until}
         self._past = [_past_call(last[seq]) for seq in sorted(last)]
         self._steps.learn(entries, ends)

@@ -28,7 +28,7 @@ from ddpcore.probe.process_facts import Surroundings
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
-from ddpcore.probe.reporting import Pace, ReportSocket, beat_of
+from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
 from ddpcore.probe.samples import Sample, StepEnd, StepMark
 from ddpcore.probe.stack import StackWalk, stack_of
@@ -204,7 +204,7 @@ class Probe:
         last = marks.step
         self._optimizer_steps = None
         if last is None or last.is_counted:
-            self.faults.begin_anew()
+            self.faults.restart()
             marks.step = StepMark(step, loss, epoch, loss_first=loss, steps_done=1)
         else:
             first = loss if last.loss_first is None else last.loss_first
@@ -308,14 +308,14 @@ class Probe:
                 can_stop=marks.can_stop,
                 training=marks.training,
                 gpu_memory=marks.gpu_memory,
-                oddities=self._surroundings.look(
+                anomalies=self._surroundings.look(
                     now_s,
                     self._main_stack,
                     has_process_group=has_process_group,
                     num_steps=step.steps_done if step else 0,
                 ),
                 is_at_work=is_gloo_pending(counters) and self._main_thread.is_at_work(),
-                beat=beat_of(wall_s),
+                tick=tick_of(wall_s),
                 main=self._main_waits.look(is_still=state.is_still(now_s)),
                 peer_calls=self._peer_calls.latest() if self._peer_calls.is_used else (),
                 num_peer_calls=self._peer_calls.num_calls,

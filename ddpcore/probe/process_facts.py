@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ddpcore.probe.main_thread import PROGRAMS
 from ddpcore.probe.samples import Uncaught
 from ddpcore.probe.stack import CodeRoots, StackReader, sendable
-from ddpcore.wire import Oddity
+from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,11 +72,11 @@ class Surroundings:
         self._had_process_group = False
         self._has_met = False
         """There has been a process group: a program that trains on, or ends, without one has done its meeting."""
-        self._last: tuple[Oddity, ...] = ()
+        self._last: tuple[Anomaly, ...] = ()
 
     def look(
         self, now_s: float, stack: Callable[[], Sequence[StackLine]], *, has_process_group: bool, num_steps: int = 0
-    ) -> tuple[Oddity, ...]:
+    ) -> tuple[Anomaly, ...]:
         """Return what is odd, variables and children as of the last look.
 
         Args:
@@ -91,28 +91,28 @@ class Surroundings:
         if now_s >= self._due_s:
             self._due_s = now_s + self._period_s
             self._period_s = min(2.0 * self._period_s, LONGEST_PERIOD_S)
-            found = variables_oddities(os.environ) if has_process_group else []
+            found = variable_anomalies(os.environ) if has_process_group else []
             frames = stack()
             # Before there is a process group, a process that joins children waits for what is to do its work.
             is_parent = not has_process_group and not num_steps and stands_in_join(frames)
             if stands_in_launcher(frames) or is_parent or _has_launched():
-                found.append(Oddity.OWN_RANKS)
+                found.append(Anomaly.OWN_RANKS)
             self._last = tuple(found)
         self._has_met = self._has_met or has_process_group
         is_alone = num_steps >= GROUPLESS_STEPS and not self._has_met and self._world_size > 1
-        return (*self._last, Oddity.GROUPLESS) if is_alone else self._last
+        return (*self._last, Anomaly.GROUPLESS) if is_alone else self._last
 
 
-def variables_oddities(environ: Mapping[str, str]) -> list[Oddity]:
+def variable_anomalies(environ: Mapping[str, str]) -> list[Anomaly]:
     """Return what is odd about the variables that torch has read."""
     found = []
     size = next((environ[name] for name in _BUFFER_SIZES if environ.get(name)), "")
     if size.strip() == "0":
-        found.append(Oddity.RECORDER_OFF)
+        found.append(Anomaly.RECORDER_OFF)
     # Ranks then wait in a check that the recorder does not see, and its entries have no group's name. Source: seen with
     # torch 2.13 on gloo; DDP's constructor crashes there by itself (SIGSEGV), with plain torchrun too.
     if environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL":
-        found.append(Oddity.DEBUG_DETAIL)
+        found.append(Anomaly.DEBUG_DETAIL)
     return found
 
 
@@ -133,8 +133,8 @@ def _has_launched() -> bool:
     try:
         for task in Path("/proc/self/task").iterdir():
             for pid in (task / "children").read_bytes().split():
-                words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
-                if any(word in _LAUNCHER_MODULES or word.endswith(_LAUNCHER_PROGRAMS) for word in words[:8]):
+                arguments = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
+                if any(word in _LAUNCHER_MODULES or word.endswith(_LAUNCHER_PROGRAMS) for word in arguments[:8]):
                     return True
     except OSError:
         return False  # a thread or a child that ends just now: the next look sees the others
@@ -157,11 +157,11 @@ def versions() -> dict[str, str]:
     """Return `{"python": "3.11.7", "torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3"}`, without what is not there."""
     found = {"python": sys.version.split()[0], "kernel": os.uname().release}
     torch = sys.modules.get("torch")
-    told = getattr(torch, "version", None)
+    torch_version = getattr(torch, "version", None)
     for name, text in (
         ("torch", getattr(torch, "__version__", None)),
-        ("cuda", getattr(told, "cuda", None)),
-        ("rocm", getattr(told, "hip", None)),
+        ("cuda", getattr(torch_version, "cuda", None)),
+        ("rocm", getattr(torch_version, "hip", None)),
         ("nccl", _nccl()),
     ):
         if text:

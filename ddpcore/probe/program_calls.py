@@ -164,8 +164,8 @@ SEND, RECV = "send", "recv"
 MAX_KEYS = 64
 """Kinds of call, peers, groups and tags that are counted; the longest unused is forgotten."""
 MAX_OPEN = 256
-MAX_TOLD_OPEN = 16
-MAX_TOLD_SIZES = 4
+MAX_OPEN_CALLS = 16
+MAX_SIZES = 4
 """A sender goes on to a few more sends before it learns that its peer has died of one."""
 _MAX_NUMBER = 2**63 - 1
 _MAX_NAME_CHARS = 256
@@ -204,7 +204,7 @@ class PeerCalls:
         counts = self._counts
         number, sizes = counts.get(key, (0, ()))
         number += 1
-        counts[key] = number, () if num_bytes is None else (*sizes[1 - MAX_TOLD_SIZES :], num_bytes)
+        counts[key] = number, () if num_bytes is None else (*sizes[1 - MAX_SIZES :], num_bytes)
         counts.move_to_end(key)
         if len(counts) > MAX_KEYS:
             counts.popitem(last=False)
@@ -214,18 +214,20 @@ class PeerCalls:
     def latest(self) -> tuple[PeerCall, ...]:
         """Return the last call of each kind, the latest first."""
         counts = self._counts.copy()
-        return tuple(call for key in reversed(counts) if (call := _told(key, *counts[key])) is not None)
+        return tuple(call for key in reversed(counts) if (call := _peer_call(key, *counts[key])) is not None)
 
     def open_calls(self, thread_id: int) -> list[PeerCall]:
         """Return the calls of a thread that are not known to be over, in their order: who waits, waits for one."""
-        told: list[PeerCall] = []
+        found: list[PeerCall] = []
         for one in self._open.copy():
             if _is_over(one.work()):
                 with contextlib.suppress(ValueError):
                     self._open.remove(one)
-            elif one.thread_id == thread_id and len(told) < MAX_TOLD_OPEN and (call := _told(one.key, one.number)):
-                told.append(call)
-        return told
+            elif (
+                one.thread_id == thread_id and len(found) < MAX_OPEN_CALLS and (call := _peer_call(one.key, one.number))
+            ):
+                found.append(call)
+        return found
 
 
 def _is_over(work: Any) -> bool:
@@ -233,7 +235,7 @@ def _is_over(work: Any) -> bool:
     return work is None or bool(work.is_completed())
 
 
-def _told(key: _Key, number: int, sizes: tuple[int, ...] = ()) -> PeerCall | None:
+def _peer_call(key: _Key, number: int, sizes: tuple[int, ...] = ()) -> PeerCall | None:
     """Return a call with the peer's global rank; None of a group that is gone."""
     op, peer, group, tag = key
     if peer is not None:

@@ -198,7 +198,7 @@ class StepClock:
         return self._num_seen >= (MIN_STEPS if self._steps_done else MIN_MOVES)
 
 
-NUM_NEWEST = 4
+NUM_LATEST = 4
 """Newest steps that are kept."""
 NUM_OLDER = 12
 """Older steps that are kept: those that are multiples of the highest powers of two, so that all ranks keep the same."""
@@ -237,14 +237,14 @@ class CallsAtSteps:
 
     def _forget_undone(self) -> None:
         """Forget higher steps with lower seqs: the program has begun to count anew since."""
-        newest_seq = max(self._seq_of.values(), default=0)
+        latest_seq = max(self._seq_of.values(), default=0)
         for step in sorted(self._seq_of, reverse=True):
-            if self._seq_of[step] >= newest_seq:
+            if self._seq_of[step] >= latest_seq:
                 break
             del self._seq_of[step]
 
     def _thin(self) -> None:
-        older = sorted(self._seq_of)[:-NUM_NEWEST]
+        older = sorted(self._seq_of)[:-NUM_LATEST]
         kept = sorted(older, key=_weight, reverse=True)[:NUM_OLDER]
         for step in set(older) - set(kept):
             del self._seq_of[step]

@@ -20,7 +20,7 @@ import msgspec
 from ddpcore.probe.gpu import NCCL, GpuTransfers, first_open, with_batches
 from ddpcore.probe.group_track import GroupTrack, operation
 from ddpcore.probe.progress import Standing
-from ddpcore.probe.reporting import SLOW_BEAT_S
+from ddpcore.probe.reporting import SLOW_TICK_S
 from ddpcore.probe.stack import sendable
 from ddpcore.wire import (
     DEFAULT_GROUP,
@@ -64,7 +64,7 @@ ARRIVALS_REPORTS = 4
 """Reports in a row that tell the same calls: one of them gets through."""
 
 MIN_DUMP_INTERVAL_S = 0.2
-MAX_DUMP_SHARE = 0.001
+MAX_DUMP_FRAC = 0.001
 """Full dumps take at most this share of a core (tests/bench/bench_probe_cost.py)."""
 
 MAX_GAP_S = 1.0
@@ -133,10 +133,10 @@ class RankState:
         self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
         self._next_dump_s = 0.0
-        self._dumped_beat = -1
-        self._beat = 0
+        self._dumped_tick = -1
+        self._tick = 0
         self._arrivals: list[ArrivalsReport] = []
-        self._arrivals_told = 0
+        self._num_arrivals_sent = 0
         self._step_ends_us: list[int] = []
         self._standing = Standing()
 
@@ -179,7 +179,7 @@ class RankState:
         previous, self._sample = self._sample, sample
         now_s = sample.now_s
         if previous is not None and sample.num_openings > max(previous.num_openings, 1):
-            self._begin_anew()
+            self._reset()
         for key, (enqueued, completed) in sample.counters.items():
             if key in self._past_keys:
                 continue
@@ -210,7 +210,7 @@ class RankState:
         if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
             return False
         is_idle = all(track.quiet_samples >= QUIET_SAMPLES for track in self._tracks.values())
-        return self._sample.beat != self._dumped_beat or any(
+        return self._sample.tick != self._dumped_tick or any(
             not track.is_dumped
             and track.quiet_samples >= (QUIET_SAMPLES if is_idle or track.is_pending else RESTING_SAMPLES)
             for track in self._tracks.values()
@@ -231,9 +231,9 @@ class RankState:
             cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
             step_ends: When the program's latest steps were over.
         """
-        now_s, beat = (self._sample.now_s, self._sample.beat) if self._sample else (0.0, -1)
+        now_s, tick = (self._sample.now_s, self._sample.tick) if self._sample else (0.0, -1)
         self._members = members
-        self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_SHARE, MIN_DUMP_INTERVAL_S), SLOW_BEAT_S)
+        self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_FRAC, MIN_DUMP_INTERVAL_S), SLOW_TICK_S)
         by_key: dict[CounterKey, list[RecorderEntry]] = {}
         entries = with_batches(dump.entries)
         for entry in entries:
@@ -250,9 +250,9 @@ class RankState:
             for key, track in self._tracks.items()
             if track.group in members or track.group == DEFAULT_GROUP
         }
-        if beat != self._dumped_beat:
-            self._dumped_beat = self._beat = beat
-            self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
+        if tick != self._dumped_tick:
+            self._dumped_tick = self._tick = tick
+            self._arrivals, self._num_arrivals_sent = self._read_arrivals(by_key), 0
             self._step_ends_us = [end.at_us for end in step_ends][-MAX_ARRIVALS:]
 
     @property
@@ -288,9 +288,9 @@ class RankState:
         if sample is None:
             raise RuntimeError("a report needs a sample")
         self._report_seq += 1
-        self._arrivals_told += 1
+        self._num_arrivals_sent += 1
         identity, step = self._identity, sample.step
-        is_compared = self._arrivals_told <= ARRIVALS_REPORTS and not sample.reading.is_shadowing
+        is_compared = self._num_arrivals_sent <= ARRIVALS_REPORTS and not sample.reading.is_shadowing
         return RankReport(
             wire_version=WIRE_VERSION,
             rank=identity.rank,
@@ -323,10 +323,10 @@ class RankState:
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
-            oddities=list(sample.oddities),
+            anomalies=list(sample.anomalies),
             has_open_transfers=self._transfers.has_open,
             **self._standing.report(sample, self._transfers.wait(sample.now_s, sample.counters)),
-            beat=max(0, self._beat),
+            tick=max(0, self._tick),
             arrivals=self._arrivals if is_compared else [],
             step_ends_us=self._step_ends_us if is_compared else [],
         )
@@ -345,7 +345,7 @@ class RankState:
                 assert not group.is_waiting or group.completed_seq < group.enqueued_seq
                 assert group.ranks == sorted(group.ranks)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Forget the groups of a default group that has been destroyed: the new ones have their names, and count anew.
 
         Until this rank calls something in them it must say so, or the others' first wait would seem to be behind it.
@@ -355,7 +355,7 @@ class RankState:
         self._members = {}
         self._labels = {}
         self._has_reopened = True
-        self._dumped_beat = -1
+        self._dumped_tick = -1
 
     def _count_time(self, state: _State, for_s: float) -> None:
         self._observed_s += for_s
@@ -421,7 +421,7 @@ class RankState:
         }
         latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
         oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
-        told = {
+        by_name = {
             name: sorted(
                 (entry.seq, entry.called_us, operation(entry) in ONE_WAY_OPS)
                 for entry in entries
@@ -436,7 +436,7 @@ class RankState:
                 called_us=[called_us for _, called_us, _ in calls],
                 one_way_seqs=[seq for seq, _, is_one_way in calls if is_one_way],
             )
-            for name, calls in told.items()
+            for name, calls in by_name.items()
             if calls
         ]
 

@@ -25,11 +25,11 @@ SECOND_LOOK_S = 0.05
 """After this time what was first seen pending is looked at again: what is over by then, as in training nearly every
 collective is, costs no sample."""
 
-SLOW_BEAT_S = 2.5
+SLOW_TICK_S = 2.5
 """Between full dumps of the recorder while nothing is quiet. The beat is the wall clock's, so that the rings of all
 ranks of a machine hold the same collectives when they are read."""
 
-BEAT_SLACK_S = 0.001
+TICK_SLACK_S = 0.001
 """Behind a beat, so that poll(), which rounds, does not wake before it."""
 
 REPORT_SLACK_S = 0.02
@@ -75,8 +75,8 @@ class Pace:
             is_pending: Something is called and not over.
             is_waiting: It is known to be a wait.
         """
-        to_beat_s = SLOW_BEAT_S - wall_s % SLOW_BEAT_S + BEAT_SLACK_S
-        self._sample_due_s = now_s + (min(WAITING_TICK_S, to_beat_s) if is_waiting else self._tick_s(to_beat_s))
+        to_tick_s = SLOW_TICK_S - wall_s % SLOW_TICK_S + TICK_SLACK_S
+        self._sample_due_s = now_s + (min(WAITING_TICK_S, to_tick_s) if is_waiting else self._tick_s(to_tick_s))
         self._second_look_s = now_s + SECOND_LOOK_S if is_pending and not is_waiting else math.inf
 
     def reported(self, now_s: float) -> None:
@@ -91,22 +91,22 @@ class Pace:
         """Return the time until there is something to do."""
         return max(0.0, min(self._sample_due_s, self._second_look_s) - now_s)
 
-    def _tick_s(self, to_beat_s: float) -> float:
+    def _tick_s(self, to_tick_s: float) -> float:
         """Return the time to the next sample of a rank that works: it goes up to a beat, and never past it."""
         shortest_s, longest_s = TICK_S - TICK_SPREAD_S, TICK_S + TICK_SPREAD_S
-        if to_beat_s <= longest_s:
-            return to_beat_s
-        if to_beat_s < 2 * longest_s:
+        if to_tick_s <= longest_s:
+            return to_tick_s
+        if to_tick_s < 2 * longest_s:
             # Two ticks lead up to the beat; both are whole ones where that can be, since a short one costs as much.
-            shortest_s, longest_s = max(shortest_s, to_beat_s - longest_s), min(longest_s, to_beat_s - shortest_s)
+            shortest_s, longest_s = max(shortest_s, to_tick_s - longest_s), min(longest_s, to_tick_s - shortest_s)
             if shortest_s >= longest_s:
-                return to_beat_s / 2
+                return to_tick_s / 2
         return shortest_s + (longest_s - shortest_s) * self._random.random()
 
 
-def beat_of(wall_s: float) -> int:
+def tick_of(wall_s: float) -> int:
     """Return the number of the beat, which all ranks of a machine count alike."""
-    return int(wall_s / SLOW_BEAT_S)
+    return int(wall_s / SLOW_TICK_S)
 
 
 class ReportSocket:

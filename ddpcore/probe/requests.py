@@ -149,7 +149,7 @@ class StackDumps:
             threads=kept,
             num_threads_left_out=len(threads) - len(kept),
             pending=_pending(recorded, marks),
-            recorded=_newest(recorded),
+            recorded=_latest_calls(recorded),
             versions=versions(),
         )
         _replace(self._path, encode_stack_dump(dump))
@@ -197,7 +197,7 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
     return [*calls[: MAX_PENDING - len(named)], *named][:MAX_PENDING]
 
 
-def _newest(recorded: RecorderDump) -> list[RecordedCall]:
+def _latest_calls(recorded: RecorderDump) -> list[RecordedCall]:
     """Return the newest calls of all recorders together, the oldest first."""
     now_s = time.time()  # noqa: TID251 - the recorder's clock
     # Stable: where times are not told, the order is the recorder's.

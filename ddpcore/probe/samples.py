@@ -12,10 +12,10 @@ import msgspec
 
 from ddpcore.wire import (
     BARRIER_GROUP,
+    Anomaly,
     ChildWait,
     ExitWait,
     GpuMemoryReport,
-    Oddity,
     PeerCall,
     PeerWait,
     Phase,
@@ -209,12 +209,12 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     can_stop: bool = False
     training: TrainingMark | None = None
     gpu_memory: tuple[GpuMemoryReport, ...] = ()
-    oddities: tuple[Oddity, ...] = ()
+    anomalies: tuple[Anomaly, ...] = ()
     num_openings: int = 0
     """How many default groups there have been, asked after the counters."""
     is_at_work: bool = False
     """Something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
-    beat: int = 0
+    tick: int = 0
     """Number of the slow beat, which all ranks of a machine count alike."""
     main: MainLook = NOTHING
     peer_calls: tuple[PeerCall, ...] = ()

@@ -115,7 +115,10 @@ _TORCH_RULES = (
     _rule("distributed/algorithms/join.py", SHADOW_WEIGHT, Phase.OTHER, "__exit__"),
 )
 _DDPCORE_RULES = (
-    *(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first")),
+    *(
+        _rule(f"barriers/{file}.py", 4, Phase.BARRIER)
+        for file in ("named_barriers", "store_barrier", "first_one_first")
+    ),
     _rule("process_group/opening.py", 6, Phase.JOINING),
 )
 
@@ -303,9 +306,9 @@ class StackWalk:
             code = frame.f_code
             kind = known(id(code)) or self._meet(code)
             if kind is not _SILENT:
-                heaviness, told, is_user, file, function = kind
+                heaviness, frame_phase, is_user, file, function = kind
                 if heaviness > weight:
-                    weight, phase = heaviness, told
+                    weight, phase = heaviness, frame_phase
                 if is_user and place is None:
                     place = Place(file=file, line=frame.f_lineno or 0, function=function)
             frame = frame.f_back

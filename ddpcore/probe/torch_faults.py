@@ -132,7 +132,7 @@ def call_out_of_turn() -> None:
     not another size, since of two sizes gloo aborts the rank with the smaller one.
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
-        _say("fault mismatch: nothing is done, there is no process group with other ranks")
+        _print("fault mismatch: nothing is done, there is no process group with other ranks")
         return
     if not any("barrier" in entry.op for entry in FlightRecorder().dump().entries):
         dist.barrier()
@@ -157,7 +157,7 @@ def exhaust_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes(), limits[1]))
     try:
         hoard.append(torch.empty(IMPOSSIBLE_BYTES, dtype=torch.uint8))
-        _say("fault oom: nothing is done, the allocator had room for it")
+        _print("fault oom: nothing is done, the allocator had room for it")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         hoard.clear()  # the exception's frames would keep it
@@ -197,5 +197,5 @@ def _address_space_bytes() -> int:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"rankdeck: {text}", file=sys.stderr, flush=True)  # noqa: T201 - who asked for it looks at the logs

@@ -218,12 +218,12 @@ def choose_nic(
     in_use = [name for name in _VARIABLES if name in backends]
     kept = {_VARIABLES[name]: environ[_VARIABLES[name]] for name in in_use if environ.get(_VARIABLES[name])}
     free = [name for name in in_use if _VARIABLES[name] not in kept]
-    says = [f"{variable}={value} as the environment says" for variable, value in kept.items()]
+    lines = [f"{variable}={value} as the environment says" for variable, value in kept.items()]
     names = [value for value in kept.values() if value.removeprefix("=") == "lo"]
     chosen: dict[str, str] = {}
     if free and route is not None:
         chosen = {_VARIABLES[name]: f"={route.interface}" if name == "nccl" else route.interface for name in free}
-        says.append(f"{' and '.join(free)} over {route.interface} ({route.address}), the way to the other ranks")
+        lines.append(f"{' and '.join(free)} over {route.interface} ({route.address}), the way to the other ranks")
         if route.is_loopback:
             names.append(route.interface)
     hint = ""
@@ -232,7 +232,7 @@ def choose_nic(
             f"{names[0]} reaches only this machine, and the job's ranks are on {num_machines}: give rank 0's address "
             "as the others reach it, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on each machine"
         )
-    return NicChoice(chosen, "; ".join(says), hint)
+    return NicChoice(chosen, "; ".join(lines), hint)
 
 
 def _named(environ: Mapping[str, str], backends: Collection[str]) -> list[tuple[str, list[str]]]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch.distributed as dist
 
 from ddpcore import placement
-from ddpcore.barriers import gates
+from ddpcore.barriers import named_barriers
 from ddpcore.errors import BarrierTimeoutError, DdpcoreError
 from ddpcore.probe.flight_recorder import FlightRecorder
 from ddpcore.process_group.machine import comes_to_rest
@@ -97,12 +97,12 @@ def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float, stays:
             REST_S,
         )
         has_met = False
-    gates.leave()
+    named_barriers.leave()
     placement.forget()
     if dist.is_initialized():
         _destroy(links, aborts=not has_met)
     if links.store is not None:
-        _say_goodbye(links, links.store, waits=has_met or stays)
+        _announce_leaving(links, links.store, waits=has_met or stays)
     if _has_gloo_threads():
         atexit.register(_let_gloo_settle, time.monotonic())
 
@@ -112,7 +112,7 @@ def _meet(links: GroupLinks, timeout_s: float) -> bool:
     if links.store is None or not dist.is_initialized():
         return dist.is_initialized()
     try:
-        gates.barrier(MEETING, timeout_s)
+        named_barriers.barrier(MEETING, timeout_s)
     except BarrierTimeoutError as error:
         logger.warning("rank %d closes its process group alone: %s", links.rank, error)
         return False
@@ -173,7 +173,7 @@ def _keep_for_ever(groups: list[dist.ProcessGroup]) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _say_goodbye(links: GroupLinks, store: Store, *, waits: bool) -> None:
+def _announce_leaving(links: GroupLinks, store: Store, *, waits: bool) -> None:
     """Leave the store: whoever comes next finds it closed, and its host stays until all have left.
 
     A rendezvous file stays too. Removed and made again, it would be another file under the feet of every FileStore that

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ddpcore.barriers import gates
+from ddpcore.barriers import named_barriers
 from ddpcore.barriers.rank_status import ranks_text
 from ddpcore.errors import UnequalRanksError
 
@@ -54,7 +54,7 @@ def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> lis
         for rank, of_rank in enumerate(facts):
             holders.setdefault(of_rank.get(name, ABSENT), []).append(rank)
         if len(holders) > 1:
-            found.append(f"{name} differs: {_told(holders, hosts)}")
+            found.append(f"{name} differs: {_holders_text(holders, hosts)}")
     return found
 
 
@@ -73,9 +73,9 @@ def comparable_arguments(argv: Iterable[str]) -> str:
     return shlex.join(kept)
 
 
-def _told(holders: Mapping[str, list[int]], hosts: Sequence[str]) -> str:
+def _holders_text(holders: Mapping[str, list[int]], hosts: Sequence[str]) -> str:
     largest_first = sorted(holders.items(), key=lambda one: (-len(one[1]), one[1]))
-    shown = _without_what_they_share([value for value, _ in largest_first])
+    shown = _without_common_part([value for value, _ in largest_first])
     texts = [
         f"{value} on {ranks_text(ranks)} ({_hosts_text([hosts[rank] for rank in ranks])})"
         for value, (_, ranks) in zip(shown[:MAX_VALUES], largest_first, strict=False)
@@ -84,7 +84,7 @@ def _told(holders: Mapping[str, list[int]], hosts: Sequence[str]) -> str:
     return ", ".join([*texts, *more])
 
 
-def _without_what_they_share(values: Sequence[str]) -> list[str]:
+def _without_common_part(values: Sequence[str]) -> list[str]:
     """Return long values cut to the part in which they differ."""
     if all(len(value) <= MAX_CHARS for value in values):
         return [value or ABSENT for value in values]
@@ -161,10 +161,12 @@ def check_equal_everywhere(facts: Mapping[str, str], *, label: str = "equality",
     """
     text = json.dumps(dict(facts), sort_keys=True)
     # Equal nearly always: 16 characters from each rank are enough to know, whatever there is to compare.
-    if len(set(gates.exchange(label, _hash(text.encode()), timeout_s))) == 1:
+    if len(set(named_barriers.exchange(label, _hash(text.encode()), timeout_s))) == 1:
         return
-    told = [json.loads(one) for one in gates.exchange(label, json.dumps([platform.node(), text]), timeout_s)]
-    found = differences([json.loads(facts_text) for _, facts_text in told], [host for host, _ in told])
+    answers = [
+        json.loads(one) for one in named_barriers.exchange(label, json.dumps([platform.node(), text]), timeout_s)
+    ]
+    found = differences([json.loads(facts_text) for _, facts_text in answers], [host for host, _ in answers])
     raise UnequalRanksError(f"the ranks are not equal: {'; '.join(found)}. Make them the same everywhere", found)
 
 

@@ -1,6 +1,6 @@
 """The join check: all ranks meet in the store before there is a process group, so that each knows who is there.
 
-`call_roll` holds it in two rounds. In the first every rank claims its number and writes its `RankCard`; the last to
+`call_roll` holds it in two rounds. In the first every rank claims its number and writes its `RankInfo`; the last to
 come judges all of them, and gives each rank its `Seat`. In the second each publishes that it is there with the device
 it has chosen (`Presence`), which proves that all are alive, and that those of the first round are not remains of an
 earlier run. A verdict is set once: the rank that first finds a reason against opening the group publishes it to all.
@@ -39,11 +39,11 @@ from ddpcore.errors import ContradictoryLaunchError, DdpcoreError, MasterUnreach
 from ddpcore.process_group import rank_info
 from ddpcore.process_group.rank_info import (
     Presence,
-    RankCard,
+    RankInfo,
     Refusal,
     Seat,
     Verdict,
-    decode_card,
+    decode_rank_info,
     decode_verdict,
     encode,
     error_of,
@@ -63,7 +63,7 @@ POLL_GROWTH = 1.3
 NEWS_S = (20.0, 60.0)
 """After which wait it is said who is missing, and how often from then on."""
 
-CARD_S = 5.0
+INFO_S = 5.0
 """How long a claimed number may stay without its card: the two are set within a millisecond."""
 
 MAX_RENEWALS = 16
@@ -77,7 +77,7 @@ _GENERATION = "rankdeck/generation"
 logger = logging.getLogger(__name__)
 
 
-class MeetingPlace(NamedTuple):
+class MasterAddr(NamedTuple):
     """What the roll call needs to know of where it is held."""
 
     where: str
@@ -106,8 +106,8 @@ class _RenewedError(Exception):
 
 def call_roll(
     store: Store,
-    card: RankCard,
-    place: MeetingPlace,
+    info: RankInfo,
+    place: MasterAddr,
     *,
     timeout_s: float,
     prepare: Callable[[Seat], Presence],
@@ -116,7 +116,7 @@ def call_roll(
 
     Args:
         store: The same for all ranks.
-        card: This rank's.
+        info: This rank's.
         place: Where it is.
         timeout_s: How long to wait for the others.
         prepare: Chooses the device; what it raises, the other ranks are told.
@@ -132,7 +132,7 @@ def call_roll(
     try:
         for _ in range(MAX_RENEWALS):
             generation = int(store.compare_set(_GENERATION, "", "0"))
-            call = _Call(store, generation, card, place, timeout_s)
+            call = _Call(store, generation, info, place, timeout_s)
             with contextlib.suppress(_RenewedError):
                 return call.answer(deadline_s, prepare)
     except dist.DistError as error:
@@ -141,16 +141,16 @@ def call_roll(
             f"node) has ended: look at its output (torch: {str(error).partition(chr(10))[0]})"
         ) from error
     raise ContradictoryLaunchError(
-        f"rank {card.rank} (pid {card.pid} on {card.host}) is claimed at {place.where} again and again by others: give "
+        f"rank {info.rank} (pid {info.pid} on {info.host}) is claimed at {place.where} again and again by others: give "
         "every process a rank of its own, and every job a meeting place of its own"
     )
 
 
-def tell_failure(store: Store, card: RankCard, place: MeetingPlace, error: Exception) -> None:
+def publish_failure(store: Store, info: RankInfo, place: MasterAddr, error: Exception) -> None:
     """Tell the ranks that have come, or come now, that this one never will, and why; blocks some seconds at most."""
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
-        _Call(store, int(store.compare_set(_GENERATION, "", "0")), card, place, 0.0).fail(error)
+        _Call(store, int(store.compare_set(_GENERATION, "", "0")), info, place, 0.0).fail(error)
 
 
 def group_prefix(generation: int) -> str:
@@ -161,31 +161,31 @@ def group_prefix(generation: int) -> str:
 class _Call:
     """One rank's part in the roll call of one generation."""
 
-    def __init__(self, base: Store, generation: int, card: RankCard, place: MeetingPlace, timeout_s: float) -> None:
+    def __init__(self, base: Store, generation: int, info: RankInfo, place: MasterAddr, timeout_s: float) -> None:
         self._base = base
         self._generation = generation
         self._store = PrefixStore(group_prefix(generation), base)
-        self._board = VerdictBoard(self._store, card, hosts_store=place.hosts_store)
-        self._card = card
+        self._board = VerdictBoard(self._store, info, hosts_store=place.hosts_store)
+        self._info = info
         self._place = place
         self._timeout_s = timeout_s
 
     def answer(self, deadline_s: float, prepare: Callable[[Seat], Presence]) -> RollResult:
         self._board.enter()
         self._claim()
-        if self._store.add("arrived", 1) == self._card.world_size:
+        if self._store.add("arrived", 1) == self._info.world_size:
             self._seat_all()
         self._await_verdict(1, deadline_s)
-        rank = self._card.rank
+        rank = self._info.rank
         seat = rank_info.decode_seat(self._store.get(f"seat {rank}"))
         try:
             presence = prepare(seat)
         except (DdpcoreError, RuntimeError, OSError) as error:
             # A device that does not start raises torch's RuntimeError.
-            self._tell(error)
+            self._publish_failure(error)
             raise
         self._store.set(f"presence {rank}", rank_info.encode(presence))
-        if self._store.add("present", 1) == self._card.world_size:
+        if self._store.add("present", 1) == self._info.world_size:
             self._judge_presences()
         self._await_verdict(2, max(deadline_s, time.monotonic() + SECOND_ROUND_S))
         return RollResult(seat, presence, self._generation, PrefixStore("group", self._store))
@@ -193,103 +193,103 @@ class _Call:
     def fail(self, error: Exception) -> None:
         self._board.enter()
         self._claim()
-        self._tell(error)
+        self._publish_failure(error)
 
-    def _tell(self, error: Exception) -> None:
-        self._board.refuse(Verdict(Refusal.FAILED, f"{rank_info.who(self._card)} cannot take part: {error}"))
-        self._board.take_leave(self._card.world_size)
+    def _publish_failure(self, error: Exception) -> None:
+        self._board.refuse(Verdict(Refusal.FAILED, f"{rank_info.who(self._info)} cannot take part: {error}"))
+        self._board.take_leave(self._info.world_size)
 
     def _claim(self) -> None:
         """Claim this rank's number and lay down the card, or find out who has it."""
-        rank, text = self._card.rank, rank_info.encode(self._card)
+        rank, text = self._info.rank, rank_info.encode(self._info)
         if self._store.add(f"claim {rank}", 1) > 1:
             self._contest()
         self._store.set(f"card {rank}", text)
-        first = decode_card(self._store.compare_set("world", "", text))
-        if first.world_size != self._card.world_size:
+        first = decode_rank_info(self._store.compare_set("world", "", text))
+        if first.world_size != self._info.world_size:
             self._renew_if_past(first)
-            text = rank_info.world_text(first, self._card, self._place.where)
-            largest = max(first.world_size, self._card.world_size)
+            text = rank_info.world_text(first, self._info, self._place.where)
+            largest = max(first.world_size, self._info.world_size)
             self._board.raise_refusal(self._board.refuse(Verdict(Refusal.CONTRADICTION, text, num_expected=largest)))
         if self._place.path:
             self._look_for_dead()
 
     def _contest(self) -> None:
         """Say what it means that this rank's number is taken; begin a new generation if it is an earlier one's."""
-        other = self._card_of(self._card.rank)
+        other = self._info_of(self._info.rank)
         if other is not None:
             self._renew_if_past(other)
         where, path = self._place.where, self._place.path
-        if other is not None and not _shares_machine(other, self._card):
-            verdict = Verdict(Refusal.CONTRADICTION, rank_info.unknown_claim_text(other, self._card, where, path))
+        if other is not None and not _shares_machine(other, self._info):
+            verdict = Verdict(Refusal.CONTRADICTION, rank_info.unknown_claim_text(other, self._info, where, path))
         elif other is not None and _is_gone(other):
             verdict = Verdict(Refusal.STALE, rank_info.stale_text(other, where, path))
         else:
-            verdict = Verdict(Refusal.CONTRADICTION, rank_info.duplicate_text(other, self._card, where))
+            verdict = Verdict(Refusal.CONTRADICTION, rank_info.duplicate_text(other, self._info, where))
         self._board.refuse(verdict)
         # Whatever the others have been told before: this process is one too many.
         self._board.raise_refusal(verdict)
 
-    def _renew_if_past(self, other: RankCard) -> None:
+    def _renew_if_past(self, other: RankInfo) -> None:
         """Leave a generation that is over, to begin a new one or follow others there."""
         if self._is_over(other):
             self._base.compare_set(_GENERATION, str(self._generation), str(self._generation + 1))
             raise _RenewedError
 
-    def _is_over(self, other: RankCard) -> bool:
+    def _is_over(self, other: RankInfo) -> bool:
         """Say whether the generation in which this other process stands is past, seen from this one."""
-        if other.is_process_of(self._card) or self._store.check(["closed"]):
+        if other.is_process_of(self._info) or self._store.check(["closed"]):
             return True
-        shares_machine = _shares_machine(other, self._card)
+        shares_machine = _shares_machine(other, self._info)
         verdict = self._board.refusal()
         if verdict is None:
             # torchrun gives a rank out again only when all of the attempt before have ended.
             return self._place.has_agent_store and (not shares_machine or _is_gone(other))
         if verdict.refusal is Refusal.STALE:
             return False
-        if shares_machine and other.rank == self._card.rank and _is_gone(other):
+        if shares_machine and other.rank == self._info.rank and _is_gone(other):
             return True
         # Who was started after a group was refused belongs to a new attempt; who only comes late is to be told.
-        return verdict.machine == self._card.machine and self._card.started_ticks > verdict.at_ticks > 0
+        return verdict.machine == self._info.machine and self._info.started_ticks > verdict.at_ticks > 0
 
     def _look_for_dead(self) -> None:
         """Refuse a rendezvous file in which a dead process of this machine stands: it never comes."""
-        for rank in range(self._card.world_size):
+        for rank in range(self._info.world_size):
             if not self._store.check([f"card {rank}"]):
                 continue
-            other = decode_card(self._store.get(f"card {rank}"))
-            if _shares_machine(other, self._card) and _is_gone(other):
+            other = decode_rank_info(self._store.get(f"card {rank}"))
+            if _shares_machine(other, self._info) and _is_gone(other):
                 self._renew_if_past(other)
                 if self._board.refusal() is not None:
                     return
                 text = rank_info.stale_text(other, self._place.where, self._place.path)
                 self._board.raise_refusal(self._board.refuse(Verdict(Refusal.STALE, text)))
 
-    def _card_of(self, rank: int) -> RankCard | None:
-        key, deadline_s = f"card {rank}", time.monotonic() + CARD_S
+    def _info_of(self, rank: int) -> RankInfo | None:
+        key, deadline_s = f"card {rank}", time.monotonic() + INFO_S
         while not self._store.check([key]):
             if time.monotonic() > deadline_s:
                 return None
             time.sleep(POLL_S[0])
-        return decode_card(self._store.get(key))
+        return decode_rank_info(self._store.get(key))
 
     def _seat_all(self) -> None:
         """Judge all cards, for all: this rank is the last to come."""
-        size = self._card.world_size
-        cards = [decode_card(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
-        verdict = rank_info.judge(cards)
+        size = self._info.world_size
+        infos = [decode_rank_info(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
+        verdict = rank_info.judge(infos)
         if verdict.refusal is None:
-            for rank, seat in enumerate(rank_info.seats(cards)):
+            for rank, seat in enumerate(rank_info.seats(infos)):
                 self._store.set(f"seat {rank}", rank_info.encode(seat))
             self._board.set(1, verdict)
         else:
             self._board.refuse(verdict)
 
     def _judge_presences(self) -> None:
-        size = self._card.world_size
-        cards = [decode_card(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
+        size = self._info.world_size
+        infos = [decode_rank_info(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
         texts = self._store.multi_get([f"presence {rank}" for rank in range(size)])
-        self._board.set(2, rank_info.judge_presences(cards, [rank_info.decode_presence(text) for text in texts]))
+        self._board.set(2, rank_info.judge_presences(infos, [rank_info.decode_presence(text) for text in texts]))
 
     def _await_verdict(self, number: int, deadline_s: float) -> None:
         pause_s, began_s = POLL_S[0], time.monotonic()
@@ -301,7 +301,7 @@ class _Call:
             if now_s > deadline_s:
                 self._board.raise_refusal(self._give_up(number))
             if now_s > news_s:
-                self._tell_news(number, now_s - began_s)
+                self._log_progress(number, now_s - began_s)
                 news_s = now_s + NEWS_S[1]
             time.sleep(pause_s)
             pause_s = min(POLL_S[1], POLL_GROWTH * pause_s)
@@ -317,15 +317,15 @@ class _Call:
 
     def _absent(self, number: int) -> list[int]:
         what = "claim" if number == 1 else "presence"
-        return [rank for rank in range(self._card.world_size) if not self._store.check([f"{what} {rank}"])]
+        return [rank for rank in range(self._info.world_size) if not self._store.check([f"{what} {rank}"])]
 
-    def _tell_news(self, number: int, waited_s: float) -> None:
+    def _log_progress(self, number: int, waited_s: float) -> None:
         absent = self._absent(number)
-        is_first_there = self._card.rank == min(set(range(self._card.world_size)) - set(absent), default=0)
+        is_first_there = self._info.rank == min(set(range(self._info.world_size)) - set(absent), default=0)
         if absent and is_first_there:
             logger.warning(
                 "rank %d waits at %s for %s, for %.0f s now",
-                self._card.rank,
+                self._info.rank,
                 self._place.where,
                 ranks_text(absent),
                 waited_s,
@@ -336,33 +336,33 @@ class _Call:
         if not absent:
             # The last one has come just now, and judges.
             return self._last_look(number)
-        cards = [
-            decode_card(self._store.get(f"card {rank}"))
-            for rank in range(self._card.world_size)
+        infos = [
+            decode_rank_info(self._store.get(f"card {rank}"))
+            for rank in range(self._info.world_size)
             if self._store.check([f"card {rank}"])
         ]
         where, timeout_s = self._place.where, self._timeout_s
         if number == 1:
-            there = [card for card in cards if card.rank not in absent]
+            there = [info for info in infos if info.rank not in absent]
             text = rank_info.missing_text(absent, there, where, timeout_s)
         else:
-            text = rank_info.vanished_text([card for card in cards if card.rank in absent], where, timeout_s)
+            text = rank_info.vanished_text([info for info in infos if info.rank in absent], where, timeout_s)
         return self._board.refuse(Verdict(Refusal.MISSING, text, missing=absent, timeout_s=timeout_s))
 
     def _last_look(self, number: int) -> Verdict:
-        deadline_s = time.monotonic() + CARD_S
+        deadline_s = time.monotonic() + INFO_S
         while not self._board.is_set(number) and time.monotonic() < deadline_s:
             time.sleep(POLL_S[1])
         text = f"the last rank to come to {self._place.where} has not said what it found: look at the ranks' output"
         return self._board.refuse(Verdict(Refusal.FAILED, text))
 
 
-def _shares_machine(one: RankCard, other: RankCard) -> bool:
+def _shares_machine(one: RankInfo, other: RankInfo) -> bool:
     return bool(one.machine) and one.machine == other.machine
 
 
-def _is_gone(card: RankCard) -> bool:
-    return process_state(card.pid, card.started_ticks) is ProcessState.GONE
+def _is_gone(info: RankInfo) -> bool:
+    return process_state(info.pid, info.started_ticks) is ProcessState.GONE
 
 
 READ_S = 3.0
@@ -379,13 +379,13 @@ class VerdictBoard:
 
     Args:
         store: Of the generation.
-        card: This rank's.
+        info: This rank's.
         hosts_store: The store ends with this process.
     """
 
-    def __init__(self, store: Store, card: RankCard, *, hosts_store: bool) -> None:
+    def __init__(self, store: Store, info: RankInfo, *, hosts_store: bool) -> None:
         self._store = store
-        self._card = card
+        self._info = info
         self._hosts_store = hosts_store
 
     def enter(self) -> None:
@@ -406,9 +406,9 @@ class VerdictBoard:
 
     def refuse(self, verdict: Verdict) -> Verdict:
         """Tell all, in whichever round they are; return what they are told, if somebody was faster."""
-        verdict = msgspec.structs.replace(verdict, machine=self._card.machine, at_ticks=ticks_now())
-        told = [self.set(number, verdict) for number in _ROUNDS]
-        return next((one for one in told if one.refusal is not None), verdict)
+        verdict = msgspec.structs.replace(verdict, machine=self._info.machine, at_ticks=ticks_now())
+        results = [self.set(number, verdict) for number in _ROUNDS]
+        return next((one for one in results if one.refusal is not None), verdict)
 
     def refusal(self) -> Verdict | None:
         """Return why no group is opened, if that is decided."""
@@ -421,7 +421,7 @@ class VerdictBoard:
             return
         # After a time-out nobody is expected any more.
         is_final = verdict.refusal is Refusal.MISSING
-        self.take_leave(0 if is_final else max(verdict.num_expected, self._card.world_size))
+        self.take_leave(0 if is_final else max(verdict.num_expected, self._info.world_size))
         raise error_of(verdict)
 
     def take_leave(self, expected: int) -> None:

@@ -235,7 +235,7 @@ class Neighbours:
         self.node = f"{placement.node_rank}@{socket.gethostname()}"
         self._known = {placement.local_rank: placement.rank}
 
-    def tell(self, store: Store) -> None:
+    def publish(self, store: Store) -> None:
         """Say which rank this is."""
         store.set(self._key(self._placement.local_rank), str(self._placement.rank))
 

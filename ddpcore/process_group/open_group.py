@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ddpcore import placement
 from ddpcore.arguments import check_flag, check_is, check_seconds, check_text, check_whole
-from ddpcore.barriers import gates
+from ddpcore.barriers import named_barriers
 from ddpcore.barriers.failure_notice import explain, leave_notice
 from ddpcore.errors import BackendMissingError, ContradictoryLaunchError, GroupOpenError
 from ddpcore.placement import ALONE, Placement
@@ -173,7 +173,7 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     opening = Opening(spec, asked, kind, choose_backend(backend, kind, facts), facts)
     where, links = opening.open(timeout_s=timeout_s, join_timeout_s=join_timeout_s, allow_unequal=allow_unequal)
     opened = OpenGroup(where, opening.device, opening.backend, links)
-    gates.announce()
+    named_barriers.announce()
     return opened
 
 

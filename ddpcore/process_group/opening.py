@@ -24,9 +24,9 @@ from ddpcore.placement import Placement
 from ddpcore.process_group.choices import DeviceFacts, backend_names, check_interfaces, choose_device, choose_nic
 from ddpcore.process_group.closing import GroupLinks
 from ddpcore.process_group.equality import rank_facts
-from ddpcore.process_group.join_check import MeetingPlace, call_roll, group_prefix, tell_failure
+from ddpcore.process_group.join_check import MasterAddr, call_roll, group_prefix, publish_failure
 from ddpcore.process_group.machine import check_version, gpu_identity, interfaces, own_address, route_to, set_device
-from ddpcore.process_group.rank_info import Presence, RankCard, Seat
+from ddpcore.process_group.rank_info import Presence, RankInfo, Seat
 from ddpcore.process_group.rendezvous import open_store
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FILE_PATIENCE_S = 5.0
 """How long a file store may wait for a file that somebody has removed; it does so with the interpreter's lock held."""
 
-TELL_S = 3.0
+PUBLISH_S = 3.0
 """How long a rank that cannot take part tries to tell the others."""
 
 logger = logging.getLogger(__name__)
@@ -61,16 +61,16 @@ class Opening:
     def open(self, *, timeout_s: float, join_timeout_s: float, allow_unequal: bool) -> tuple[Placement, GroupLinks]:
         """Return where this rank stands in the open group, and what closing needs; see `open_process_group`."""
         spec = self._spec
-        place = MeetingPlace(spec.where, spec.path, spec.has_agent_store, spec.hosts_store)
-        card = self._card(allow_unequal=allow_unequal)
+        place = MasterAddr(spec.where, spec.path, spec.has_agent_store, spec.hosts_store)
+        own_info = self._info(allow_unequal=allow_unequal)
         try:
             self._check_before_waiting()
         except DdpcoreError as error:
-            self._tell_the_others(card, place, error)
+            self._publish_to_others(own_info, place, error)
             raise
         store = open_store(spec, join_timeout_s)
         store.set_timeout(timedelta(seconds=FILE_PATIENCE_S if spec.path else join_timeout_s))
-        roll = call_roll(store, card, place, timeout_s=join_timeout_s, prepare=self._prepare)
+        roll = call_roll(store, own_info, place, timeout_s=join_timeout_s, prepare=self._prepare)
         first_s = min(timeout_s, join_timeout_s)
         store.set_timeout(timedelta(seconds=first_s))
         self._init(roll.group_store, timeout_s, first_s)
@@ -78,7 +78,7 @@ class Opening:
         seat = roll.seat
         where = Placement(spec.rank, spec.world_size, seat.local_rank, seat.local_world_size, seat.node_rank)
         placement.remember(where)
-        self._tell(where, roll.presence.gpu, seat.warnings)
+        self._log_opened(where, roll.presence.gpu, seat.warnings)
         links = GroupLinks(
             rank=spec.rank,
             world_size=spec.world_size,
@@ -97,16 +97,16 @@ class Opening:
         check_interfaces(os.environ, self._backends, interfaces())
         check_version(self._backends, has_cuda=self._kind == "cuda")
 
-    def _tell_the_others(self, card: RankCard, place: MeetingPlace, error: DdpcoreError) -> None:
+    def _publish_to_others(self, own_info: RankInfo, place: MasterAddr, error: DdpcoreError) -> None:
         """Let the others not wait for this rank, if they can be reached at once."""
         with contextlib.suppress(DdpcoreError):
-            store = open_store(self._spec, TELL_S)
-            store.set_timeout(timedelta(seconds=TELL_S))
-            tell_failure(store, card, place, error)
+            store = open_store(self._spec, PUBLISH_S)
+            store.set_timeout(timedelta(seconds=PUBLISH_S))
+            publish_failure(store, own_info, place, error)
 
-    def _card(self, *, allow_unequal: bool) -> RankCard:
+    def _info(self, *, allow_unequal: bool) -> RankInfo:
         spec, facts, pid = self._spec, rank_facts(self._backends, os.environ), os.getpid()
-        return RankCard(
+        return RankInfo(
             rank=spec.rank,
             world_size=spec.world_size,
             host=socket.gethostname(),
@@ -162,7 +162,7 @@ class Opening:
         if set_timeout is not None and first_s != timeout_s:
             set_timeout(timedelta(seconds=timeout_s))
 
-    def _tell(self, where: Placement, gpu: str, warnings: list[str]) -> None:
+    def _log_opened(self, where: Placement, gpu: str, warnings: list[str]) -> None:
         for warning in warnings:
             logger.warning("the ranks are not quite equal: %s", warning)
         logger.info(

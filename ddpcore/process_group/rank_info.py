@@ -1,6 +1,6 @@
 """What a rank publishes about itself in the join check, and the verdict on all ranks' entries together.
 
-Pure. Every rank writes its `RankCard` into the store before a process group exists; the last one to come judges them
+Pure. Every rank writes its `RankInfo` into the store before a process group exists; the last one to come judges them
 for all (`judge`, called by `ddpcore.process_group.join_check`).
 
 `error_of` makes the error that a rank raises for a verdict.
@@ -26,7 +26,7 @@ MAX_NAMED = 8
 """Ranks described one by one in a message."""
 
 
-class RankCard(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One rank, before the process group exists."""
 
     rank: int
@@ -57,7 +57,7 @@ class RankCard(msgspec.Struct, frozen=True, omit_defaults=True):
         """Equal on ranks of one node: one system under one name. Containers on a machine are nodes of their own."""
         return f"{self.host} {self.machine.partition(' ')[0]}"
 
-    def is_process_of(self, other: RankCard) -> bool:
+    def is_process_of(self, other: RankInfo) -> bool:
         """Say whether two cards are of one process."""
         mine = (self.machine, self.host, self.pid, self.started_ticks)
         return mine == (other.machine, other.host, other.pid, other.started_ticks)
@@ -108,21 +108,21 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ticks: int = 0
 
 
-_card_decoder = msgspec.json.Decoder(RankCard)
+_info_decoder = msgspec.json.Decoder(RankInfo)
 _seat_decoder = msgspec.json.Decoder(Seat)
 _presence_decoder = msgspec.json.Decoder(Presence)
 _verdict_decoder = msgspec.json.Decoder(Verdict)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(value: RankCard | Seat | Presence | Verdict) -> str:
+def encode(value: RankInfo | Seat | Presence | Verdict) -> str:
     """Return the text that stands in the store."""
     return _encoder.encode(value).decode()
 
 
-def decode_card(text: bytes) -> RankCard:
+def decode_rank_info(text: bytes) -> RankInfo:
     """Return a rank's card."""
-    return _card_decoder.decode(text)
+    return _info_decoder.decode(text)
 
 
 def decode_seat(text: bytes) -> Seat:
@@ -140,28 +140,28 @@ def decode_verdict(text: bytes) -> Verdict:
     return _verdict_decoder.decode(text)
 
 
-def who(card: RankCard) -> str:
+def who(info: RankInfo) -> str:
     """Return `rank 1 (pid 12 on gpu3)`."""
-    return f"rank {card.rank} (pid {card.pid} on {card.host})"
+    return f"rank {info.rank} (pid {info.pid} on {info.host})"
 
 
-def who_has_come(cards: Sequence[RankCard]) -> str:
+def who_has_come(infos: Sequence[RankInfo]) -> str:
     """Return who is there: one by one, or if they are many, machine by machine."""
-    if len(cards) <= MAX_NAMED:
-        return ", ".join(who(card) for card in cards)
-    hosts = _by_host(cards)
+    if len(infos) <= MAX_NAMED:
+        return ", ".join(who(info) for info in infos)
+    hosts = _by_host(infos)
     texts = [f"{ranks_text(ranks)} on {host}" for host, ranks in hosts.items()][:MAX_NAMED]
     more = [f"and those on {len(hosts) - MAX_NAMED} more hosts"] if len(hosts) > MAX_NAMED else []
     return ", ".join([*texts, *more])
 
 
-def judge(cards: Sequence[RankCard]) -> Verdict:
+def judge(infos: Sequence[RankInfo]) -> Verdict:
     """Return what all ranks' cards, in the order of ranks, say together."""
-    contradiction = _backend_contradiction(cards) or _local_contradiction(cards)
+    contradiction = _backend_contradiction(infos) or _local_contradiction(infos)
     if contradiction:
         return Verdict(Refusal.CONTRADICTION, contradiction)
-    unequal = differences([card.strict for card in cards], [card.host for card in cards])
-    if unequal and not any(card.allows_unequal for card in cards):
+    unequal = differences([info.strict for info in infos], [info.host for info in infos])
+    if unequal and not any(info.allows_unequal for info in infos):
         text = (
             f"the ranks are not equal: {'; '.join(unequal)}. Install and copy the same everywhere; "
             "if it is meant, open the group with allow_unequal=True"
@@ -170,47 +170,47 @@ def judge(cards: Sequence[RankCard]) -> Verdict:
     return Verdict()
 
 
-def seats(cards: Sequence[RankCard]) -> list[Seat]:
+def seats(infos: Sequence[RankInfo]) -> list[Seat]:
     """Return each rank's place on its node, as its launcher has said or else by who shares a machine."""
     nodes: dict[str, list[int]] = {}
-    for card in cards:
-        nodes.setdefault(card.node, []).append(card.rank)
+    for info in infos:
+        nodes.setdefault(info.node, []).append(info.rank)
     order = {node: number for number, node in enumerate(nodes)}
-    tells_all = any(card.allows_unequal for card in cards)
-    facts = [{**card.strict, **card.soft} if tells_all else card.soft for card in cards]
-    warnings = differences(facts, [card.host for card in cards])
-    first = cards[0]
-    elsewhere = next((card.address for card in cards if card.node != first.node and card.address), "")
+    shows_all = any(info.allows_unequal for info in infos)
+    facts = [{**info.strict, **info.soft} if shows_all else info.soft for info in infos]
+    warnings = differences(facts, [info.host for info in infos])
+    first = infos[0]
+    elsewhere = next((info.address for info in infos if info.node != first.node and info.address), "")
 
-    def seat(card: RankCard) -> Seat:
-        ranks = nodes[card.node]
+    def seat(info: RankInfo) -> Seat:
+        ranks = nodes[info.node]
         return Seat(
-            local_rank=ranks.index(card.rank) if card.local_rank is None else card.local_rank,
-            local_world_size=len(ranks) if card.local_world_size is None else card.local_world_size,
-            node_rank=order[card.node] if card.node_rank is None else card.node_rank,
+            local_rank=ranks.index(info.rank) if info.local_rank is None else info.local_rank,
+            local_world_size=len(ranks) if info.local_world_size is None else info.local_world_size,
+            node_rank=order[info.node] if info.node_rank is None else info.node_rank,
             num_machines=len(nodes),
-            peer_address=elsewhere if card.node == first.node else first.address,
+            peer_address=elsewhere if info.node == first.node else first.address,
             warnings=warnings,
         )
 
-    return [seat(card) for card in cards]
+    return [seat(info) for info in infos]
 
 
-def judge_presences(cards: Sequence[RankCard], presences: Sequence[Presence]) -> Verdict:
+def judge_presences(infos: Sequence[RankInfo], presences: Sequence[Presence]) -> Verdict:
     """Return what the ranks' devices say together."""
-    holders: dict[str, RankCard] = {}
-    for card, presence in zip(cards, presences, strict=True):
-        holder = holders.setdefault(presence.gpu, card)
-        if presence.gpu and holder is not card:
+    holders: dict[str, RankInfo] = {}
+    for info, presence in zip(infos, presences, strict=True):
+        holder = holders.setdefault(presence.gpu, info)
+        if presence.gpu and holder is not info:
             text = (
-                f"{who(holder)} and {who(card)} would use one GPU, {presence.gpu}, and nccl wants one for each rank: "
+                f"{who(holder)} and {who(info)} would use one GPU, {presence.gpu}, and nccl wants one for each rank: "
                 "start no more ranks than GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES"
             )
             return Verdict(Refusal.CONTRADICTION, text)
     return Verdict()
 
 
-def duplicate_text(first: RankCard | None, second: RankCard, where: str) -> str:
+def duplicate_text(first: RankInfo | None, second: RankInfo, where: str) -> str:
     """Return the line about two processes that claim one rank."""
     claimed = f"{who(first)}, {first.joined_at}," if first else f"another rank {second.rank}"
     return (
@@ -219,7 +219,7 @@ def duplicate_text(first: RankCard | None, second: RankCard, where: str) -> str:
     )
 
 
-def stale_text(dead: RankCard, where: str, path: str) -> str:
+def stale_text(dead: RankInfo, where: str, path: str) -> str:
     """Return the line about a rendezvous that a dead process has left behind."""
     remedy = f"Remove it (rm {path}) and start all ranks anew" if path else "End all ranks and start them anew"
     return (
@@ -228,7 +228,7 @@ def stale_text(dead: RankCard, where: str, path: str) -> str:
     )
 
 
-def unknown_claim_text(other: RankCard, mine: RankCard, where: str, path: str) -> str:
+def unknown_claim_text(other: RankInfo, mine: RankInfo, where: str, path: str) -> str:
     """Return the line about a claim of another machine, where nobody here can see whether that process lives."""
     remedy = f"remove the file (rm {path}) and start all ranks anew" if path else "end all ranks and start them anew"
     return (
@@ -237,7 +237,7 @@ def unknown_claim_text(other: RankCard, mine: RankCard, where: str, path: str) -
     )
 
 
-def world_text(first: RankCard, second: RankCard, where: str) -> str:
+def world_text(first: RankInfo, second: RankInfo, where: str) -> str:
     """Return the line about two ranks that were told different world sizes."""
     return (
         f"{who(first)} was started in a world of {first.world_size}, {who(second)} in a world of {second.world_size}, "
@@ -245,52 +245,52 @@ def world_text(first: RankCard, second: RankCard, where: str) -> str:
     )
 
 
-def missing_text(missing: Sequence[int], cards: Sequence[RankCard], where: str, timeout_s: float) -> str:
+def missing_text(missing: Sequence[int], infos: Sequence[RankInfo], where: str, timeout_s: float) -> str:
     """Return the line about ranks that did not come."""
     have = "has" if len(missing) == 1 else "have"
-    there = f"{who_has_come(cards)} {'is' if len(cards) == 1 else 'are'} there" if cards else "nobody is there"
+    there = f"{who_has_come(infos)} {'is' if len(infos) == 1 else 'are'} there" if infos else "nobody is there"
     return (
-        f"{ranks_text(missing)} of {len(missing) + len(cards)} {have} not come to {where} in {timeout_s:g} s; {there}. "
+        f"{ranks_text(missing)} of {len(missing) + len(infos)} {have} not come to {where} in {timeout_s:g} s; {there}. "
         f"Look at how {'it was' if len(missing) == 1 else 'they were'} started and with what output "
         f"{'it' if len(missing) == 1 else 'they'} ended, or give a longer join_timeout_s"
     )
 
 
-def vanished_text(vanished: Sequence[RankCard], where: str, timeout_s: float) -> str:
+def vanished_text(vanished: Sequence[RankInfo], where: str, timeout_s: float) -> str:
     """Return the line about ranks that had come, and did not answer when all were there."""
-    names = ", ".join(who(card) for card in vanished[:MAX_NAMED])
+    names = ", ".join(who(info) for info in vanished[:MAX_NAMED])
     return (
         f"{names} had come to {where}, and did not answer in {timeout_s:g} s when all were there: it has ended or is "
         "stopped. Look at its output; if it is of an earlier run, start anew with another meeting place"
     )
 
 
-def _backend_contradiction(cards: Sequence[RankCard]) -> str:
+def _backend_contradiction(infos: Sequence[RankInfo]) -> str:
     """Nodes on which CUDA is not seen take gloo where the others take nccl, and all wait for ever."""
-    found = differences([{"backend": card.backend} for card in cards], [card.host for card in cards])
+    found = differences([{"backend": info.backend} for info in infos], [info.host for info in infos])
     if not found:
         return ""
     return f"the ranks would use different backends; {found[0]}: give backend and device, or see why CUDA is not there"
 
 
-def _local_contradiction(cards: Sequence[RankCard]) -> str:
-    seen: dict[tuple[str, int | None, int], RankCard] = {}
-    for card in cards:
-        if card.local_rank is None:
+def _local_contradiction(infos: Sequence[RankInfo]) -> str:
+    seen: dict[tuple[str, int | None, int], RankInfo] = {}
+    for info in infos:
+        if info.local_rank is None:
             continue
-        other = seen.setdefault((card.node, card.node_rank, card.local_rank), card)
-        if other is not card:
+        other = seen.setdefault((info.node, info.node_rank, info.local_rank), info)
+        if other is not info:
             return (
-                f"{who(other)} and {who(card)} both have LOCAL_RANK={card.local_rank}: "
+                f"{who(other)} and {who(info)} both have LOCAL_RANK={info.local_rank}: "
                 "ranks of one machine would share a device; start each with a local rank of its own"
             )
     return ""
 
 
-def _by_host(cards: Sequence[RankCard]) -> Mapping[str, list[int]]:
+def _by_host(infos: Sequence[RankInfo]) -> Mapping[str, list[int]]:
     hosts: dict[str, list[int]] = {}
-    for card in cards:
-        hosts.setdefault(card.host, []).append(card.rank)
+    for info in infos:
+        hosts.setdefault(info.host, []).append(info.rank)
     return hosts
 
 

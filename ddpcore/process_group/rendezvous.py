@@ -85,10 +85,10 @@ class _Attempt(threading.Thread):
 
 def _unreachable(spec: RendezvousSpec, timeout_s: float, error: Exception | None) -> Exception:
     host, port = spec.master_addr, spec.master_port
-    said = str(error).partition("\n")[0] if error is not None else ""
+    message = str(error).partition("\n")[0] if error is not None else ""
     if spec.scheme is Scheme.FILE:
-        return MasterUnreachableError(f"{spec.where} cannot be opened: {said or f'no answer in {timeout_s:g} s'}")
-    if spec.hosts_store and "EADDRINUSE" in said:
+        return MasterUnreachableError(f"{spec.where} cannot be opened: {message or f'no answer in {timeout_s:g} s'}")
+    if spec.hosts_store and "EADDRINUSE" in message:
         holder = port_holder(port) or "a process that cannot be seen from here"
         return PortInUseError(
             f"rank 0 cannot listen on port {port} of {socket.gethostname()}, where {holder} listens: end that, or "
@@ -102,8 +102,8 @@ def _unreachable(spec: RendezvousSpec, timeout_s: float, error: Exception | None
     else:
         who = f"rank {spec.rank} on {socket.gethostname()} has not reached {_host_of(spec)}"
     return MasterUnreachableError(
-        f"{who} at {spec.where} in {timeout_s:g} s: {trouble}. Start rank 0 on the host that {_said_by(spec)}, and "
-        f"see how it is doing{f' (torch: {said})' if said else ''}"
+        f"{who} at {spec.where} in {timeout_s:g} s: {trouble}. Start rank 0 on the host that {_origin_text(spec)}, and "
+        f"see how it is doing{f' (torch: {message})' if message else ''}"
     )
 
 
@@ -111,7 +111,7 @@ def _host_of(spec: RendezvousSpec) -> str:
     return "torchrun's store" if spec.has_agent_store else "rank 0's store"
 
 
-def _said_by(spec: RendezvousSpec) -> str:
+def _origin_text(spec: RendezvousSpec) -> str:
     return "init_method names" if spec.scheme is Scheme.TCP else "MASTER_ADDR and MASTER_PORT name"
 
 

@@ -20,7 +20,7 @@ STATE_VERSION = "cursor-v1"
 _MAX_SHOWN = 80
 """Characters of a value that an error repeats."""
 
-_HOW_TO_START_ANEW = "to train on from here all the same, load no state and call set_epoch()"
+_HOW_TO_RESTART = "to train on from here all the same, load no state and call set_epoch()"
 
 
 class Cursor(NamedTuple):
@@ -132,7 +132,7 @@ def _check_order(saved: object, order: Order) -> None:
         facts = ", ".join(f"{key} was {_shown(saved.get(key))} and is {_shown(ours.get(key))}" for key in differing)
         raise SamplerStateError(
             f"the sampler state belongs to another order of samples ({facts}): "
-            f"resume with the same data set, seed and sampler; {_HOW_TO_START_ANEW}"
+            f"resume with the same data set, seed and sampler; {_HOW_TO_RESTART}"
         )
 
 

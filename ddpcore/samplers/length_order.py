@@ -16,7 +16,7 @@ from ddpcore.samplers.order import (
     checked_positions,
     key_of,
     position_range,
-    random_words,
+    random_bits,
 )
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class LengthGroupedOrder:
         samples = self._shuffled.indices(epoch, begin, min(begin + size, self.num_samples))
         by_length = np.argsort(self._lengths[samples], kind="stable")
         num_full = samples.size // self.global_batch_size
-        words = random_words(key_of(self._shuffled.seed, epoch, number), np.arange(num_full, dtype=np.int64))
-        turn_of_batch = np.argsort(np.append(words, np.uint64(2**64 - 1)), kind="stable").argsort(kind="stable")
+        bits = random_bits(key_of(self._shuffled.seed, epoch, number), np.arange(num_full, dtype=np.int64))
+        turn_of_batch = np.argsort(np.append(bits, np.uint64(2**64 - 1)), kind="stable").argsort(kind="stable")
         turn = np.empty(samples.size, np.int64)
         turn[by_length] = turn_of_batch[np.arange(samples.size, dtype=np.int64) // self.global_batch_size]
         # Stable: within its batch a sample keeps its place in the shuffled order.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Indices = npt.NDArray[np.int64]
-    Words = npt.NDArray[np.uint64]
+    RandomBits = npt.NDArray[np.uint64]
 
 MAX_NUM_SAMPLES = 1 << 62
 """Sums of two positions still fit into an int64."""
@@ -179,25 +179,25 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
     return key_of(checked_seed(seed), checked_epoch(epoch), index) >> 1
 
 
-def key_of(*words: int) -> int:
+def key_of(*numbers: int) -> int:
     """Return 64 bits that depend on all bits of all words and on their order."""
     key = 0
-    for word in words:
+    for word in numbers:
         key = _mix(((key ^ (word & _MASK_64)) + _GOLDEN) & _MASK_64)
     return key
 
 
-def random_words(key: int, counters: Indices) -> Words:
+def random_bits(key: int, counters: Indices) -> RandomBits:
     """Return 64 random bits for each counter: SplitMix64 with random access."""
-    words = counters.astype(np.uint64)
-    words += np.uint64(1)
-    words *= np.uint64(_GOLDEN)
-    words += np.uint64(key)
+    numbers = counters.astype(np.uint64)
+    numbers += np.uint64(1)
+    numbers *= np.uint64(_GOLDEN)
+    numbers += np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        words ^= words >> np.uint64(shift)
-        words *= np.uint64(factor)
-    words ^= words >> np.uint64(31)
-    return words
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
 
 
 def checked_num_samples(num_samples: int) -> int:
@@ -288,13 +288,13 @@ def checked_positions(positions: object, num_samples: int) -> Indices:
 def _rounds(seed: int, epoch: int, num_samples: int) -> tuple[tuple[np.uint64, np.uint64], ...]:
     """Return factor and addend of each round: the key depends on n, so that a data set that grows is shuffled anew."""
     state = key_of(seed, epoch, num_samples)
-    words = [_mix((state + number * _GOLDEN) & _MASK_64) for number in range(1, 2 * _NUM_ROUNDS + 1)]
+    numbers = [_mix((state + number * _GOLDEN) & _MASK_64) for number in range(1, 2 * _NUM_ROUNDS + 1)]
     return tuple(
-        (np.uint64(factor | 1), np.uint64(addend)) for factor, addend in zip(words[::2], words[1::2], strict=True)
+        (np.uint64(factor | 1), np.uint64(addend)) for factor, addend in zip(numbers[::2], numbers[1::2], strict=True)
     )
 
 
-def _permute(block: Words, rounds: tuple[tuple[np.uint64, np.uint64], ...], num_samples: int) -> None:
+def _permute(block: RandomBits, rounds: tuple[tuple[np.uint64, np.uint64], ...], num_samples: int) -> None:
     """Send a block of positions through the bijection, in place."""
     limit = np.uint64(num_samples)
     num_bits = (num_samples - 1).bit_length()
@@ -307,7 +307,7 @@ def _permute(block: Words, rounds: tuple[tuple[np.uint64, np.uint64], ...], num_
         outside = outside[walking >= limit]
 
 
-def _scramble(block: Words, rounds: tuple[tuple[np.uint64, np.uint64], ...], num_bits: int) -> None:
+def _scramble(block: RandomBits, rounds: tuple[tuple[np.uint64, np.uint64], ...], num_bits: int) -> None:
     """Permute 0..2^num_bits-1, in place. Arrays of uint64 wrap at 2^64 without a word, which 2^num_bits divides."""
     mask, shift = np.uint64((1 << num_bits) - 1), np.uint64((num_bits + 1) // 2)
     scratch = np.empty_like(block)

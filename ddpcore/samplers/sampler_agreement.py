@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ddpcore.agreement import common_problem, spell_ranks
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.errors import DdpcoreError, SamplerMismatchError
 
 if TYPE_CHECKING:

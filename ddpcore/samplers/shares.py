@@ -174,10 +174,10 @@ def suggest_weights(
         raise SamplerArgumentError(f"global_batch_size={global_batch_size}: a step needs a sample at least")
     num_fitting = sum(min(room, global_batch_size) for room in rooms)
     if num_fitting < global_batch_size:
-        at_once = f"accumulate gradients over {math.ceil(global_batch_size / num_fitting)} parts" if num_fitting else ""
+        advice = f"accumulate gradients over {math.ceil(global_batch_size / num_fitting)} parts" if num_fitting else ""
         raise SamplerArgumentError(
             f"a batch of {global_batch_size} does not fit: {num_fitting} samples do ({rooms} by rank); "
-            f"take a smaller batch, {at_once or 'a smaller model'}, or free memory"
+            f"take a smaller batch, {advice or 'a smaller model'}, or free memory"
         )
 
     def cost(rank: int) -> tuple[float, float, int]:

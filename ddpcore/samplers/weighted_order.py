@@ -22,13 +22,13 @@ from ddpcore.samplers.order import (
     checked_seed,
     key_of,
     position_range,
-    random_words,
+    random_bits,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ddpcore.samplers.order import Indices, Words
+    from ddpcore.samplers.order import Indices, RandomBits
 
 
 class WeightedOrder:
@@ -85,8 +85,8 @@ class WeightedOrder:
         if not self.replacement:
             drawn: Indices = self._draws_without_replacement(epoch)[positions]
             return drawn
-        words = random_words(key_of(self.seed, epoch), positions)
-        return drawn_by(words, self._cumulated)
+        bits = random_bits(key_of(self.seed, epoch), positions)
+        return drawn_by(bits, self._cumulated)
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return the samples at positions `begin` to `end - 1` of an epoch."""
@@ -112,23 +112,23 @@ class WeightedOrder:
     def _draws_without_replacement(self, epoch: int) -> Indices:
         if epoch != self._epoch:
             drawable = np.flatnonzero(self._weights)
-            words = random_words(key_of(self.seed, epoch), drawable)
+            bits = random_bits(key_of(self.seed, epoch), drawable)
             # Within (0, 1), so that the logarithm is finite; in logarithms no weight is too small to divide by.
-            uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+            uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
             log_arrivals = np.log(-np.log(uniform)) - np.log(self._weights[drawable])
             self._of_epoch = drawable[np.argsort(log_arrivals, kind="stable")[: self.num_samples]]
             self._epoch = epoch
         return self._of_epoch
 
 
-def drawn_by(words: Words, cumulated: npt.NDArray[np.float64]) -> Indices:
+def drawn_by(bits: RandomBits, cumulated: npt.NDArray[np.float64]) -> Indices:
     """Return the samples that 64-bit words choose: each word is a point, each sample an interval as wide as its weight.
 
     Args:
-        words: Evenly distributed.
+        bits: Evenly distributed.
         cumulated: Sums of the weights up to and including each sample's.
     """
-    points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 * cumulated[-1]
+    points = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 * cumulated[-1]
     # Intervals contain their beginning: that of a sample of weight 0 is empty.
     samples: Indices = np.searchsorted(cumulated, points, side="right").astype(np.int64)
     # Rounding may put a point on the very end, beyond all intervals.

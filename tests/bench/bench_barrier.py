@@ -66,19 +66,19 @@ def measure() -> dict[str, list[float]]:
 def idle() -> tuple[float, float]:
     """Return the CPU time that the heart takes while the main thread computes, and waits, as parts of a core."""
     barriers.barrier("both")
-    heart = open_session._heart
-    assert heart is not None
-    began_s, cpu_s = time.monotonic(), heart.cpu_s
+    heartbeat_thread = open_session._heartbeat
+    assert heartbeat_thread is not None
+    began_s, cpu_s = time.monotonic(), heartbeat_thread.cpu_s
     matrix = torch.ones(200, 200)
     while time.monotonic() < began_s + IDLE_S:
         matrix @ matrix
-    working = (heart.cpu_s - cpu_s) / IDLE_S
+    working = (heartbeat_thread.cpu_s - cpu_s) / IDLE_S
     barriers.barrier("begin")
-    cpu_s = heart.cpu_s
+    cpu_s = heartbeat_thread.cpu_s
     if dist.get_rank() == 0:
         time.sleep(IDLE_S)
     barriers.barrier("end")
-    return working, (heart.cpu_s - cpu_s) / IDLE_S
+    return working, (heartbeat_thread.cpu_s - cpu_s) / IDLE_S
 
 
 def guarded() -> float:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.screen_link import Link, Person, open_echo  # noqa: E402 - run by its path
+from tests.support.screen_link import Link, LocalUser, open_echo  # noqa: E402 - run by its path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,18 +60,20 @@ class Bench:
         self._dice = random.Random(1)
         self._echo = open_echo()
 
-    def watch(self, person: Person, keys: list[tuple[bytes, str]]) -> Figures:
+    def watch(self, local_user: LocalUser, keys: list[tuple[bytes, str]]) -> Figures:
         """Type keys at odd moments, in turn with keys at the echo."""
-        person.wait(1.0)
-        began_s, cpu_s, num_bytes = time.monotonic(), person.cpu_s(), person.num_bytes
+        local_user.wait(1.0)
+        began_s, cpu_s, num_bytes = time.monotonic(), local_user.cpu_s(), local_user.num_bytes
         key_ms, echo_ms = [], []
         for key, words in keys:
-            key_ms.append(1e3 * person.key(key, words))
-            person.wait(self._dice.uniform(0.03, 0.13))
+            key_ms.append(1e3 * local_user.key(key, words))
+            local_user.wait(self._dice.uniform(0.03, 0.13))
             echo_ms.append(1e3 * self._echo.key(b"x", "x"))
-            person.wait(self._dice.uniform(0.02, 0.1))
+            local_user.wait(self._dice.uniform(0.02, 0.1))
         spent_s = time.monotonic() - began_s
-        return Figures(key_ms, echo_ms, (person.cpu_s() - cpu_s) / spent_s, (person.num_bytes - num_bytes) / spent_s)
+        return Figures(
+            key_ms, echo_ms, (local_user.cpu_s() - cpu_s) / spent_s, (local_user.num_bytes - num_bytes) / spent_s
+        )
 
     def walk(self, key: bytes) -> list[tuple[bytes, str]]:
         """Return a walk from rank 0 on: each key selects the next rank, whose number is painted."""
@@ -123,16 +125,16 @@ def console(
     *,
     environ: Mapping[str, str] = MappingProxyType({}),
     has_relay: bool = False,
-) -> Iterator[Person]:
+) -> Iterator[LocalUser]:
     """Open a console on a fleet and wait until the ranks are there."""
     argv = [sys.executable, "-m", f"tests.bench.{module}", directory, str(num_nodes), *(["relay"] * has_relay)]
-    person = Person(argv, {**TERMINAL, **environ}, link)
+    local_user = LocalUser(argv, {**TERMINAL, **environ}, link)
     try:
-        person.until_painted("train.py:142", 60.0)
-        person.wait(3.0)
-        yield person
+        local_user.until_painted("train.py:142", 60.0)
+        local_user.wait(3.0)
+        yield local_user
     finally:
-        person.close()
+        local_user.close()
 
 
 def p(values: list[float], percent: int) -> float:
@@ -169,25 +171,25 @@ def views(bench: Bench, num_nodes: int, hz: int, goal: str, *, has_relay: bool =
     print(f"\n{8 * num_nodes:,} ranks at {hz} reports/s {road}, 2,000 log lines/s")
     with (
         fleet(num_nodes, hz, *(["--relay"] * has_relay)) as directory,
-        console(directory, num_nodes, has_relay=has_relay) as person,
+        console(directory, num_nodes, has_relay=has_relay) as local_user,
     ):
-        began_s, cpu_s, num_bytes = time.monotonic(), person.cpu_s(), person.num_bytes
-        person.wait(5.0)
+        began_s, cpu_s, num_bytes = time.monotonic(), local_user.cpu_s(), local_user.num_bytes
+        local_user.wait(5.0)
         spent_s = time.monotonic() - began_s
-        cpu, bytes_s = (person.cpu_s() - cpu_s) / spent_s, (person.num_bytes - num_bytes) / spent_s
+        cpu, bytes_s = (local_user.cpu_s() - cpu_s) / spent_s, (local_user.num_bytes - num_bytes) / spent_s
         print(f"  overview, no key: CPU {cpu:.1%}, {bytes_s / 1e3:.1f} kB/s")
-        person.type(b"2")
-        person.wait(1.0)
-        person.type(HOME)
-        row("ranks, grid", bench.watch(person, bench.walk(RIGHT)), goal)
-        person.type(b"v")
-        person.wait(1.0)
-        person.type(HOME)
-        row("ranks, table", bench.watch(person, bench.walk(DOWN)), goal)
+        local_user.type(b"2")
+        local_user.wait(1.0)
+        local_user.type(HOME)
+        row("ranks, grid", bench.watch(local_user, bench.walk(RIGHT)), goal)
+        local_user.type(b"v")
+        local_user.wait(1.0)
+        local_user.type(HOME)
+        row("ranks, table", bench.watch(local_user, bench.walk(DOWN)), goal)
         if hz == 2:
-            person.type(log_key())
-            row("logs", bench.watch(person, bench.scroll()), goal)
-        rss, pss = person.memory_bytes()
+            local_user.type(log_key())
+            row("logs", bench.watch(local_user, bench.scroll()), goal)
+        rss, pss = local_user.memory_bytes()
         print(f"  memory: {rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS, log lines included")
 
 
@@ -203,16 +205,16 @@ def slow_link(bench: Bench) -> None:
     num_nodes = 128
     print("\n1,024 ranks over a link of 1 MB/s and 40 ms round trip")
     for name, more in (("ranks, table", {}), ("ranks, table, Textual's own output", UNPACED)):
-        with fleet(num_nodes, 2) as directory, console(directory, num_nodes, link=SLOW, environ=more) as person:
-            person.type(b"2")
-            person.wait(1.0)
-            person.type(b"v")
-            person.wait(1.0)
-            person.type(HOME)
-            row(name, bench.watch(person, bench.walk(DOWN)), "" if more else "p99 <= 130 ms")
+        with fleet(num_nodes, 2) as directory, console(directory, num_nodes, link=SLOW, environ=more) as local_user:
+            local_user.type(b"2")
+            local_user.wait(1.0)
+            local_user.type(b"v")
+            local_user.wait(1.0)
+            local_user.type(HOME)
+            row(name, bench.watch(local_user, bench.walk(DOWN)), "" if more else "p99 <= 130 ms")
             if not more:
-                person.type(log_key())
-                row("logs", bench.watch(person, bench.scroll()), "p99 <= 130 ms")
+                local_user.type(log_key())
+                row("logs", bench.watch(local_user, bench.scroll()), "p99 <= 130 ms")
 
 
 def stock(bench: Bench) -> None:
@@ -220,18 +222,18 @@ def stock(bench: Bench) -> None:
     num_nodes = 128
     print("\n1,024 ranks at 2 reports/s, 2,000 log lines/s, beside Textual's DataTable and RichLog")
     with fleet(num_nodes, 2) as directory:
-        with console(directory, num_nodes) as person:
-            person.type(b"2")
-            person.wait(1.0)
-            person.type(b"v")
-            person.wait(1.0)
-            person.type(HOME)
-            ours = bench.watch(person, bench.walk(DOWN))
+        with console(directory, num_nodes) as local_user:
+            local_user.type(b"2")
+            local_user.wait(1.0)
+            local_user.type(b"v")
+            local_user.wait(1.0)
+            local_user.type(HOME)
+            ours = bench.watch(local_user, bench.walk(DOWN))
             row("ours", ours)
-            rss, pss = person.memory_bytes()
+            rss, pss = local_user.memory_bytes()
             print(f"  memory: {rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS, log lines included")
-        with console(directory, num_nodes, "stock_console") as person:
-            theirs = bench.watch(person, bench.walk(DOWN)[: 10 if bench.is_quick else 25])
+        with console(directory, num_nodes, "stock_console") as local_user:
+            theirs = bench.watch(local_user, bench.walk(DOWN)[: 10 if bench.is_quick else 25])
             row("DataTable and RichLog", theirs)
     cpu = theirs.cpu_frac / ours.cpu_frac
     keys = p(theirs.key_ms, 50) / p(ours.key_ms, 50)
@@ -248,20 +250,20 @@ def first_paint(bench: Bench) -> None:
         began_s = time.monotonic()
         subprocess.run([sys.executable, "-c", "import textual.app"], check=True)
         bare_ms.append(1e3 * (time.monotonic() - began_s))
-        person = Person([sys.executable, "-m", "app", "demo"], TERMINAL)
+        local_user = LocalUser([sys.executable, "-m", "app", "demo"], TERMINAL)
         try:
-            shown_ms.append(1e3 * (person.until_painted("rankdeck demo", 20.0) - person.begun_s))
+            shown_ms.append(1e3 * (local_user.until_painted("rankdeck demo", 20.0) - local_user.begun_s))
             if not held:
-                person.until_painted("steps/s", 60.0)
-                person.wait(5.0)
-                rss, pss = person.memory_bytes()
-                maps = Path(f"/proc/{person.process.pid}/maps").read_text()
+                local_user.until_painted("steps/s", 60.0)
+                local_user.wait(5.0)
+                rss, pss = local_user.memory_bytes()
+                maps = Path(f"/proc/{local_user.process.pid}/maps").read_text()
                 ssh = "is" if "cryptography" in maps else "is not"
                 held = (
                     f"{rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS, its job running; paramiko {ssh} loaded"
                 )
         finally:
-            person.close()
+            local_user.close()
     print(f"  {min(shown_ms):.0f} ms at best, median {p(shown_ms, 50):.0f}, worst {max(shown_ms):.0f}   goal: 500 ms")
     print(f"   noise: a Python that only imports textual.app {min(bare_ms):.0f} to {max(bare_ms):.0f} ms")
     print(f"  memory: {held}   goal: 80 MB")

@@ -26,7 +26,7 @@ from agent.wire.reports import (
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.model.cluster import Cluster
 from app.recording.history import History
-from app.session.session import TAKEN_AT_ONCE
+from app.session.session import MAX_DRAINED
 from app.view.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
 
@@ -111,8 +111,8 @@ def measure(num_nodes: int, name: str, state_of: StateOf) -> None:
         reports = [decode_frame(frame) for frame in raw]
         decoded = time.perf_counter()
         heard = [(node, report, now_s) for node, report in zip(names, reports, strict=True)]
-        for first in range(0, num_nodes, TAKEN_AT_ONCE):
-            cluster.apply_all(heard[first : first + TAKEN_AT_ONCE])
+        for first in range(0, num_nodes, MAX_DRAINED):
+            cluster.apply_all(heard[first : first + MAX_DRAINED])
         applied = time.perf_counter()
         diagnosis = diagnoser.observe(cluster, now_s)
         observed = time.perf_counter()

@@ -17,7 +17,7 @@ from app.diagnosis.rank_facts import Thresholds
 from app.recording.bundle import Evidence, encode_bundle, masked, recording_of
 from app.recording.playback import Playback
 from app.recording.recorder import MAX_AGE_S, MAX_BYTES, Past
-from app.recording.records import FORMAT_VERSION, Opening, Record, ReportHeard, decode_recording
+from app.recording.records import FORMAT_VERSION, Opening, Record, ReportRecord, decode_recording
 from tests.bench.bench_diagnosis import frames
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def heard(num_nodes: int) -> tuple[list[Record], float, int]:
     for turn in range(1, int(MAX_AGE_S / PERIOD_S)):
         for node, frame in enumerate(frames(num_nodes, turn, at_step(turn))):
             began_s = time.perf_counter()
-            past.add(ReportHeard(turn * PERIOD_S, f"n{node}", frame))
+            past.add(ReportRecord(turn * PERIOD_S, f"n{node}", frame))
             spent_s += time.perf_counter() - began_s
             num_reports, num_bytes = num_reports + 1, num_bytes + len(frame)
     return past.records(), spent_s / num_reports * 1e6, num_bytes
@@ -46,7 +46,7 @@ def heard(num_nodes: int) -> tuple[list[Record], float, int]:
 def measure(num_nodes: int) -> None:
     """Print the figures of a fleet."""
     records, add_us, all_bytes = heard(num_nodes)
-    kept_bytes = sum(len(record.frame) for record in records if isinstance(record, ReportHeard))
+    kept_bytes = sum(len(record.frame) for record in records if isinstance(record, ReportRecord))
     span_s = records[-1].at_s - records[0].at_s
     print(f"{num_nodes} nodes, {8 * num_nodes} ranks: {add_us:.1f} us to keep a report")
     print(f"  kept {kept_bytes / 2**20:.1f} of {all_bytes / 2**20:.1f} MiB (at most {MAX_BYTES >> 20}): {span_s:.0f} s")
@@ -59,7 +59,7 @@ def measure(num_nodes: int) -> None:
     bundle = encode_bundle(Evidence(opening, shown, {}, [], {}))
     packed_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    gzip.compress(b"".join(record.frame for record in records if isinstance(record, ReportHeard)), 6)
+    gzip.compress(b"".join(record.frame for record in records if isinstance(record, ReportRecord)), 6)
     gzip_s = time.perf_counter() - began_s
     times = f"masked in {masked_s:.2f} s, packed in {packed_s:.2f} s (gzip alone {gzip_s:.2f} s)"
     print(f"  bundle {len(bundle) / 1024:.0f} KiB: {times}")

@@ -32,7 +32,7 @@ from app.session.hosts import Hosts
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
-from app.threads import at_once
+from app.threads import run_parallel
 from tests.bench.fleet_feeder import FIRST_S, node_directory
 from tests.support.hosts import Network, why_no_hosts
 from tests.support.waiting import until_async
@@ -95,7 +95,7 @@ def measure(network: Network) -> None:
         with timed("connect"):
             failures = [error for _, error in group.connect(lambda link: link) if error is not None]
         with timed("find the agents"):
-            failures += [said for said in at_once(group.links, AgentLink.find) if isinstance(said, AppError)]
+            failures += [said for said in run_parallel(group.links, AgentLink.find) if isinstance(said, AppError)]
         if failures:
             sys.exit(f"{len(failures)} hosts failed: {failures[0]}")
         asyncio.run(look_on(group))

@@ -25,8 +25,8 @@ from agent.wire.digest import decode_frame
 from app.fleet.telemetry import Telemetry
 from app.model.cluster import Cluster
 from app.recording.recorder import Past
-from app.recording.records import ReportHeard
-from app.session.session import TAKEN_AT_ONCE
+from app.recording.records import ReportRecord
+from app.session.session import MAX_DRAINED
 from app.tui.rendering import YOUNG_OBJECTS
 from tests.bench.fleet_feeder import FedNode, node_directory, node_names
 
@@ -92,9 +92,9 @@ def fold(num_nodes: int) -> dict[str, float]:
     for turn in range(1, ROUNDS + 1):
         begun_s = 100.0 + turn / REPORTS_HZ
         frames = [node.frame(turn, begun_s) for node in nodes]
-        for first in range(0, num_nodes, TAKEN_AT_ONCE):
+        for first in range(0, num_nodes, MAX_DRAINED):
             now_s = begun_s + first / num_nodes / REPORTS_HZ
-            some = frames[first : first + TAKEN_AT_ONCE]
+            some = frames[first : first + MAX_DRAINED]
             reports = costs.measure("decode", partial(_decode, some))
             costs.measure("fold in", partial(_apply, cluster, names[first:], reports, now_s))
             costs.measure("keep", partial(_keep, past, names[first:], some, now_s))
@@ -113,7 +113,7 @@ def _apply(cluster: Cluster, names: list[str], reports: list[NodeFrame], now_s: 
 
 def _keep(past: Past, names: list[str], frames: list[bytes], now_s: float) -> None:
     for name, frame in zip(names, frames, strict=False):
-        past.add(ReportHeard(now_s, name, frame))
+        past.add(ReportRecord(now_s, name, frame))
 
 
 def receive(num_nodes: int) -> float:

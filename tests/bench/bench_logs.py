@@ -53,9 +53,9 @@ def look(megabytes_s: float) -> None:
             paths = [Path(directory, f"rank-{r}.{s}.log") for r in range(NUM_RANKS) for s in ("stdout", "stderr")]
             num = max(1, round(megabytes_s * 1e6 * POLL_S / len(paths) / len(piece)))
             times, cpu_times = [], []
-            for beat in range(30):
+            for tick in range(30):
                 for path in paths:
-                    with path.open("wb" if beat % 5 == 0 else "ab") as file:
+                    with path.open("wb" if tick % 5 == 0 else "ab") as file:
                         file.write(piece * num)
                 began_s, cpu_s = time.perf_counter(), time.thread_time()
                 tail.poll()

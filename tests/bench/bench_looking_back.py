@@ -16,7 +16,7 @@ from agent.wire.relay import MAX_UNPACKED_BYTES, pack
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
 from app.recording.backfill import NodePast, Plan, looks, plan
-from app.recording.playback import Lookout
+from app.recording.playback import ReplayModel
 from tests.bench.fleet_feeder import FedNode, node_names
 
 FLEETS = (1, 16, 128, 512)
@@ -58,15 +58,15 @@ def main() -> None:
         pasts = [past_of(FedNode(index, num_nodes), wanted, num_bytes) for index in range(num_nodes)]
         for past, name in zip(pasts, names, strict=True):
             past.node = name
-        lookout = Lookout(names, Thresholds())
+        replay = ReplayModel(names, Thresholds())
         begun_s, longest_s = time.thread_time(), 0.0
         last_s = begun_s
-        for _ in looks(lookout, [past.reports() for past in pasts], END_S):
+        for _ in looks(replay, [past.reports() for past in pasts], END_S):
             now_s = time.thread_time()
             longest_s, last_s = max(longest_s, now_s - last_s), now_s
         spent_s = time.thread_time() - begun_s
         num_reports = num_nodes * int(wanted.max_age_s / wanted.period_s)
-        assert lookout.history.shown is not None
+        assert replay.history.shown is not None
         whole_mb, packed_mb = (num / 1e6 for num in num_bytes)
         print(
             f"{num_nodes:5}  {wanted.max_age_s:6.0f}  {num_reports:7}  {whole_mb:5.1f}  {packed_mb:9.2f}"

@@ -26,7 +26,7 @@ from torch import distributed
 from ddpcore.examples.bytegpt import ByteGPT
 from ddpcore.probe.flight_recorder import FlightRecorder
 from ddpcore.probe.rank_state import RankIdentity, RankState
-from ddpcore.probe.reporting import Pace, ReportSocket, beat_of
+from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
 from ddpcore.probe.samples import Sample, StepMark
 from ddpcore.probe.stack import StackWalk, code_roots
 from ddpcore.wire import encode_report
@@ -85,7 +85,7 @@ class Parts:
                 has_process_group=has_process_group,
                 num_openings=num_openings,
                 step=step,
-                beat=beat_of(wall_s),
+                tick=tick_of(wall_s),
             )
         )
         self._done("fold")

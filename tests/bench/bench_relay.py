@@ -21,7 +21,7 @@ import zmq
 
 from agent.relay.relay_dir import Invitation, read_invitation
 from agent.transport.relay_sockets import knock_with
-from agent.wire.relay import RELAY_VERSION, Beat, Hello, Report, Take, decode_from_relay, encode_fan_in
+from agent.wire.relay import RELAY_VERSION, Hello, RelayHeartbeat, Report, Take, decode_from_relay, encode_relay_message
 from tests.support.relays import MergedReader
 from tests.support.waiting import until
 
@@ -45,7 +45,7 @@ class SimulatedNodes:
             socket = self._context.socket(zmq.DEALER)
             knock_with(socket, invitation.key, invitation.relay_key)
             socket.connect(f"tcp://{invitation.address}:{invitation.port}")
-            socket.send(encode_fan_in(Hello(RELAY_VERSION, f"n{number}", "a", b"{}", num_nodes)))
+            socket.send(encode_relay_message(Hello(RELAY_VERSION, f"n{number}", "a", b"{}", num_nodes)))
             self._sockets.append(socket)
             self._poller.register(socket, zmq.POLLIN)
         self.num_sent = 0
@@ -76,10 +76,10 @@ class SimulatedNodes:
         for socket in self._sockets:
             if (wanted_at_s := self._wanted_at_s.pop(socket, None)) is not None:
                 held_ms = int((time.monotonic() - wanted_at_s) * 1000)
-                socket.send(encode_fan_in(Report(0, held_ms, self._frame)))
+                socket.send(encode_relay_message(Report(0, held_ms, self._frame)))
                 self.num_sent += 1
             elif is_beat:
-                socket.send(encode_fan_in(Beat()))
+                socket.send(encode_relay_message(RelayHeartbeat()))
 
 
 def measure(num_nodes: int, seconds: float, num_bytes: int) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
-from app.fleet.commands import StreamRoad
+from app.fleet.commands import StreamChannel
 from app.fleet.host_link import Access, HostLink
 from tests.support.hosts import Network, why_no_hosts
 
@@ -46,7 +46,7 @@ def measure(network: Network) -> None:
         link.connect()
         say("bring up, again", timed(link.bring_up, 5))
         say("exec agent status", timed(lambda: link._run("status"), 5))
-        print(f"  open the road      {1e3 * once(lambda: link.open_road(leave)):8.1f} ms")
+        print(f"  open the road      {1e3 * once(lambda: link.open_report_channel(leave)):8.1f} ms")
         say("command", asyncio.run(command_times(link)))
         link.shut_down(kill_jobs=True)
 
@@ -62,7 +62,7 @@ def connect_once(access: Access) -> None:
 
 
 async def command_times(link: HostLink) -> list[float]:
-    road = StreamRoad("h1", link.directory)
+    road = StreamChannel("h1", link.directory)
     times = []
     for _ in range(REPEATS * 5):
         began_s = time.perf_counter()

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from agent.transport.latest_reports import Newest
-from agent.transport.subscribers import SEND_HIGH_WATER_MARK, Onlookers, ReportStream
+from agent.transport.latest_reports import LatestReports
+from agent.transport.subscribers import SEND_HIGH_WATER_MARK, ReportStream, ReportSubscribers
 from agent.wire.codec import CONTROL_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.commands import GetStatus, RefusalReason, Refused, Reply, Status, decode_command, encode_reply
 from agent.wire.digest import encode_frame
@@ -146,7 +146,7 @@ class Feeder:
         self._nodes = [FedNode(index, options.nodes) for index in range(options.nodes)]
         context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, options.nodes + 64)
-        self._newest = Newest() if options.is_relay else None
+        self._newest = LatestReports() if options.is_relay else None
         for node in self._nodes:
             directory = node_directory(options.directory, node.index)
             directory.mkdir(parents=True)
@@ -187,7 +187,7 @@ class Feeder:
                 if num_sent % SENT_AT_ONCE == 0:
                     await asyncio.sleep(0)  # on a machine that is too busy for the fleet, consoles are answered too
             if onlookers is not None:
-                onlookers.tell_news()
+                onlookers.send_news()
             await asyncio.sleep(TICK_S)
         if onlookers is not None:
             await onlookers.close()
@@ -203,11 +203,11 @@ class Feeder:
                 node.stream = ReportStream(str(directory / REPORTS_SOCKET), EPOCH)
                 await node.stream.open()
 
-    async def _open_relay(self) -> Onlookers | None:
+    async def _open_relay(self) -> ReportSubscribers | None:
         """Hand out all reports in merged frames, as a relay does that has just heard them."""
         if self._newest is None:
             return None
-        onlookers = Onlookers(self._newest, EPOCH, lambda: len(self._nodes), lambda: None)
+        onlookers = ReportSubscribers(self._newest, EPOCH, lambda: len(self._nodes), lambda: None)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(Path(self._options.directory, MERGED_SOCKET)))
         listener.listen()

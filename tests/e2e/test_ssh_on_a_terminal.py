@@ -42,27 +42,27 @@ def test_hosts_that_nobody_knows_are_asked_about_one_after_the_other_and_the_pas
     network.known_hosts.unlink()
     network.lock_key(PASSPHRASE)
 
-    with typist(network, "down", "h1", "h2") as person:
+    with typist(network, "down", "h1", "h2") as local_user:
         is_new, is_locked = "(yes/no/[fingerprint])? ", f"Passphrase of the key {network.key} (for h"
         asked = []
         for _ in range(3):  # in the order in which the hosts come to it
-            asked.append(person.until_it_says(is_new, is_locked))
-            assert person.shows_what_is_typed() is (asked[-1] == is_new)
-            person.types("yes" if asked[-1] == is_new else PASSPHRASE)
+            asked.append(local_user.until_it_says(is_new, is_locked))
+            assert local_user.shows_what_is_typed() is (asked[-1] == is_new)
+            local_user.types("yes" if asked[-1] == is_new else PASSPHRASE)
         assert sorted(asked) == [is_new, is_new, is_locked]
-        assert person.exit_code() == 3, "no agent serves there, as both are told"
+        assert local_user.exit_code() == 3, "no agent serves there, as both are told"
 
-        assert person.said.count("key fingerprint is SHA256:") == person.said.count("is added to") == 2
-        assert person.said.count("Passphrase of the key") == 1
-        assert person.said.count("no agent answers") == 2
-        assert PASSPHRASE not in person.said
-        assert "Traceback" not in person.said
-        assert person.shows_what_is_typed()
-    with typist(network, "down", "h1") as person:
-        person.until_it_says("Passphrase of the key")
-        person.types(PASSPHRASE)
-        assert person.exit_code() == 3
-        assert "fingerprint" not in person.said
+        assert local_user.said.count("key fingerprint is SHA256:") == local_user.said.count("is added to") == 2
+        assert local_user.said.count("Passphrase of the key") == 1
+        assert local_user.said.count("no agent answers") == 2
+        assert PASSPHRASE not in local_user.said
+        assert "Traceback" not in local_user.said
+        assert local_user.shows_what_is_typed()
+    with typist(network, "down", "h1") as local_user:
+        local_user.until_it_says("Passphrase of the key")
+        local_user.types(PASSPHRASE)
+        assert local_user.exit_code() == 3
+        assert "fingerprint" not in local_user.said
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_hosts_that_nobody_knows_are_asked_about_one_after_the_other_and_the_pas
 def test_a_host_that_is_not_accepted_is_refused_in_one_line(network: Network, answer: str, words: str) -> None:
     network.known_hosts.unlink()
 
-    with typist(network, "status", "--host", "h1") as person:
-        person.until_it_says("(yes/no/[fingerprint])? ")
-        person.types(answer)
-        assert person.exit_code() == 3
+    with typist(network, "status", "--host", "h1") as local_user:
+        local_user.until_it_says("(yes/no/[fingerprint])? ")
+        local_user.types(answer)
+        assert local_user.exit_code() == 3
 
-        assert words in person.said
-        assert "Traceback" not in person.said
+        assert words in local_user.said
+        assert "Traceback" not in local_user.said
     assert not network.known_hosts.exists()
 
 
@@ -88,31 +88,31 @@ def test_ctrl_c_at_a_question_ends_the_command_and_leaves_a_terminal_that_shows_
 ) -> None:
     network.lock_key(PASSPHRASE)
 
-    with typist(network, *command) as person:
-        person.until_it_says("Passphrase of the key")
-        assert not person.shows_what_is_typed()
-        person.presses_ctrl_c()
-        assert person.exit_code() == 130
+    with typist(network, *command) as local_user:
+        local_user.until_it_says("Passphrase of the key")
+        assert not local_user.shows_what_is_typed()
+        local_user.presses_ctrl_c()
+        assert local_user.exit_code() == 130
 
-        assert person.shows_what_is_typed()
-        assert "Traceback" not in person.said
+        assert local_user.shows_what_is_typed()
+        assert "Traceback" not in local_user.said
 
 
 @pytest.mark.parametrize("network", [("PermitRootLogin yes", "PasswordAuthentication yes")], indirect=True)
 def test_a_password_is_asked_for_where_no_key_is_taken(network: Network) -> None:
     (network["h1"].directory / "authorized_keys").write_text("")
 
-    with typist(network, "down", "h1") as person:
-        person.until_it_says("root@h1's password: ")
-        person.types("guess")
-        person.until_it_says("root@h1 does not take that password.")
-        person.until_it_says("root@h1's password: ")
-        person.types(PASSWORD)
-        assert person.exit_code() == 3
+    with typist(network, "down", "h1") as local_user:
+        local_user.until_it_says("root@h1's password: ")
+        local_user.types("guess")
+        local_user.until_it_says("root@h1 does not take that password.")
+        local_user.until_it_says("root@h1's password: ")
+        local_user.types(PASSWORD)
+        assert local_user.exit_code() == 3
 
-        assert "no agent answers" in person.said
-        assert PASSWORD not in person.said
-        assert "guess" not in person.said
+        assert "no agent answers" in local_user.said
+        assert PASSWORD not in local_user.said
+        assert "guess" not in local_user.said
 
 
 def test_a_script_is_asked_nothing_even_if_it_was_started_on_a_terminal(network: Network) -> None:

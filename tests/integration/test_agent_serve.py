@@ -134,10 +134,10 @@ def test_an_endless_command_is_refused_and_hung_up_on(asked: RunningAgent) -> No
 
 
 def test_several_connections_are_served_at_once(asked: RunningAgent) -> None:
-    roads = [asked.connect() for _ in range(8)]
-    for road in roads:
+    channels = [asked.connect() for _ in range(8)]
+    for road in channels:
         road.sendall(encode_command(GetStatus()) * 2)
-    for road in roads:
+    for road in channels:
         with road.makefile("rb") as replies:
             assert all(isinstance(decode_reply(replies.readline()), Status) for _ in range(2))
         road.close()

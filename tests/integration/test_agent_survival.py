@@ -432,7 +432,7 @@ def test_a_job_between_two_attempts_begins_again_also_after_a_reboot(house: Hous
     kill(first)
     path = house.job_dir().parent / "job.json"
     record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
-    late = msgspec.structs.replace(record.memory, since_s=1e9, begin_again_at_s=1e9)
+    late = msgspec.structs.replace(record.memory, since_s=1e9, restart_at_s=1e9)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=late)))
 
     status = job(house.agent().wait_until(has_ended, START_S, "the second attempt has ended"))

@@ -61,9 +61,9 @@ def session_over(hosts: Hosts) -> RemoteSession:
 async def test_a_program_is_started_once_the_first_host_is_there(network: Network, stack: ExitStack) -> None:
     first, second, other = (link_to(network, stack, name) for name in ("h1", "h2", "h1"))
     second.bring_up()
-    with pytest.raises(AgentUnreachableError) as absence:
+    with pytest.raises(AgentUnreachableError) as unreachable_reason:
         first.find()
-    session = session_over(both(first, second, away={"h1": absence.value}))
+    session = session_over(both(first, second, away={"h1": unreachable_reason.value}))
     await session.start()
     try:
         assert session.away == {"h1"}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
-from ddpcore.engine.stop_agreement import ControlWord, StopReason, UntilUpdate, Wishes, steps_between
+from ddpcore.engine.stop_agreement import StopAgreement, StopReason, UntilUpdate, Wishes, steps_between
 from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, StopSignals
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks
@@ -31,7 +31,7 @@ LONG_PATIENCE_S = 600.0
 
 def stop_of_one_rank(wishing_rank: int, at_step: int, step_s: float) -> tuple[int, StopReason]:
     now_s = 0.0
-    control = ControlWord(dist.new_group(backend="gloo"), lambda: now_s)
+    control = StopAgreement(dist.new_group(backend="gloo"), lambda: now_s)
     for step in range(1, 1000):
         dist.all_reduce(torch.ones(1))  # what a step does
         now_s += step_s
@@ -62,7 +62,7 @@ def test_reductions_are_a_second_apart() -> None:
 
 def saves_of_one_wish(step_s: float) -> list[int]:
     now_s = 0.0
-    control = ControlWord(dist.new_group(backend="gloo"), lambda: now_s)
+    control = StopAgreement(dist.new_group(backend="gloo"), lambda: now_s)
     saves: list[int] = []
     for step in range(1, 30):
         dist.all_reduce(torch.ones(1))
@@ -83,7 +83,7 @@ def test_a_wish_to_save_is_fulfilled_once(step_s: float) -> None:
 
 def test_alone_a_wish_counts_at_once() -> None:
     wishes = Wishes(StopReason.DEADLINE, save=True, step_s=0.1)
-    assert ControlWord(None).at_boundary(wishes) == wishes
+    assert StopAgreement(None).at_boundary(wishes) == wishes
 
 
 def steps_of_hold(step_s: float, patience_s: float | None = None) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpcore
-from ddpcore.barriers.gates import leave
+from ddpcore.barriers.named_barriers import leave
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.checkpointer import MEETING_TIMEOUT_S

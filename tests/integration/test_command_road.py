@@ -14,7 +14,7 @@ import pytest
 from agent.wire.codec import CONTROL_SOCKET
 from agent.wire.commands import Accepted, Kill, Prepare, RefusalReason, Refused, decode_command, encode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.fleet.commands import StreamRoad, taken
+from app.fleet.commands import StreamChannel, taken
 from tests.support.jobs import make_spec
 from tests.support.waiting import until_async
 
@@ -50,7 +50,7 @@ async def echo_ports(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 async def test_commands_and_replies_take_turns_on_one_stream(tmp_path: Path) -> None:
     async with listening(tmp_path, echo_ports):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
 
         replies = [await road.request(Kill("demo")) for _ in range(3)]
 
@@ -60,7 +60,7 @@ async def test_commands_and_replies_take_turns_on_one_stream(tmp_path: Path) -> 
 
 async def test_concurrent_commands_do_not_mix_their_replies(tmp_path: Path) -> None:
     async with listening(tmp_path, echo_ports):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
 
         replies = await asyncio.gather(*(road.request(Kill("demo")) for _ in range(10)))
 
@@ -79,7 +79,7 @@ async def test_a_peer_that_reads_nothing_holds_nobody_up_however_large_the_comma
         writer.transport.abort()
 
     async with listening(tmp_path, read_nothing):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
         large = Prepare(make_spec(env={f"V{number}": "x" * 4000 for number in range(250)}))
         async with asyncio.timeout(10):
             with pytest.raises(AgentUnreachableError, match="no reply in"):
@@ -99,7 +99,7 @@ async def test_an_agent_that_hangs_up_is_unreachable_and_the_next_command_dials_
                 writer.write(encode_reply(Accepted()))
 
     async with listening(tmp_path, hang_up_once):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
 
         with pytest.raises(AgentUnreachableError, match="demo-0 does not answer: it closed the connection"):
             await road.request(Kill("demo"))
@@ -114,7 +114,7 @@ async def test_a_stream_that_broke_between_two_commands_costs_none_of_them(tmp_p
             writer.write(encode_reply(Accepted()))
 
     async with listening(tmp_path, answer_once):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
         assert await road.request(Kill("demo")) == Accepted()
         await until_async(lambda: road._stream is not None and road._stream[0].at_eof(), 5, "the end is heard")
 
@@ -128,7 +128,7 @@ async def test_a_reply_that_is_not_one_is_an_error_that_names_the_node(tmp_path:
         writer.write(b"\x1b[2J\n")
 
     async with listening(tmp_path, babble):
-        road = StreamRoad("demo-0", tmp_path)
+        road = StreamChannel("demo-0", tmp_path)
 
         with pytest.raises(AgentUnreachableError, match="demo-0") as caught:
             await road.request(Kill("demo"))
@@ -138,7 +138,7 @@ async def test_a_reply_that_is_not_one_is_an_error_that_names_the_node(tmp_path:
 
 
 async def test_an_agent_that_serves_later_has_the_next_command(tmp_path: Path) -> None:
-    road = StreamRoad("demo-0", tmp_path)
+    road = StreamChannel("demo-0", tmp_path)
     where = re.escape(str(tmp_path / CONTROL_SOCKET))
     with pytest.raises(AgentUnreachableError, match=f"the agent on demo-0 does not answer: none serves at {where}"):
         await road.request(Kill("demo"))
@@ -153,7 +153,7 @@ async def test_where_an_agent_has_left_its_socket_none_serves(tmp_path: Path) ->
         left.bind(str(tmp_path / CONTROL_SOCKET))
 
     with pytest.raises(AgentUnreachableError, match="none serves at"):
-        await StreamRoad("demo-0", tmp_path).request(Kill("demo"))
+        await StreamChannel("demo-0", tmp_path).request(Kill("demo"))
 
 
 def test_a_refusal_becomes_an_error_with_exit_code_4_and_clean_words() -> None:

@@ -102,7 +102,7 @@ async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_r
     assert session.control.doing == ""
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
 
-    await session.control.restart("wait", 3, is_at_once=True)
+    await session.control.restart("wait", 3, is_immediate=True)
     await until(lambda: ran(tmp_path, 2) == {(0, 3), (1, 3), (2, 3)})
     statuses = await session.control.statuses("wait")
     assert [(status.first_rank, status.local_world_size) for status in statuses.values()] == [(0, 2), (2, 1)]

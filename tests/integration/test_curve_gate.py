@@ -8,7 +8,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from agent.transport.relay_sockets import CurveGate, KeyPair, knock_with, new_key
+from agent.transport.relay_sockets import CurveAuthenticator, KeyPair, knock_with, new_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Server:
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.client_key = new_key()
-        self.gate = CurveGate(self.context, self.client_key.public)
+        self.gate = CurveAuthenticator(self.context, self.client_key.public)
         self.socket = self.context.socket(zmq.PUB)
         self.gate.guard(self.socket)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")

@@ -184,7 +184,7 @@ def stay_in_the_block() -> tuple[str, str, str, float]:
             if is_first:
                 linger_for("go on", telling="inside")
 
-    heartbeat.SAY_EVERY_S = 1.5
+    heartbeat.LOG_EVERY_S = 1.5
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(message)s")
     return failure(prepare)
 

@@ -13,7 +13,7 @@ from agent.wire.codec import CONTROL_SOCKET
 from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Reply, Shutdown, Status
 from agent.wire.jobs import JobSpec, JobState
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.fleet.commands import StreamRoad
+from app.fleet.commands import StreamChannel
 from app.fleet.fleet import Fleet
 from app.session.demo import PrivateAgents
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from app.fleet.commands import CommandRoad
+    from app.fleet.commands import CommandChannel
 
 NODES = ("n0", "n1")
 
@@ -59,13 +59,13 @@ async def agents() -> AsyncIterator[PrivateAgents]:
         assert [path for path in agents.directories.values() if path.exists()] == []
 
 
-def roads_to(agents: PrivateAgents) -> dict[str, CommandRoad]:
-    return {node: StreamRoad(node, path) for node, path in agents.directories.items()}
+def roads_to(agents: PrivateAgents) -> dict[str, CommandChannel]:
+    return {node: StreamChannel(node, path) for node, path in agents.directories.items()}
 
 
-async def job_states(roads: Mapping[str, CommandRoad]) -> dict[str, list[JobState]]:
+async def job_states(channels: Mapping[str, CommandChannel]) -> dict[str, list[JobState]]:
     states = {}
-    for node, road in roads.items():
+    for node, road in channels.items():
         status = await road.request(GetStatus())
         assert isinstance(status, Status)
         states[node] = [job.state for job in status.report.jobs]
@@ -73,15 +73,15 @@ async def job_states(roads: Mapping[str, CommandRoad]) -> dict[str, list[JobStat
 
 
 async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents) -> None:
-    roads = roads_to(agents)
-    fleet = Fleet(roads)
+    channels = roads_to(agents)
+    fleet = Fleet(channels)
     specs = specs_of(agents.directories)
     specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")
 
     with pytest.raises(AgentRefusedError, match=r"n1 refused \(no_workdir\)") as caught:
         await fleet.start(specs)
 
-    assert await job_states(roads) == {"n0": [], "n1": []}
+    assert await job_states(channels) == {"n0": [], "n1": []}
     assert caught.value.hint == "n0: prepared, taken back"
     assert fleet.starting is not None
     assert fleet.starting.is_over
@@ -90,14 +90,14 @@ async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents
 
 
 async def test_when_one_node_is_gone_no_other_keeps_the_job(agents: PrivateAgents) -> None:
-    roads = roads_to(agents)
-    await roads["n1"].request(Shutdown())
-    fleet = Fleet(roads)
+    channels = roads_to(agents)
+    await channels["n1"].request(Shutdown())
+    fleet = Fleet(channels)
 
     with pytest.raises(AgentUnreachableError, match="n1"):
         await fleet.start(specs_of(agents.directories))
 
-    assert await job_states({"n0": roads["n0"]}) == {"n0": []}
+    assert await job_states({"n0": channels["n0"]}) == {"n0": []}
     await fleet.close()
 
 
@@ -142,7 +142,7 @@ async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time
     told: list[str] = []
     direct = roads_to(agents)
     async with CutLink(agents.directories["n1"], tmp_path, b'"commit"') as near:
-        cut = StreamRoad("n1", near)
+        cut = StreamChannel("n1", near)
         fleet = Fleet({"n0": direct["n0"], "n1": cut}, lambda progress: told.append(progress.text))
 
         async with asyncio.timeout(60):
@@ -169,7 +169,7 @@ async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time
 class LosingRoad:
     """A road that carries every command, and loses the replies to some."""
 
-    def __init__(self, road: CommandRoad, kinds: tuple[type[Command], ...], lost: BaseException) -> None:
+    def __init__(self, road: CommandChannel, kinds: tuple[type[Command], ...], lost: BaseException) -> None:
         self._road = road
         self._kinds = kinds
         self._lost = lost
@@ -186,39 +186,39 @@ class LosingRoad:
 
 @pytest.mark.parametrize("lost", [AgentUnreachableError("n1", "no reply"), asyncio.CancelledError()], ids=repr)
 async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAgents, lost: BaseException) -> None:
-    roads = roads_to(agents)
-    fleet = Fleet({"n0": roads["n0"], "n1": LosingRoad(roads["n1"], (Prepare,), lost)})
+    channels = roads_to(agents)
+    fleet = Fleet({"n0": channels["n0"], "n1": LosingRoad(channels["n1"], (Prepare,), lost)})
 
     with pytest.raises(type(lost)) as caught:
         await fleet.start(specs_of(agents.directories))
 
-    assert await job_states(roads) == {"n0": [], "n1": []}
+    assert await job_states(channels) == {"n0": [], "n1": []}
     assert "may run" not in getattr(caught.value, "hint", "")
     await fleet.close()
 
 
 async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(agents: PrivateAgents) -> None:
-    roads = roads_to(agents)
+    channels = roads_to(agents)
     specs = specs_of(agents.directories)
     specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")  # no start gets as far as a commit
 
     for num_steps in range(0, 30, 3):
-        start = asyncio.create_task(Fleet(roads).start(specs))
+        start = asyncio.create_task(Fleet(channels).start(specs))
         for _ in range(num_steps):
             await asyncio.sleep(0)
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
-        assert await job_states(roads) == {"n0": [], "n1": []}
+        assert await job_states(channels) == {"n0": [], "n1": []}
 
-    await Fleet(roads).close()
+    await Fleet(channels).close()
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAgents) -> None:
-    roads = roads_to(agents)
-    silent = LosingRoad(roads["n1"], (Commit, Abort, Kill), AgentUnreachableError("n1", "no reply"))
-    fleet = Fleet({"n0": roads["n0"], "n1": silent})
+    channels = roads_to(agents)
+    silent = LosingRoad(channels["n1"], (Commit, Abort, Kill), AgentUnreachableError("n1", "no reply"))
+    fleet = Fleet({"n0": channels["n0"], "n1": silent})
 
     with pytest.raises(AgentUnreachableError) as caught:
         await fleet.start(specs_of(agents.directories))
@@ -234,29 +234,29 @@ async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAge
 async def test_a_start_that_is_refused_or_unheard_leaves_a_running_job_of_that_name_alone(
     agents: PrivateAgents,
 ) -> None:
-    roads = roads_to(agents)
+    channels = roads_to(agents)
     specs = specs_of(agents.directories)
-    await Fleet(roads).start(specs)
-    lost = {"n0": LosingRoad(roads["n0"], (Prepare,), AgentUnreachableError("n0", "no reply"))}
+    await Fleet(channels).start(specs)
+    lost = {"n0": LosingRoad(channels["n0"], (Prepare,), AgentUnreachableError("n0", "no reply"))}
     for others in ({}, lost):
         with pytest.raises((AgentRefusedError, AgentUnreachableError)):
-            await Fleet({**roads, **others}).start(specs)
+            await Fleet({**channels, **others}).start(specs)
 
-    assert await job_states(roads) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}
-    await Fleet(roads).kill("demo")
-    await Fleet(roads).close()
+    assert await job_states(channels) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}
+    await Fleet(channels).kill("demo")
+    await Fleet(channels).close()
 
 
 @pytest.mark.ranks
 async def test_a_started_job_runs_on_every_node_and_a_kill_ends_it_on_every_node(agents: PrivateAgents) -> None:
-    roads = roads_to(agents)
-    fleet = Fleet(roads)
+    channels = roads_to(agents)
+    fleet = Fleet(channels)
     await fleet.start(specs_of(agents.directories))
-    assert await job_states(roads) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}
+    assert await job_states(channels) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}
 
     await fleet.kill("demo")
 
     async with asyncio.timeout(60):
-        while await job_states(roads) != {"n0": [JobState.STOPPED], "n1": [JobState.STOPPED]}:  # noqa: ASYNC110 - agents
+        while await job_states(channels) != {"n0": [JobState.STOPPED], "n1": [JobState.STOPPED]}:  # noqa: ASYNC110 - agents
             await asyncio.sleep(0.02)
     await fleet.close()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddpcore.barriers import gate_session, gates, open_session
+from ddpcore.barriers import barrier_session, named_barriers, open_session
 from ddpcore.barriers.arrivals import go_key
-from ddpcore.barriers.rank_status import GateKind
+from ddpcore.barriers.rank_status import BarrierKind
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, DdpcoreError
 from tests.support.hearts import told_function
 from tests.support.meeting import free_port
@@ -64,9 +64,9 @@ def arrive_early_or_at_the_end() -> float:
     if dist.get_rank() == 0:
         time.sleep(0.5)
         before_s = time.monotonic()
-        gates.barrier("only one")
+        named_barriers.barrier("only one")
         return before_s
-    gates.barrier("only one")
+    named_barriers.barrier("only one")
     return time.monotonic()
 
 
@@ -78,13 +78,13 @@ def test_rank_1_goes_on_only_when_rank_0_has_come_to_its_end() -> None:
 
 def pass_two(first_s: float) -> list[tuple[float, float]]:
     """Return when this rank came to each of two gates and when it had passed: all ranks have one clock."""
-    gates.barrier("start")
+    named_barriers.barrier("start")
     times_s = []
     for number, label in enumerate(("first", "second")):
         if dist.get_rank() != number:
             time.sleep(first_s)
         came_s = time.monotonic()
-        gates.barrier(label)
+        named_barriers.barrier(label)
         times_s.append((came_s, time.monotonic()))
     return times_s
 
@@ -97,13 +97,13 @@ def test_the_last_to_come_sets_the_time_for_all() -> None:
 
 
 def call_once_or_twice() -> tuple[str, str, float]:
-    gates.barrier("epoch")
+    named_barriers.barrier("epoch")
     if dist.get_rank() == 1:
-        gates.leave()
+        named_barriers.leave()
         for rank in (0, 2):
             linger_for(f"told-{rank}")
         return "", "", 0.0
-    told = failure(lambda: gates.barrier("epoch"))
+    told = failure(lambda: named_barriers.barrier("epoch"))
     Path(f"told-{dist.get_rank()}").touch()
     return told
 
@@ -123,14 +123,14 @@ def test_a_rank_that_has_left_after_fewer_calls_is_an_error_at_once_with_counts_
 
 
 def wait_for_two_that_do_not_come() -> tuple[str, str, list[int]]:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     rank = dist.get_rank()
     if rank >= 2:
         linger_for("never", telling=f"missing-{rank}")
     linger_for("go")
     try:
         # Longer than the two that come are apart.
-        gates.barrier("epoch", timeout_s=6.0)
+        named_barriers.barrier("epoch", timeout_s=6.0)
     except BarrierTimeoutError as error:
         return type(error).__name__, str(error), error.missing
     return "", "", []
@@ -163,10 +163,10 @@ def test_every_survivor_names_all_missing_ranks_with_their_lines() -> None:
 
 
 def wait_for_one_that_dies() -> tuple[str, str, float]:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if dist.get_rank() == 1:
         linger_for("never", telling="ready")
-    return failure(lambda: gates.barrier("epoch"))
+    return failure(lambda: named_barriers.barrier("epoch"))
 
 
 def test_a_killed_rank_is_an_error_within_seconds() -> None:
@@ -186,8 +186,8 @@ def test_a_killed_rank_is_an_error_within_seconds() -> None:
 
 
 def wait_for_each_other() -> tuple[str, str, float]:
-    gates.barrier("start")
-    return failure(lambda: gates.barrier("left" if dist.get_rank() == 0 else "right"))
+    named_barriers.barrier("start")
+    return failure(lambda: named_barriers.barrier("left" if dist.get_rank() == 0 else "right"))
 
 
 def test_ranks_that_wait_for_each_other_both_get_both_sites_at_once() -> None:
@@ -201,14 +201,14 @@ def test_ranks_that_wait_for_each_other_both_get_both_sites_at_once() -> None:
 
 
 def give_up_one_and_meet_at_the_other() -> str:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     told = ""
     if dist.get_rank() == 0:
         try:
-            gates.barrier("only rank 0", timeout_s=20.0)
+            named_barriers.barrier("only rank 0", timeout_s=20.0)
         except BarrierDeadlockError:
             told = "given up"
-    gates.barrier("both", timeout_s=60.0)
+    named_barriers.barrier("both", timeout_s=60.0)
     return told
 
 
@@ -217,13 +217,13 @@ def test_only_the_shorter_of_two_waits_is_given_up_and_the_ranks_meet_at_the_oth
 
 
 def be_slow(for_s: float) -> bool:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if dist.get_rank() == 1:
         time.sleep(for_s)
-    gates.exchange("a", "x")
+    named_barriers.exchange("a", "x")
     if dist.get_rank() == 0:
         time.sleep(for_s)
-    gates.barrier("b")
+    named_barriers.barrier("b")
     return True
 
 
@@ -233,26 +233,26 @@ def test_slow_ranks_are_waited_for() -> None:
 
 def meet_in_two_threads() -> bool:
     """Rank 0 comes to one gate in its main thread and, late, to another beside it; rank 1's main thread to both."""
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if dist.get_rank() == 0:
         thread = threading.Thread(target=come_beside)
         thread.start()
         session = open_session.current_session()
         assert session is not None
         until(lambda: session.journal.num_threads > 1, 60, "the other thread is known to come to gates")
-        gates.barrier("main")
+        named_barriers.barrier("main")
         thread.join()
     else:
         for _ in range(2):
-            gates.barrier("beside")
-        gates.barrier("main")
+            named_barriers.barrier("beside")
+        named_barriers.barrier("main")
     return True
 
 
 def come_beside() -> None:
-    gates.barrier("beside")
+    named_barriers.barrier("beside")
     time.sleep(2.5)
-    gates.barrier("beside")
+    named_barriers.barrier("beside")
 
 
 def test_main_threads_at_different_gates_are_no_deadlock_while_another_thread_may_come() -> None:
@@ -260,10 +260,10 @@ def test_main_threads_at_different_gates_are_no_deadlock_while_another_thread_ma
 
 
 def wait_beside_a_collective() -> tuple[str, str, float]:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if dist.get_rank() == 1:
         return failure(lambda: dist.all_reduce(torch.ones(1)))
-    return failure(lambda: gates.barrier("epoch"))
+    return failure(lambda: named_barriers.barrier("epoch"))
 
 
 def test_a_rank_in_a_collective_that_needs_this_one_is_an_error_at_once() -> None:
@@ -276,15 +276,15 @@ def test_a_rank_in_a_collective_that_needs_this_one_is_an_error_at_once() -> Non
 
 
 def come_and_stop_before_saying_so() -> tuple[str, str, float]:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if dist.get_rank() == 0:
-        return failure(lambda: gates.barrier("epoch"))
+        return failure(lambda: named_barriers.barrier("epoch"))
     session = open_session.current_session()
     assert session is not None
-    gate = session.journal.calls(GateKind.BARRIER, "epoch").enter(time.monotonic(), 60.0)
-    store = session.lane().store
-    until(lambda: list(session.tally.missing(store, gate.key)) == [1], 60, "the other rank waits")
-    session.tally.arrive(store, gate.key)
+    gate = session.journal.calls(BarrierKind.BARRIER, "epoch").enter(time.monotonic(), 60.0)
+    store = session.connection().store
+    until(lambda: list(session.arrival_counter.missing(store, gate.key)) == [1], 60, "the other rank waits")
+    session.arrival_counter.arrive(store, gate.key)
     until(lambda: store.check([go_key(gate.key)]), 60, "the other rank decides")
     return "", "", 0.0
 
@@ -302,12 +302,12 @@ def test_a_last_rank_that_is_stopped_before_it_can_release_the_others_does_not_h
 def lose_the_store(port: int) -> tuple[str, str, float]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    gates.barrier("start")
+    named_barriers.barrier("start")
     if rank == 0:
         linger_for("never")
     # By the rank that stays: the other's host of the store may be killed only when this one has passed the start.
     Path("ready").touch()
-    return failure(lambda: gates.barrier("epoch"))
+    return failure(lambda: named_barriers.barrier("epoch"))
 
 
 def test_the_end_of_the_store_s_host_is_told_at_once() -> None:
@@ -323,14 +323,14 @@ def test_the_end_of_the_store_s_host_is_told_at_once() -> None:
 
 
 def call_in_a_child() -> str:
-    gates.barrier("start")
+    named_barriers.barrier("start")
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write_end, failure(lambda: gates.barrier("child"))[1].encode())
+        os.write(write_end, failure(lambda: named_barriers.barrier("child"))[1].encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    gates.barrier("end")
+    named_barriers.barrier("end")
     return os.read(read_end, 4096).decode()
 
 
@@ -341,13 +341,13 @@ def test_a_forked_child_is_told_that_it_is_no_rank_and_the_rank_goes_on() -> Non
 
 def pass_many(num_calls: int) -> int:
     """Return how many keys more there are than after one gate, once the hearts have deleted what they can."""
-    gates.barrier("start")
-    store = gate_session.default_store()
+    named_barriers.barrier("start")
+    store = barrier_session.default_store()
     before = store.num_keys()
     for number in range(num_calls):
-        gates.barrier(f"step {number}")
-        gates.exchange("value", str(number))
-    gates.barrier("passed")
+        named_barriers.barrier(f"step {number}")
+        named_barriers.exchange("value", str(number))
+    named_barriers.barrier("passed")
     # Nobody leaves before all have seen it: who has left deletes nothing any more.
     until(lambda: store.num_keys() <= before + FEW_KEYS, 60, "the keys of all gates but the last are deleted")
     return store.num_keys() - before

@@ -55,11 +55,11 @@ class Ward:
     def gpus(self) -> GpusReport:
         """Let a beat pass and return what a console is told."""
         began_s = time.monotonic()
-        self.watch.beat()
+        self.watch.tick()
         assert time.monotonic() - began_s < 1.0, "the event loop was held up"
         while True:
             try:
-                self.watch.hear(decode_sample(self.inbox.recv(1 << 20)))
+                self.watch.receive(decode_sample(self.inbox.recv(1 << 20)))
             except BlockingIOError:
                 break
         report = self.state.report(time.monotonic(), report_seq=1, jobs=[], log_seq=0, malformed_datagrams=0)
@@ -148,7 +148,7 @@ def test_a_sample_that_no_sampler_of_ours_sent_changes_nothing(
     replayed(monkeypatch, tmp_path, recording(a100(0)))
     ward.wait_until(is_watching, "the first sample")
 
-    ward.watch.hear(GpuSample(SAMPLE_VERSION, os.getpid(), "it is all over"))
+    ward.watch.receive(GpuSample(SAMPLE_VERSION, os.getpid(), "it is all over"))
 
     assert is_watching(ward.gpus())
 

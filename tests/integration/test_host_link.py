@@ -32,7 +32,7 @@ from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
 from ddpcore.wire import Fault, FaultKind
 from tests.support.hosts import PASSWORD, Network, require_hosts
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
@@ -219,8 +219,8 @@ PAM = ("UsePAM yes", "KbdInteractiveAuthentication yes", "PermitRootLogin yes")
 
 @pytest.mark.parametrize("network", [("AuthenticationMethods publickey,keyboard-interactive", *PAM)], indirect=True)
 async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_says_so(network: Network) -> None:
-    person = Person([PASSWORD])
-    with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(person)) as link:
+    local_user = LocalUser([PASSWORD])
+    with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(local_user)) as link:
         link.connect()
         link.bring_up()
         session = RemoteSession(these(link))
@@ -231,7 +231,7 @@ async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_
         said = await told(session, "wants a new answer at each login (leave, and come in again)")
         assert said.startswith("h1: ")
         await session.close()
-    assert person.asked == ["(root@h1) Password: "]
+    assert local_user.asked == ["(root@h1) Password: "]
     assert network["h1"].num_logins() == 1
 
 

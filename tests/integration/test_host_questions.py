@@ -16,7 +16,7 @@ from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
 from app.ssh.questions import QuestionDesk
 from tests.support.hosts import PASSWORD, Network, require_hosts
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
@@ -88,7 +88,7 @@ class Visit:
 @asynccontextmanager
 async def visit(network: Network, *hosts: str, answers: tuple[str, ...] = ()) -> AsyncIterator[Visit]:
     """Open a session over hosts whose agents are brought up; `answers` are given before it begins."""
-    desk = QuestionDesk(Person(answers))
+    desk = QuestionDesk(LocalUser(answers))
     logins = Logins(desk)
     links = [HostLink(Access(host, sys.executable, str(network.ssh_config)), logins) for host in hosts]
     session = None
@@ -122,7 +122,7 @@ async def test_a_second_factor_is_asked_for_again_and_the_host_comes_back(networ
         assert (wrong.host, wrong.lines, wrong.is_shown) == ("h1", ("(root@h1) Password: ",), False)
         at.questions.answer(wrong.number, "guess")
         right = await at.until_asked(wrong.number)
-        assert right.told == ("root@h1 does not take that.",)
+        assert right.notes == ("root@h1 does not take that.",)
         at.questions.answer(right.number, PASSWORD)
         await going
 
@@ -212,7 +212,7 @@ async def test_a_console_that_only_looks_on_asks_nothing(network: Network) -> No
         link.connect()
         link.bring_up()
         session = RemoteSession(these(link), None, SessionOptions(is_read_only=True))
-        session.asked_at = desk = QuestionDesk(Person(["elsewhere"]))
+        session.asked_at = desk = QuestionDesk(LocalUser(["elsewhere"]))
         session.patience_s = math.inf
         await session.start()
         try:

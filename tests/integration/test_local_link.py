@@ -23,9 +23,9 @@ from app.errors import (
 from app.fleet import local_link
 from app.fleet.local_link import LocalLink
 from app.inventory.program import Program
-from app.model.absence import Lack
+from app.model.unreachable_reason import UnreachableKind
 from app.session.options import SessionOptions
-from app.session.reconnector import absence_of
+from app.session.reconnector import unreachable_reason_of
 from app.session.remote_job import RunRequest
 from app.session.remote_session import RemoteSession
 from tests.support.plain_hosts import these
@@ -79,9 +79,9 @@ def test_an_agent_whose_process_is_stopped_is_told_as_that_at_once_with_what_to_
                 assert time.monotonic() - began_s < FROZEN_S
                 assert str(caught.value) == f"the agent on localhost (pid {pid}) is frozen"
                 assert caught.value.hint == f"on localhost: kill -CONT {pid}"
-            absence = absence_of(FrozenAgentError("localhost", pid), "localhost")
-            assert absence.lack is Lack.ANSWER
-            assert absence.why == f"its process (pid {pid}) is frozen (on localhost: kill -CONT {pid})"
+            unreachable_reason = unreachable_reason_of(FrozenAgentError("localhost", pid), "localhost")
+            assert unreachable_reason.unreachable_kind is UnreachableKind.ANSWER
+            assert unreachable_reason.why == f"its process (pid {pid}) is frozen (on localhost: kill -CONT {pid})"
         finally:
             os.kill(pid, signal.SIGCONT)
         assert link.find().pid == pid
@@ -113,7 +113,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             told = await starter.start(program)
             job_id = session.watched_job
             assert told == f"job {job_id} started on localhost with 1 rank: wait.py --name 'a b'"
-            assert any(event.text == f"on request: {told}" for event in session.events.newest_first())
+            assert any(event.text == f"on request: {told}" for event in session.events.latest_first())
             assert session.how_to_begin == ""
             await until_async(lambda: shown_job(session) == (job_id, "running"), START_S, "the job runs")
             assert f"job {job_id} goes on" in session.farewell()

@@ -130,13 +130,13 @@ async def _attached_anew() -> None:
         began_s = session.events[0].at_s
         await until_async(lambda: len(steps_of(session)) > 0 and steps_of(session)[0] < 20, 30, "charts reach back")
 
-        events = list(session.events.newest_first())[::-1]
+        events = list(session.events.latest_first())[::-1]
         told = [(event.kind, event.ranks) for event in events if event.kind in {EventKind.VERDICT, EventKind.OVER}]
         assert told == [(EventKind.VERDICT, (1,)), (EventKind.OVER, (1,))]
         assert [event.at_s for event in events] == sorted(event.at_s for event in events)
         assert sum(event.text.startswith("job first") and "running" in event.text for event in events) == 1
         assert session.view().verdicts() == []
-        assert session.told_of_evidence == []
+        assert session.evidence_notices == []
         assert not any("frozen" in notice for notice in session.drain_notices())
         job = session.history.shown
         assert job is not None

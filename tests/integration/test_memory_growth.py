@@ -75,4 +75,4 @@ def test_a_rank_that_leaks_is_warned_of_before_it_dies_of_it_and_no_other(tmp_pa
         assert {rank for rank, growth in growths(report).items()} == {1}
         end = next(worker.exit for worker in report.workers if worker.rank == 1)
         assert end is not None
-        assert "MemoryError" in end.words
+        assert "MemoryError" in end.error_text

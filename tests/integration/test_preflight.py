@@ -11,7 +11,7 @@ import pytest
 from agent.wire.examination import Examination, Health
 from app.errors import AgentRefusedError, AppError, ExitCode, HostKeyError, HostUnreachableError, SessionError
 from app.fleet.local_link import LocalLink
-from app.preflight.asking import failure_of, preflight
+from app.preflight.examining import failure_of, preflight
 from app.preflight.findings import FailureKind, Step, Wanted
 from tests.support.examinations import ROWS, facts, of_host, unwell
 
@@ -118,7 +118,7 @@ def test_each_host_is_told_of_on_its_way(tmp_path: Path) -> None:
     told: dict[str, list[Step]] = {"h1": [], "h2": [], "h3": []}
     lost = HostUnreachableError("h3", "it is gone")
 
-    preflight([*pair(tmp_path, doctor="{}"), (Wanted("h3"), lost)], tell=lambda host, step: told[host].append(step))
+    preflight([*pair(tmp_path, doctor="{}"), (Wanted("h3"), lost)], notify=lambda host, step: told[host].append(step))
 
     assert told == {
         "h1": [Step.EXAMINING, Step.FAILED],

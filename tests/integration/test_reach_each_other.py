@@ -146,12 +146,12 @@ def test_a_verb_on_this_machine_is_spoken_to_and_let_go() -> None:
     with LocalLink() as link:
         talk = link.begin_verb("listen", "--address", "127.0.0.1")
         assert json.loads(talk.line())["token"]
-        talk.say(b"")
+        talk.send(b"")
         assert json.loads(talk.line())["wall_time_s"]
         talk.close()
         talk.close()
         with pytest.raises(HostUnreachableError):
-            talk.say(b"")
+            talk.send(b"")
         wrong = link.begin_verb("listen", "--port", "none")
         with pytest.raises(AgentUnreachableError, match="`agent listen` ended there"):
             wrong.line()

@@ -30,19 +30,19 @@ from agent.wire.digest import decode_frame
 from agent.wire.relay import (
     ASK,
     MAX_ASKED,
-    MAX_FAN_IN_BYTES,
+    MAX_RELAY_BYTES,
     MERGED_SOCKET,
     RELAY_VERSION,
-    Beat,
     Data,
     Hello,
     NotWelcome,
+    RelayHeartbeat,
     Report,
     Take,
     Welcome,
     WhoAreYou,
     decode_from_relay,
-    encode_fan_in,
+    encode_relay_message,
 )
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.relays import MergedReader, RunningRelay
@@ -85,7 +85,7 @@ class Impostor:
         self._context.destroy(linger=0)
 
     def say(self, message: FromNode) -> None:
-        self.socket.send(encode_fan_in(message))
+        self.socket.send(encode_relay_message(message))
 
     def hears(self, within_s: float = 10.0) -> FromRelay | None:
         return decode_from_relay(self.socket.recv()) if self.socket.poll(int(within_s * 1000)) else None
@@ -313,12 +313,12 @@ def test_who_has_another_key_is_not_heard(relay: RunningRelay) -> None:
 def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on(relay: RunningRelay) -> None:
     with agent_of(relay, "a"), Impostor(relay) as node, MergedReader(relay.directory) as console:
         until(lambda: "a" in console.newest, 20, "it has reported")
-        node.say(Beat())
+        node.say(RelayHeartbeat())
         assert isinstance(node.hears(), WhoAreYou)
         node.say(hello())
         node.hears_first(Welcome)
         node.hears_first(Take)
-        for garbage in (b"", b"\xc1", b"x" * 1000, encode_fan_in(Take())):
+        for garbage in (b"", b"\xc1", b"x" * 1000, encode_relay_message(Take())):
             node.socket.send(garbage)
         node.socket.send_multipart([b"1"] * 50)
         node.say(Data(99, b"of a stream that nobody has opened"))
@@ -342,7 +342,7 @@ def test_a_node_that_says_it_is_of_an_age_that_cannot_be_costs_no_console_its_co
         seen = console.num_reports
 
         def is_heard_on() -> bool:
-            node.say(Beat())  # it is not to be missed meanwhile
+            node.say(RelayHeartbeat())  # it is not to be missed meanwhile
             return console.num_reports > seen + 4
 
         until(is_heard_on, 40, "the other node is heard on")
@@ -372,7 +372,7 @@ def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay:
     with agent_of(relay, "a"), Impostor(relay) as node:
         node.say(hello())
         node.hears_first(Welcome)
-        node.socket.send(b"x" * (MAX_FAN_IN_BYTES + 1))
+        node.socket.send(b"x" * (MAX_RELAY_BYTES + 1))
 
         until(lambda: [one["is_here"] for one in relay.roster()["nodes"]] == [True, False], GONE_S, "it is gone")
 
@@ -467,13 +467,13 @@ def test_too_many_streams_to_one_node_are_refused_and_room_is_made_by_those_that
     with agent_of(relay, "a"), contextlib.ExitStack() as opened:
         relay.wait_for("a")
         path = relay.directory / "nodes" / "a" / CONTROL_SOCKET
-        roads = [opened.enter_context(connected_to(path)) for _ in range(MAX_STREAMS_A_NODE)]
-        for road in roads:
+        channels = [opened.enter_context(connected_to(path)) for _ in range(MAX_STREAMS_A_NODE)]
+        for road in channels:
             assert is_answered(road)
 
         assert not is_answered(opened.enter_context(connected_to(path)))
-        assert is_answered(roads[0])
-        roads[1].close()
+        assert is_answered(channels[0])
+        channels[1].close()
 
         until(lambda: is_answered(opened.enter_context(connected_to(path))), 10, "there is room for another one")
 

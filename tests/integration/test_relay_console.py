@@ -22,7 +22,7 @@ from app.fleet.local_link import LocalLink
 from app.fleet.relay_hub import RelayHub
 from app.fleet.relayed_link import RelayedLink
 from app.inventory.inventory import HostEntry
-from app.model.absence import Lack
+from app.model.unreachable_reason import UnreachableKind
 from app.session.hosts import Hosts
 from app.session.remote_session import RemoteSession
 from tests.integration.test_relay import Impostor
@@ -81,8 +81,8 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
 
 
 def hub_trouble(session: RemoteSession, node: str) -> str:
-    absence = session._connections.absences[node]
-    return "" if absence is None else absence.why
+    unreachable_reason = session._connections.absences[node]
+    return "" if unreachable_reason is None else unreachable_reason.why
 
 
 def troubles(session: RemoteSession) -> dict[str, str]:
@@ -125,11 +125,11 @@ async def test_what_the_nodes_of_a_relay_remember_is_in_front_of_what_the_consol
 
         def reached_back() -> bool:
             session.view()
-            return any(event.text.startswith("attached") for event in session.events.newest_first())
+            return any(event.text.startswith("attached") for event in session.events.latest_first())
 
         await until_async(reached_back, 20, "the past is there")
 
-        *before, attached = list(session.events.newest_first())[::-1]
+        *before, attached = list(session.events.latest_first())[::-1]
         assert attached.text.startswith("attached")
         assert sorted(name for event in before for name in ("gpu2", "gpu10") if name in event.text) == ["gpu10", "gpu2"]
         assert all(event.at_s < attached.at_s < seen_s for event in before)
@@ -195,7 +195,7 @@ async def test_nodes_that_come_later_are_told_of_as_long_as_they_are_there(hub: 
         await session.start()
         try:
             await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
-            assert session.view().newcomers == ""
+            assert session.view().new_nodes == ""
             with (
                 RunningAgent("--relay", str(relay.invitation), node="gpu3"),
                 RunningAgent("--relay", str(relay.invitation), node="gpu4"),
@@ -217,10 +217,10 @@ async def test_nodes_that_come_later_are_told_of_as_long_as_they_are_there(hub: 
                     "by rankdeck attach --relay x"
                 ), "the others are not meant"
                 standing = "1 more node has come to the relay: leave and come in again"
-                assert session.view().newcomers == standing
+                assert session.view().new_nodes == standing
                 assert session.view().headline().text == f"2 nodes up, no job yet; {standing}"
                 assert set(states(session)) == {"gpu2", "gpu10"}
-            await until_async(lambda: session.view().newcomers == "", 20, "it has gone")
+            await until_async(lambda: session.view().new_nodes == "", 20, "it has gone")
             assert session.drain_notices() == []
         finally:
             await session.close()
@@ -268,9 +268,12 @@ def test_an_agent_that_comes_back_as_something_else_is_told_and_is_no_end_of_the
         node.hears_first(Welcome)
         hub.connect()
 
-        absence = RelayedLink("x", hub, 0).absence
-        assert absence is not None
-        assert (absence.lack, "its agent says something else" in absence.why) == (Lack.FITTING_AGENT, True)
+        unreachable_reason = RelayedLink("x", hub, 0).unreachable_reason
+        assert unreachable_reason is not None
+        assert (unreachable_reason.unreachable_kind, "its agent says something else" in unreachable_reason.why) == (
+            UnreachableKind.FITTING_AGENT,
+            True,
+        )
 
 
 def test_what_is_not_a_relay_is_told(tmp_path: Path) -> None:

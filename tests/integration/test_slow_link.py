@@ -103,7 +103,7 @@ def test_reports_over_a_slow_link_are_truly_dated_and_the_newest_that_it_carries
         place = link.bring_up()
         spectator = Spectator(Path(place.dir))
         try:
-            link.open_road(take)
+            link.open_report_channel(take)
             until(lambda: len(spectator.made_s) > 5 and len(came) > 2, START_S, "the agent reports")
             rate.write_text(str(spectator.bytes_s() / 2))
             num_before = len(came)

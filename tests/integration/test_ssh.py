@@ -62,7 +62,7 @@ def test_what_a_host_says_is_safe_to_show(network: Network) -> None:
     with connected(network) as connection:
         done = connection.run(["sh", "-c", "printf 'first\\n\\033]0;title\\007 last' >&2; exit 1"], 10)
 
-    assert done.said == "\\x1b]0;title\\x07 last"
+    assert done.error_text == "\\x1b]0;title\\x07 last"
 
 
 def test_a_program_that_fills_both_outputs_does_not_hang(network: Network) -> None:
@@ -310,9 +310,9 @@ def test_a_host_behind_another_is_reached_through_it() -> None:
 
         with connected(network, "inner") as connection:
             assert connection.run(["hostname"], 10).stdout == b"inner\n"
-            said = connection.run(["sh", "-c", "echo $SSH_CONNECTION"], 10).stdout.decode()
+            error_text = connection.run(["sh", "-c", "echo $SSH_CONNECTION"], 10).stdout.decode()
 
-        assert said.split()[0] == network["bastion"].address
+        assert error_text.split()[0] == network["bastion"].address
 
 
 def test_a_jump_host_that_leads_to_itself_is_an_error(network: Network) -> None:

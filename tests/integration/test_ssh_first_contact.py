@@ -11,7 +11,7 @@ import pytest
 from app.errors import HostKeyError
 from app.ssh.login import Logins
 from tests.support.hosts import Network, require_hosts
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield network
 
 
-def enter(network: Network, person: Person, host: str = "h1") -> None:
-    Logins(person).connect(host, str(network.ssh_config)).close()
+def enter(network: Network, local_user: LocalUser, host: str = "h1") -> None:
+    Logins(local_user).connect(host, str(network.ssh_config)).close()
 
 
 def fingerprint_of(network: Network, host: str = "h1") -> str:
@@ -54,17 +54,17 @@ def openssh_enters(network: Network, host: str = "h1") -> bool:
 
 
 def test_a_person_says_yes_and_from_then_on_the_host_is_known_to_ssh_and_to_us(network: Network) -> None:
-    person = Person(["of course", "yes"])
+    local_user = LocalUser(["of course", "yes"])
 
-    enter(network, person)
-    enter(network, nobody := Person())
+    enter(network, local_user)
+    enter(network, nobody := LocalUser())
 
-    assert f"ED25519 key fingerprint is {fingerprint_of(network)}\n" in person.asked[0]
-    assert network["h1"].address in person.asked[0]
-    assert person.asked[0].endswith("(yes/no/[fingerprint])? ")
-    assert person.asked[1] == "Please type 'yes', 'no' or the fingerprint: "
-    assert person.shown == person.asked, "it is no secret"
-    assert "is added to" in person.told[0]
+    assert f"ED25519 key fingerprint is {fingerprint_of(network)}\n" in local_user.asked[0]
+    assert network["h1"].address in local_user.asked[0]
+    assert local_user.asked[0].endswith("(yes/no/[fingerprint])? ")
+    assert local_user.asked[1] == "Please type 'yes', 'no' or the fingerprint: "
+    assert local_user.shown == local_user.asked, "it is no secret"
+    assert "is added to" in local_user.notes[0]
     assert nobody.asked == []
     assert network.known_hosts.stat().st_mode & 0o777 == 0o600
     assert network.known_hosts.read_text().startswith(f"{network['h1'].address} ssh-ed25519 ")
@@ -72,14 +72,14 @@ def test_a_person_says_yes_and_from_then_on_the_host_is_known_to_ssh_and_to_us(n
 
 
 def test_the_fingerprint_itself_is_the_best_answer(network: Network) -> None:
-    enter(network, Person([fingerprint_of(network)]))
+    enter(network, LocalUser([fingerprint_of(network)]))
 
     assert openssh_enters(network)
 
 
 def test_another_fingerprint_is_refused_loudly_and_nothing_is_written(network: Network) -> None:
     with pytest.raises(HostKeyError, match="not the one that was typed: somebody may stand between"):
-        enter(network, Person([fingerprint_of(network, "h2"), "yes"]))
+        enter(network, LocalUser([fingerprint_of(network, "h2"), "yes"]))
 
     assert not network.known_hosts.exists()
     assert network["h1"].num_logins() == 0
@@ -87,12 +87,12 @@ def test_another_fingerprint_is_refused_loudly_and_nothing_is_written(network: N
 
 @pytest.mark.parametrize("answers", [["no"], [""] * 3, []])
 def test_whatever_is_no_yes_is_a_no(network: Network, answers: list[str]) -> None:
-    person = Person([*answers, "yes"] if answers else [])
+    local_user = LocalUser([*answers, "yes"] if answers else [])
 
     with pytest.raises(HostKeyError, match="not a known host"):
-        enter(network, person)
+        enter(network, local_user)
 
-    assert len(person.asked) == max(1, len(answers))
+    assert len(local_user.asked) == max(1, len(answers))
     assert not network.known_hosts.exists()
 
 
@@ -101,12 +101,12 @@ def test_a_changed_key_is_never_asked_about(network: Network) -> None:
     network.trust_all()
     network["h1"].change_host_key()
     before = network.known_hosts.read_text()
-    person = Person(["yes"])
+    local_user = LocalUser(["yes"])
 
     with pytest.raises(HostKeyError, match="HAS CHANGED"):
-        enter(network, person)
+        enter(network, local_user)
 
-    assert person.asked == []
+    assert local_user.asked == []
     assert network.known_hosts.read_text() == before
 
 
@@ -118,17 +118,17 @@ def test_the_configuration_says_who_decides_and_nobody_is_trusted_in_silence(
     network: Network, strictness: str, is_asked: bool, gets_in: bool
 ) -> None:
     network.configure(f"Host *\n  StrictHostKeyChecking {strictness}")
-    person = Person(["yes"])
+    local_user = LocalUser(["yes"])
 
     if gets_in:
-        enter(network, person)
-        assert "is added to" in person.told[0]
-        assert fingerprint_of(network) in person.told[0]
+        enter(network, local_user)
+        assert "is added to" in local_user.notes[0]
+        assert fingerprint_of(network) in local_user.notes[0]
     else:
         with pytest.raises(HostKeyError, match="not a known host"):
-            enter(network, person)
+            enter(network, local_user)
 
-    assert bool(person.asked) is is_asked
+    assert bool(local_user.asked) is is_asked
     assert openssh_enters(network) is gets_in
 
 
@@ -140,7 +140,7 @@ def test_what_is_written_is_what_ssh_looks_for(network: Network, option: str) ->
         network["h1"].restart_sshd()
     network.configure(f"Host h1\n  {option}")
 
-    enter(network, Person(["yes"]))
+    enter(network, LocalUser(["yes"]))
 
     written = network.known_hosts.read_text()
     beginnings = {
@@ -157,7 +157,7 @@ def test_what_is_written_is_what_ssh_looks_for(network: Network, option: str) ->
 def test_a_person_may_take_longer_than_the_host_waits(network: Network) -> None:
     """A list of new hosts is asked about one after the other, and each has its own patience."""
 
-    class Slow(Person):
+    class Slow(LocalUser):
         def ask(self, text: str, *, is_shown: bool = False) -> str | None:
             host = network["h1"]
             until(lambda: not host.sessions(), 60, "sshd has lost its patience")
@@ -167,11 +167,11 @@ def test_a_person_may_take_longer_than_the_host_waits(network: Network) -> None:
             host.restart_sshd()
             return super().ask(text, is_shown=is_shown)
 
-    person = Slow(["yes"])
+    local_user = Slow(["yes"])
 
-    enter(network, person)
+    enter(network, local_user)
 
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
     # sshd lets us in before it writes that down.
     until(lambda: network["h1"].num_logins() == 1, 20, "one has come in")
 
@@ -180,34 +180,34 @@ def test_a_key_that_another_host_shows_too_is_said_to(network: Network) -> None:
     key = " ".join((network["h1"].directory / "host_key.pub").read_text().split()[:2])
     network.known_hosts.write_text(f"elsewhere {key}")  # without a last line end
 
-    enter(network, person := Person(["yes"]))
+    enter(network, local_user := LocalUser(["yes"]))
 
-    assert f"known by other names: {network.known_hosts}:1" in person.asked[0]
+    assert f"known by other names: {network.known_hosts}:1" in local_user.asked[0]
     assert network.known_hosts.read_text() == f"elsewhere {key}\n{network['h1'].address} {key}\n"
 
 
 def test_a_host_that_cannot_be_written_down_is_taken_for_known_as_long_as_the_command_runs(network: Network) -> None:
     network.configure("Host *\n  UserKnownHostsFile /proc/known_hosts")
-    logins = Logins(person := Person(["yes"]))
+    logins = Logins(local_user := LocalUser(["yes"]))
 
     logins.connect("h1", str(network.ssh_config)).close()
     logins.connect("h1", str(network.ssh_config), asks=False).close()
 
-    assert len(person.asked) == 1
-    assert "taken for known this once: /proc/known_hosts cannot be written" in person.told[0]
+    assert len(local_user.asked) == 1
+    assert "taken for known this once: /proc/known_hosts cannot be written" in local_user.notes[0]
 
 
 def test_a_directory_for_known_hosts_is_made_for_its_owner_alone(network: Network) -> None:
     network.configure(f"Host *\n  UserKnownHostsFile {network.directory}/new/known_hosts")
 
-    enter(network, Person(["yes"]))
+    enter(network, LocalUser(["yes"]))
 
     assert (network.directory / "new").stat().st_mode & 0o777 == 0o700
 
 
 def test_several_hosts_at_one_address_are_one_question(network: Network) -> None:
     network.configure(f"Host a b c\n  HostName {network['h1'].address}")
-    logins = Logins(person := Person(["yes"]))
+    logins = Logins(local_user := LocalUser(["yes"]))
 
     def go(host: str) -> None:
         logins.connect(host, str(network.ssh_config)).close()
@@ -218,6 +218,6 @@ def test_several_hosts_at_one_address_are_one_question(network: Network) -> None
     for thread in threads:
         thread.join(60)
 
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
     assert len(network.known_hosts.read_text().splitlines()) == 1
     until(lambda: network["h1"].num_logins() == 3, 20, "all three have come in")

@@ -16,7 +16,7 @@ from app.ssh.login import Logins
 from app.ssh.transport import Transport
 from tests.support.hosts import PASSWORD, Network, require_hosts
 from tests.support.interviewer import Interviewer, Round
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield network
 
 
-def enter(network: Network, person: Person, host: str = "h1") -> None:
+def enter(network: Network, local_user: LocalUser, host: str = "h1") -> None:
     """Log in and out again."""
-    Logins(person).connect(host, str(network.ssh_config)).close()
+    Logins(local_user).connect(host, str(network.ssh_config)).close()
 
 
 def test_a_passphrase_is_asked_for_once_whichever_threads_go_to_which_hosts(network: Network) -> None:
     network.lock_key(PASSPHRASE)
-    person = Person(["wrong", PASSPHRASE])
-    logins = Logins(person)
+    local_user = LocalUser(["wrong", PASSPHRASE])
+    logins = Logins(local_user)
     arrived: list[str] = []
 
     def go(host: str) -> None:
@@ -56,10 +56,10 @@ def test_a_passphrase_is_asked_for_once_whichever_threads_go_to_which_hosts(netw
         thread.join(60)
 
     assert sorted(arrived) == ["h1", "h2"]
-    assert len(person.asked) == 2, "the wrong one, and the right one"
-    assert str(network.key) in person.asked[0]
-    assert person.shown == []
-    assert person.told == ["That does not open it."]
+    assert len(local_user.asked) == 2, "the wrong one, and the right one"
+    assert str(network.key) in local_user.asked[0]
+    assert local_user.shown == []
+    assert local_user.notes == ["That does not open it."]
 
 
 def test_a_key_in_the_old_form_is_unlocked_too(network: Network) -> None:
@@ -70,22 +70,22 @@ def test_a_key_in_the_old_form_is_unlocked_too(network: Network) -> None:
     network.key.with_name("console_key_old.pub").unlink()
     network.configure(f"Host *\n  IdentityFile {network.key}_old")
 
-    enter(network, person := Person([PASSPHRASE]))
+    enter(network, local_user := LocalUser([PASSPHRASE]))
 
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
 
 
 def test_a_key_that_is_left_locked_is_not_asked_about_again(network: Network) -> None:
     network.lock_key(PASSPHRASE)
-    person = Person([""])
-    logins = Logins(person)
+    local_user = LocalUser([""])
+    logins = Logins(local_user)
 
     for host in ("h1", "h2"):
         with pytest.raises(HostUnreachableError, match="was offered no key") as caught:
             logins.connect(host, str(network.ssh_config))
         assert caught.value.hint == f"ssh-add {network.key}"
 
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
 
 
 @pytest.mark.parametrize("has_public_file", [True, False])
@@ -97,41 +97,41 @@ def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
     if not has_public_file:
         network.key.with_suffix(".pub").unlink()
 
-    logins = Logins(person := Person([PASSPHRASE]))
+    logins = Logins(local_user := LocalUser([PASSPHRASE]))
     for asks in (True, False):
         with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key") as caught:
             logins.connect("h1", str(network.ssh_config), asks=asks)
-        assert person.asked == []
+        assert local_user.asked == []
         assert not caught.value.is_answerable, "no answer would help"
         assert caught.value.hint == "put your public key there: ssh-copy-id h1"
     with pytest.raises(HostUnreachableError) as caught:
         logins.connect("h2", str(network.ssh_config), asks=False)
     assert caught.value.is_answerable
 
-    enter(network, person, "h2")
-    assert len(person.asked) == 1
+    enter(network, local_user, "h2")
+    assert len(local_user.asked) == 1
 
 
 @pytest.mark.parametrize("why", ["nobody is there", "BatchMode", "a reconnection"])
 def test_nobody_is_asked(network: Network, why: str) -> None:
     network.lock_key(PASSPHRASE)
     network.known_hosts.write_text(network.known_hosts.read_text().splitlines()[0] + "\n")
-    person = Person([PASSPHRASE, "yes"], is_there=why != "nobody is there")
+    local_user = LocalUser([PASSPHRASE, "yes"], is_there=why != "nobody is there")
     if why == "BatchMode":
         network.configure("Host *\n  BatchMode yes")
-    logins = Logins(person)
+    logins = Logins(local_user)
 
     for host, kind in (("h1", HostUnreachableError), ("h2", HostKeyError)):
         with pytest.raises(kind):
             logins.connect(host, str(network.ssh_config), asks=why != "a reconnection")
 
-    assert person.asked == []
+    assert local_user.asked == []
 
 
 def test_a_lost_connection_comes_back_with_the_key_that_was_unlocked(network: Network) -> None:
     network.lock_key(PASSPHRASE)
-    person = Person([PASSPHRASE])
-    with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(person)) as link:
+    local_user = LocalUser([PASSPHRASE])
+    with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(local_user)) as link:
         link.connect()
         link.bring_up()
         network["h1"].drop_sessions()
@@ -141,29 +141,29 @@ def test_a_lost_connection_comes_back_with_the_key_that_was_unlocked(network: Ne
 
         assert link.is_alive
         link.shut_down(kill_jobs=True)
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
 
 
 @pytest.mark.parametrize("network", [KEY_AND_PASSWORD], indirect=True)
 def test_a_password_after_a_key_is_asked_for_until_it_is_right_and_then_kept_for_that_host(network: Network) -> None:
-    person = Person(["wrong", PASSWORD, PASSWORD])
-    logins = Logins(person)
+    local_user = LocalUser(["wrong", PASSWORD, PASSWORD])
+    logins = Logins(local_user)
 
     for asks in (True, False):
         with closing(logins.connect("h1", str(network.ssh_config), asks=asks)) as connection:
             assert connection.run(["hostname"], 20).stdout == b"h1\n"
-    assert person.asked == ["root@h1's password: "] * 2
-    assert person.shown == []
+    assert local_user.asked == ["root@h1's password: "] * 2
+    assert local_user.shown == []
     logins.connect("h2", str(network.ssh_config)).close()
 
-    assert person.asked[2:] == ["root@h2's password: "], "a password is for one host"
+    assert local_user.asked[2:] == ["root@h2's password: "], "a password is for one host"
 
 
 @pytest.mark.parametrize("network", [PASSWORDS], indirect=True)
 def test_a_password_that_is_no_longer_right_is_forgotten_and_in_no_error(network: Network) -> None:
     network.configure("Host *\n  PubkeyAuthentication no")
-    person = Person([PASSWORD, "guess"])
-    logins = Logins(person)
+    local_user = LocalUser([PASSWORD, "guess"])
+    logins = Logins(local_user)
     logins.connect("h1", str(network.ssh_config)).close()
     shadow = network["h1"].directory / "shadow"
     shadow.write_text(shadow.read_text().replace("root:$6$", "root:!$6$"))
@@ -174,13 +174,13 @@ def test_a_password_that_is_no_longer_right_is_forgotten_and_in_no_error(network
 
     with pytest.raises(HostUnreachableError) as again:
         logins.connect("h1", str(network.ssh_config))
-    assert len(person.asked) == 3, "the person gives up at the second question"
+    assert len(local_user.asked) == 3, "the person gives up at the second question"
     assert "guess" not in repr(again.value)
 
 
 @pytest.mark.parametrize("network", [PASSWORDS], indirect=True)
 def test_where_a_key_was_enough_before_there_is_hope_without_a_person(network: Network) -> None:
-    logins = Logins(person := Person([PASSWORD]))
+    logins = Logins(local_user := LocalUser([PASSWORD]))
     logins.connect("h1", str(network.ssh_config)).close()
     keys = network["h1"].directory / "authorized_keys"
     text = keys.read_text()
@@ -192,7 +192,7 @@ def test_where_a_key_was_enough_before_there_is_hope_without_a_person(network: N
     assert not isinstance(caught.value, AnswerNeededError)
     keys.write_text(text)
     logins.connect("h1", str(network.ssh_config), asks=False).close()
-    assert person.asked == []
+    assert local_user.asked == []
 
 
 @pytest.mark.parametrize("network", [KEY_AND_PASSWORD], indirect=True)
@@ -225,7 +225,7 @@ def interviewer(network: Network) -> Iterator[Interviewer]:
 def test_a_host_that_hangs_up_on_whoever_compares_its_key_twice_is_an_error_like_others(
     network: Network, interviewer: Interviewer
 ) -> None:
-    class Slow(Person):
+    class Slow(LocalUser):
         def ask(self, text: str, *, is_shown: bool = False) -> str | None:
             interviewer.drop()
             interviewer.be_another(network["h2"].directory / "host_key")
@@ -235,38 +235,38 @@ def test_a_host_that_hangs_up_on_whoever_compares_its_key_twice_is_an_error_like
     network.configure(f"Host slow\n  HostName 127.0.0.1\n  Port {interviewer.port}\n  UserKnownHostsFile none")
 
     with pytest.raises(HostUnreachableError, match="it hangs up before anybody can log in"):
-        enter(network, person := Slow(["yes", "yes"]), "slow")
+        enter(network, local_user := Slow(["yes", "yes"]), "slow")
 
-    assert len(person.asked) == 2
+    assert len(local_user.asked) == 2
 
 
 def test_an_interview_after_a_key_names_the_host_and_shows_only_what_may_be_seen(
     network: Network, interviewer: Interviewer
 ) -> None:
-    person = Person(["000000", "phone", "123456", "phone"])
+    local_user = LocalUser(["000000", "phone", "123456", "phone"])
 
-    enter(network, person, "door")
+    enter(network, local_user, "door")
 
     assert interviewer.num_logins == 1
-    assert person.asked == ["(root@door) Code: ", "(root@door) Which device? "] * 2
-    assert person.shown == ["(root@door) Which device? "] * 2
-    assert person.told[0].splitlines() == [
+    assert local_user.asked == ["(root@door) Code: ", "(root@door) Which device? "] * 2
+    assert local_user.shown == ["(root@door) Which device? "] * 2
+    assert local_user.notes[0].splitlines() == [
         "(root@door) Lab",
         "(root@door) The code is on your \\x1b[2Jdevice.",
         "(root@door) Hurry.",
     ]
-    assert person.told[1] == "root@door does not take that."
+    assert local_user.notes[1] == "root@door does not take that."
 
 
 def test_who_does_not_answer_an_interview_is_let_go_at_once(network: Network, interviewer: Interviewer) -> None:
     with pytest.raises(AnswerNeededError, match="nobody has answered"):
-        enter(network, Person([]), "door")
+        enter(network, LocalUser([]), "door")
 
     assert interviewer.num_logins == 0
 
 
 def test_a_second_factor_is_not_tried_again_without_the_person(network: Network, interviewer: Interviewer) -> None:
-    logins = Logins(Person(["123456", "phone"]))
+    logins = Logins(LocalUser(["123456", "phone"]))
     logins.connect("door", str(network.ssh_config)).close()
 
     with pytest.raises(AnswerNeededError, match="wants a new answer at each login"):
@@ -279,7 +279,7 @@ def test_an_interview_without_end_is_ended(network: Network, interviewer: Interv
     interviewer.rounds = [("", "", [], [])] * 1000
 
     with pytest.raises(HostUnreachableError, match="asks without end"):
-        enter(network, Person(), "door")
+        enter(network, LocalUser(), "door")
 
 
 def test_a_host_that_falls_silent_after_an_answer_is_given_up_in_time(
@@ -292,6 +292,6 @@ def test_a_host_that_falls_silent_after_an_answer_is_given_up_in_time(
     )
 
     with pytest.raises(HostUnreachableError, match="does not answer in time"):
-        enter(network, Person(["123456", "phone"]), "door")
+        enter(network, LocalUser(["123456", "phone"]), "door")
     thought_over.set()
     assert interviewer.num_logins == 0

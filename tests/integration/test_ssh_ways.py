@@ -17,7 +17,7 @@ from app.ssh.config import Destination
 from app.ssh.login import Logins, connect
 from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -216,8 +216,8 @@ def test_a_jump_host_that_was_lost_is_gone_to_again(network: Network) -> None:
 def test_who_waits_for_a_jump_host_hears_why_there_is_none(network: Network) -> None:
     network.configure("Host h1 h2\n  ProxyJump bastion")
     network.known_hosts.write_text("")
-    person = Person(["no"])
-    logins = Logins(person)
+    local_user = LocalUser(["no"])
+    logins = Logins(local_user)
     errors: list[HostKeyError] = []
 
     def go(host: str) -> None:
@@ -233,7 +233,7 @@ def test_who_waits_for_a_jump_host_hears_why_there_is_none(network: Network) -> 
         thread.join(60)
 
     assert ["bastion: " in str(error) for error in errors] == [True, True]
-    assert len(person.asked) == 1
+    assert len(local_user.asked) == 1
 
 
 def test_a_jump_host_that_cannot_reach_the_host_says_so(network: Network) -> None:

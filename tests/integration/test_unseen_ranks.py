@@ -57,7 +57,7 @@ def told(report: NodeReport) -> tuple[JobState, list[tuple[int, int, int | None,
     """Return the state of the job, and of each rank: its pid, its exit code or signal, its words."""
     (job,) = report.jobs
     ends = [(worker.rank, worker.pid, worker.exit) for worker in report.workers]
-    return job.state, [(rank, pid, end.code, end.signal, end.words) for rank, pid, end in ends if end is not None]
+    return job.state, [(rank, pid, end.code, end.signal, end.error_text) for rank, pid, end in ends if end is not None]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ async def test_a_worker_that_is_rarely_weighed_keeps_its_figure_until_the_next_t
 ) -> None:
     monkeypatch.setattr(worker_sampler, "PSS_PERIOD_S", 0.0)
     monkeypatch.setattr(worker_sampler, "PSS_STALE_S", 0.0)
-    monkeypatch.setattr(worker_sampler, "PSS_TIME_SHARE", 1e-9)  # any look is a slow one
+    monkeypatch.setattr(worker_sampler, "PSS_TIME_FRAC", 1e-9)  # any look is a slow one
     sampler = WorkerSampler(lambda _: None)
     sampler.watch("job", range(1), os.getpid)
     until(lambda: sampler.discover("job"), PATIENCE_S, "the worker")

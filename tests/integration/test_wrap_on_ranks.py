@@ -195,7 +195,7 @@ def wrap_unlike(change: str, odd_ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "odd_ranks", "world_size", "says"),
+    ("change", "odd_ranks", "world_size", "lines"),
     [
         (
             "shape",
@@ -223,13 +223,13 @@ def wrap_unlike(change: str, odd_ranks: list[int]) -> None:
     ],
 )
 def test_models_that_differ_are_named_on_every_rank(
-    change: str, odd_ranks: list[int], world_size: int, says: str
+    change: str, odd_ranks: list[int], world_size: int, lines: str
 ) -> None:
     outcomes = try_ranks(wrap_unlike, world_size, change, odd_ranks)
 
     assert {outcome.error_type for outcome in outcomes} == {"ddpcore.errors.ModelMismatchError"}
     assert len({outcome.error for outcome in outcomes}) == 1
-    assert says in outcomes[0].error
+    assert lines in outcomes[0].error
 
 
 def wrap_badly_on_one_rank(mistake: str) -> None:
@@ -254,7 +254,7 @@ def wrap_badly_on_one_rank(mistake: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "says"),
+    ("mistake", "lines"),
     [
         ("frozen", "rank 1: no parameter of it requires a gradient"),
         ("elsewhere", "rank 1: 'last.weight' is on the meta device"),
@@ -265,12 +265,12 @@ def wrap_badly_on_one_rank(mistake: str) -> None:
         ("batchnorm", "rank 1: sync_batchnorm: 'norm' is on the CPU"),
     ],
 )
-def test_a_mistake_on_one_rank_is_told_to_all(mistake: str, says: str) -> None:
+def test_a_mistake_on_one_rank_is_told_to_all(mistake: str, lines: str) -> None:
     outcomes = try_ranks(wrap_badly_on_one_rank, 3, mistake)
 
     assert {outcome.error_type for outcome in outcomes} == {"ddpcore.errors.WrapError"}
     assert len({outcome.error for outcome in outcomes}) == 1
-    assert says in outcomes[0].error
+    assert lines in outcomes[0].error
 
 
 def wrap_in_halves() -> list[float]:

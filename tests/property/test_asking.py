@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.wire.codec import MalformedMessageError, with_length
 from agent.wire.relay import ASK, MAX_ASKED, Merged, MergedReport, encode_merged
-from app.fleet.credit import LONG_WAY_S, Asking
+from app.fleet.credit import LONG_WAY_S, PullCredit
 
 FRAME_BYTES = 7600
 REPORTS_HZ = 5
@@ -37,7 +37,7 @@ class Link:
 
 def ages(link: Link, num_reports: int, later: dict[int, float]) -> list[float]:
     """Return how old reports are when they come, as they go through a link that changes at some of them."""
-    asking, now_s, made_s = Asking(MAX_ASKED), 100.0, 0.0
+    asking, now_s, made_s = PullCredit(MAX_ASKED), 100.0, 0.0
     coming: list[tuple[float, float, int]] = []
     found: list[float] = []
     for number in range(num_reports):
@@ -72,7 +72,7 @@ def test_a_link_that_is_always_as_slow_lets_no_reports_queue_up(report_s: float)
 
 
 def test_where_the_way_is_short_a_question_is_for_many() -> None:
-    asking = Asking(MAX_ASKED)
+    asking = PullCredit(MAX_ASKED)
     assert asking.asks(1.0) == ASK
     list(asking.feed(merged(b"x"), 1.01))
 
@@ -86,7 +86,7 @@ def test_where_the_way_is_short_a_question_is_for_many() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8), st.integers(1, 97))
 def test_chunks_may_be_cut_anywhere(frames: list[bytes], size: int) -> None:
-    asking = Asking(MAX_ASKED)
+    asking = PullCredit(MAX_ASKED)
     heard: list[bytes] = []
     for frame in frames:
         asking.asks(0.0)
@@ -98,7 +98,7 @@ def test_chunks_may_be_cut_anywhere(frames: list[bytes], size: int) -> None:
 
 
 def test_what_nobody_has_asked_for_is_refused() -> None:
-    asking = Asking(MAX_ASKED)
+    asking = PullCredit(MAX_ASKED)
     asking.asks(0.0)
 
     with pytest.raises(MalformedMessageError, match="asked for"):

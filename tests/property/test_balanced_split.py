@@ -76,7 +76,7 @@ def test_zero_leaves_device_0_for_gathering_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "lines"),
     [
         ((-1, 2, 0, 1), "num_samples is -1"),
         ((4, 0, 0, 1), "num_devices is 0"),
@@ -84,6 +84,6 @@ def test_zero_leaves_device_0_for_gathering_alone() -> None:
         ((4, 2, 2, 0), "accumulation_steps is 0"),
     ],
 )
-def test_arguments_out_of_range_are_named(arguments: tuple[int, int, int, int], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_arguments_out_of_range_are_named(arguments: tuple[int, int, int, int], lines: str) -> None:
+    with pytest.raises(ValueError, match=lines):
         balanced_sizes(*arguments)

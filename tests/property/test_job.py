@@ -14,7 +14,6 @@ from agent.jobs.lifecycle import (
     Answer,
     AskAll,
     AskProbe,
-    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -28,6 +27,7 @@ from agent.jobs.lifecycle import (
     LauncherNotStarted,
     LauncherStarted,
     ReleasePort,
+    RestartAttempt,
     Round,
     RoundBegan,
     SignalWorker,
@@ -64,7 +64,7 @@ class JobInTheWorld(RuleBasedStateMachine):
         self.end_wanted_at_s: float | None = None
         self.patience_s = self.job.spec.grace_s
         self.killed_at_s: float | None = None
-        self.may_begin_again = False
+        self.may_restart = False
         self.states = [self.job.state]
 
     def feed(self, event: Event) -> list[Effect]:
@@ -79,10 +79,10 @@ class JobInTheWorld(RuleBasedStateMachine):
         match effect:
             case StartLauncher():
                 assert not self.is_launcher_alive, "a launcher is started twice"
-            case BeginAgain(attempt=attempt):
+            case RestartAttempt(attempt=attempt):
                 assert not self.is_launcher_alive, "two attempts at once"
                 assert attempt == self.job.spec.attempt + 1
-                self.may_begin_again = True
+                self.may_restart = True
             case AskAll():
                 assert self.is_launcher_alive
                 self.patience_s += self.job.spec.save_s
@@ -122,10 +122,10 @@ class JobInTheWorld(RuleBasedStateMachine):
             self.is_launcher_alive = can_start
             self.feed(LauncherStarted() if can_start else LauncherNotStarted("no memory"))
 
-    @precondition(lambda self: self.may_begin_again)
+    @precondition(lambda self: self.may_restart)
     @rule(can_start=st.booleans())
     def the_next_attempt_begins(self, *, can_start: bool) -> None:
-        self.may_begin_again = False
+        self.may_restart = False
         if self.job.state is not JobState.RESTARTING:
             return
         self.is_launcher_alive, self.end_wanted_at_s, self.killed_at_s = can_start, None, None

@@ -37,10 +37,10 @@ from app.view.summary import status_object
 from app.view.view import View
 from ddpcore.wire import (
     BARRIER_GROUP,
+    Anomaly,
     ChildWait,
     ExitWait,
     GroupReport,
-    Oddity,
     PastCall,
     PeerCall,
     PeerWait,
@@ -112,7 +112,7 @@ reports = st.builds(
     slow_factor=st.sampled_from([1.0, 8.0]),
     recorder_missing=st.booleans(),
     is_step_counted=st.booleans(),
-    oddities=st.lists(st.sampled_from(Oddity), max_size=4),
+    anomalies=st.lists(st.sampled_from(Anomaly), max_size=4),
     stood_s=seconds,
     step_age_s=seconds,
     step_limit_s=seconds,
@@ -310,9 +310,9 @@ Claim = tuple[ProcessState, list[GroupReport], ExitReport | None]
 def test_a_verdict_is_about_ranks_in_the_state_that_it_tells(beats: list[list[Claim]], beat_s: float) -> None:
     """Whatever four ranks claim: the frozen are frozen, the dead are dead, and a straggler does not wait."""
     cluster, watching, now_s = Cluster(["a"]), Diagnoser(), 1000.0
-    for beat, claimed in enumerate(beats, 1):
+    for tick, claimed in enumerate(beats, 1):
         now_s += beat_s
-        cluster.apply("a", _node(beat, [_worker(rank, beat, *claim) for rank, claim in enumerate(claimed)]), now_s)
+        cluster.apply("a", _node(tick, [_worker(rank, tick, *claim) for rank, claim in enumerate(claimed)]), now_s)
         cluster.validate()
         watching.observe(cluster, now_s).validate()
 
@@ -330,23 +330,23 @@ def test_a_verdict_is_about_ranks_in_the_state_that_it_tells(beats: list[list[Cl
                 assert not waiting & set(blamed)
 
 
-def _node(beat: int, told: list[WorkerReport]) -> NodeReport:
+def _node(tick: int, told: list[WorkerReport]) -> NodeReport:
     status = JobStatus(
         job_id="j", attempt=0, state=JobState.RUNNING, state_s=1.0, world_size=4, num_nodes=1,
         node_rank=0, first_rank=0, local_world_size=4,
     )  # fmt: skip
     return NodeReport(
-        wire_version=WIRE_VERSION, node="a", epoch="e", report_seq=beat, hostname="h", agent_pid=1, num_cpus=1,
+        wire_version=WIRE_VERSION, node="a", epoch="e", report_seq=tick, hostname="h", agent_pid=1, num_cpus=1,
         jobs=[status], workers=told,
     )  # fmt: skip
 
 
 def _worker(
-    rank: int, beat: int, process: ProcessState, groups: list[GroupReport], end: ExitReport | None
+    rank: int, tick: int, process: ProcessState, groups: list[GroupReport], end: ExitReport | None
 ) -> WorkerReport:
     report = RankReport(
         wire_version=1, rank=rank, local_rank=rank, world_size=4, pid=10 + rank, job_id="j", attempt=0,
-        report_seq=beat, phase=Phase.FORWARD, groups=groups, observed_s=float(beat),
+        report_seq=tick, phase=Phase.FORWARD, groups=groups, observed_s=float(tick),
     )  # fmt: skip
     is_dead = process is ProcessState.EXITED
     return WorkerReport(

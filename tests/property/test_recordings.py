@@ -17,12 +17,12 @@ from agent.wire.reports import WIRE_VERSION
 from app.recording.bundle import RECORDING_NAME, recording_of
 from app.recording.recorder import Past
 from app.recording.records import (
-    LinesHeard,
+    LinesRecord,
     MalformedRecordingError,
-    NoticeHeard,
+    NoticeRecord,
     Record,
-    ReportHeard,
-    StacksHeard,
+    ReportRecord,
+    StacksRecord,
     decode_recording,
     encode_recording,
 )
@@ -34,10 +34,10 @@ lines = st.builds(
     LogLine, seq=st.integers(0, 2**40), rank=st.integers(-1, 9), stream=st.just("stdout"), text=st.text(max_size=60)
 )
 records: st.SearchStrategy[Record] = st.one_of(
-    st.builds(ReportHeard, times, names, st.binary(max_size=200)),
-    st.builds(LinesHeard, times, names, st.lists(lines, max_size=4)),
-    st.builds(StacksHeard, times, names, st.none(), st.text(max_size=20)),
-    st.builds(NoticeHeard, times, st.text(max_size=40)),
+    st.builds(ReportRecord, times, names, st.binary(max_size=200)),
+    st.builds(LinesRecord, times, names, st.lists(lines, max_size=4)),
+    st.builds(StacksRecord, times, names, st.none(), st.text(max_size=20)),
+    st.builds(NoticeRecord, times, st.text(max_size=40)),
 )
 stories = st.lists(records, max_size=12).map(lambda some: sorted(some, key=lambda record: record.at_s))
 
@@ -96,7 +96,7 @@ def test_a_zip_without_a_recording_or_with_a_broken_one_is_refused(content: byte
 def test_a_bundle_that_was_packed_again_and_hurt_is_read_or_refused(method: int, data: st.DataObject) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as bundle:
-        bundle.writestr(f"x/{RECORDING_NAME}", encode_recording(opening("demo-0"), [NoticeHeard(1.0, "hello " * 50)]))
+        bundle.writestr(f"x/{RECORDING_NAME}", encode_recording(opening("demo-0"), [NoticeRecord(1.0, "hello " * 50)]))
     content = bytearray(file.getvalue())
     content[data.draw(st.integers(4, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(MalformedRecordingError):
@@ -108,12 +108,12 @@ def test_a_recording_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         found = decode_recording(encode_recording(opening("demo-0"), story), WIRE_VERSION)
         return len(found.records), found.is_cut
 
-    assert read(NoticeHeard(0.0, ""), NoticeHeard(1e10, "")) == (1, True)
+    assert read(NoticeRecord(0.0, ""), NoticeRecord(1e10, "")) == (1, True)
     monkeypatch.setattr("app.recording.records.MAX_RECORDS", 3)
-    assert read(*[NoticeHeard(0.0, "")] * 3) == (3, False)
-    assert read(*[NoticeHeard(0.0, "")] * 4) == (3, True)
+    assert read(*[NoticeRecord(0.0, "")] * 3) == (3, False)
+    assert read(*[NoticeRecord(0.0, "")] * 4) == (3, True)
     monkeypatch.setattr("app.recording.records.MAX_LINES", 4)
-    two = LinesHeard(0.0, "demo-0", [LogLine(1, 0, "stdout", "")] * 2)
+    two = LinesRecord(0.0, "demo-0", [LogLine(1, 0, "stdout", "")] * 2)
     assert read(two, two) == (2, False)
     assert read(two, two, two) == (2, True)
 
@@ -132,7 +132,7 @@ def test_another_version_is_named() -> None:
 
 def test_a_small_file_that_unpacks_to_much_is_not_unpacked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.recording.records.MAX_RECORDING_BYTES", 4 * 2**20)
-    bomb = encode_recording(opening("demo-0"), [NoticeHeard(1.0, "x" * 8000)] * 4000)
+    bomb = encode_recording(opening("demo-0"), [NoticeRecord(1.0, "x" * 8000)] * 4000)
     assert len(bomb) < 2**20
 
     found = decode_recording(bomb, WIRE_VERSION)
@@ -151,5 +151,5 @@ def test_the_past_keeps_the_newest_within_its_bounds(story: list[Record], max_by
 
     assert kept == story[len(story) - len(kept) :]
     assert all(record.at_s >= story[-1].at_s - 1000.0 for record in kept)
-    reports = [record for record in kept if isinstance(record, ReportHeard)]
+    reports = [record for record in kept if isinstance(record, ReportRecord)]
     assert sum(len(record.frame) for record in reports) <= max_bytes

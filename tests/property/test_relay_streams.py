@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.relay.stream import StreamBrokenError, StreamEnd
-from agent.wire.relay import MAX_CHUNK_BYTES, WINDOW_BYTES, Credit, Data, End, Reset, decode_from_node, encode_fan_in
+from agent.wire.relay import (
+    MAX_CHUNK_BYTES,
+    WINDOW_BYTES,
+    Credit,
+    Data,
+    End,
+    Reset,
+    decode_from_node,
+    encode_relay_message,
+)
 
 if TYPE_CHECKING:
     from agent.wire.relay import OfStream
@@ -38,7 +47,7 @@ class Road:
         end, left = self.ends[side][stream], self.to_say[side][stream]
         chunk = left[: min(size, end.room)]
         self.to_say[side][stream] = left[len(chunk) :]
-        end.near_said(chunk)
+        end.on_near_bytes(chunk)
         if not self.to_say[side][stream]:
             end.near_ended()
         self.tell(stream, side)
@@ -47,7 +56,7 @@ class Road:
         if self.queues[side]:
             message = decode_from_node(self.queues[side].popleft())
             assert isinstance(message, Data | Credit | End | Reset)
-            self.ends[1 - side][message.stream - 1].far_said(message)
+            self.ends[1 - side][message.stream - 1].on_far_message(message)
             self.tell(message.stream - 1, 1 - side)
 
     def take(self, stream: int, side: int, size: int) -> None:
@@ -58,7 +67,7 @@ class Road:
         self.tell(stream, side)
 
     def tell(self, stream: int, side: int) -> None:
-        self.queues[side].extend(encode_fan_in(message) for message in self.ends[side][stream].for_far())
+        self.queues[side].extend(encode_relay_message(message) for message in self.ends[side][stream].for_far())
         for other in (0, 1):
             assert len(self.ends[other][stream].for_near) <= WINDOW_BYTES
             assert self.under_way(stream, other) <= WINDOW_BYTES
@@ -102,30 +111,30 @@ def told(end: StreamEnd) -> list[OfStream]:
 def test_a_far_end_that_sends_more_than_it_may_is_broken_off() -> None:
     end = StreamEnd(1)
     for _ in range(WINDOW_BYTES // MAX_CHUNK_BYTES):
-        end.far_said(Data(1, b"x" * MAX_CHUNK_BYTES))
+        end.on_far_message(Data(1, b"x" * MAX_CHUNK_BYTES))
 
     with pytest.raises(StreamBrokenError, match="more bytes than were allowed"):
-        end.far_said(Data(1, b"x"))
+        end.on_far_message(Data(1, b"x"))
 
 
 def test_a_far_end_that_gives_credit_for_nothing_is_broken_off() -> None:
     with pytest.raises(StreamBrokenError, match="more credit"):
-        StreamEnd(1).far_said(Credit(1, 1))
+        StreamEnd(1).on_far_message(Credit(1, 1))
 
 
 def test_bytes_behind_the_end_are_broken_off_and_so_is_a_reset() -> None:
     end = StreamEnd(1)
-    end.far_said(End(1))
+    end.on_far_message(End(1))
 
     with pytest.raises(StreamBrokenError):
-        end.far_said(Data(1, b"x"))
+        end.on_far_message(Data(1, b"x"))
     with pytest.raises(StreamBrokenError, match="other side"):
-        StreamEnd(1).far_said(Reset(1))
+        StreamEnd(1).on_far_message(Reset(1))
 
 
 def test_a_near_end_that_takes_nothing_is_given_no_credit_for_more() -> None:
     end = StreamEnd(1)
-    end.far_said(Data(1, b"x" * 100))
+    end.on_far_message(Data(1, b"x" * 100))
 
     assert told(end) == []
     end.near_took(100)

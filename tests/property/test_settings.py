@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.settings.layers import DEFAULT, KEPT, Entry, Known, Layer, Origin, assignments_said, key_troubles, merged
+from app.settings.layers import DEFAULT, KEPT, Entry, Known, Layer, Origin, assigned_settings, key_troubles, merged
 from app.settings.loading import load
 from app.settings.schema import TABLE, Choice, Seconds, key_settings
 from app.settings.toml_lines import NotTomlError, parse
@@ -146,7 +146,7 @@ def test_whatever_is_toml_has_a_line_for_every_table(text: str) -> None:
 
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_no_assignment_brings_the_console_down(assignments: list[str]) -> None:
-    said, troubles = assignments_said(assignments)
+    said, troubles = assigned_settings(assignments)
     loaded = load(ACTIONS, assignments, has_files=False, environ={}, directory=Path("/"))
 
     assert len(said) + len(troubles) == len(assignments)

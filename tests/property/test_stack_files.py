@@ -15,7 +15,7 @@ from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import encode_reply
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
 from app.stacks.groups import NodeStacks, picture_of
-from app.stacks.words import picture_lines
+from app.stacks.stack_text import picture_lines
 from app.text import clean
 from ddpcore.wire import WIRE_VERSION, MalformedReportError
 from ddpcore.wire_stacks import (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from ddpcore.barriers.arrivals import ARITY, Arrival, Tally, widths
+from ddpcore.barriers.arrivals import ARITY, Arrival, ArrivalCounter, widths
 
 world_sizes = st.integers(1, 200) | st.sampled_from([ARITY, ARITY + 1, ARITY**2, ARITY**2 + 1, 5000])
 
@@ -20,15 +20,15 @@ def test_the_last_to_come_is_told_so_and_until_then_the_missing_are_those_that_h
     order = data.draw(st.permutations(present)) if world_size <= 200 else present[::-1]
     latecomers = data.draw(st.permutations(sorted(absent)))
     store = HashStore()
-    tally = Tally(0, world_size)
+    arrival_counter = ArrivalCounter(0, world_size)
 
-    arrivals = [Tally(rank, world_size).arrive(store, "gate") for rank in order]
+    arrivals = [ArrivalCounter(rank, world_size).arrive(store, "gate") for rank in order]
     assert set(arrivals) <= {Arrival.EARLY}
-    assert list(tally.missing(store, "gate")) == sorted(absent)
+    assert list(arrival_counter.missing(store, "gate")) == sorted(absent)
 
-    arrivals = [Tally(rank, world_size).arrive(store, "gate") for rank in latecomers]
+    arrivals = [ArrivalCounter(rank, world_size).arrive(store, "gate") for rank in latecomers]
     assert arrivals == [Arrival.EARLY] * (len(latecomers) - 1) + [Arrival.LAST]
-    assert list(tally.missing(store, "gate")) == []
+    assert list(arrival_counter.missing(store, "gate")) == []
 
 
 @given(st.data(), st.integers(1, 200))
@@ -36,19 +36,19 @@ def test_whoever_comes_to_a_condemned_gate_learns_it(data: st.DataObject, world_
     present = data.draw(st.sets(st.integers(0, world_size - 1), max_size=world_size - 1))
     store = HashStore()
     for rank in present:
-        Tally(rank, world_size).arrive(store, "gate")
+        ArrivalCounter(rank, world_size).arrive(store, "gate")
     missing = [rank for rank in range(world_size) if rank not in present]
 
     for _ in range(3):
-        Tally(0, world_size).condemn(store, "gate", missing)
+        ArrivalCounter(0, world_size).mark_failed(store, "gate", missing)
 
-    assert list(Tally(0, world_size).missing(store, "gate")) == missing
-    assert {Tally(rank, world_size).arrive(store, "gate") for rank in missing} == {Arrival.CONDEMNED}
+    assert list(ArrivalCounter(0, world_size).missing(store, "gate")) == missing
+    assert {ArrivalCounter(rank, world_size).arrive(store, "gate") for rank in missing} == {Arrival.FAILED}
 
 
 @given(world_sizes, st.integers(1, 10**6))
 def test_every_counter_is_deleted_by_one_rank(world_size: int, turn: int) -> None:
-    keys = [key for rank in range(world_size) for key in Tally(rank, world_size).keys_to_delete("gate", turn)]
+    keys = [key for rank in range(world_size) for key in ArrivalCounter(rank, world_size).keys_to_delete("gate", turn)]
 
     num_counters = sum(-(-width // ARITY) for width in widths(world_size))
     assert len(keys) == len(set(keys)) == num_counters
@@ -56,4 +56,4 @@ def test_every_counter_is_deleted_by_one_rank(world_size: int, turn: int) -> Non
 
 def test_a_job_of_16_384_ranks_has_a_counter_for_every_60_and_a_few_more() -> None:
     assert widths(16_384) == [16_384, 274, 5]
-    assert list(Tally(7, 16_384).missing(HashStore(), "gate")) == list(range(16_384))
+    assert list(ArrivalCounter(7, 16_384).missing(HashStore(), "gate")) == list(range(16_384))

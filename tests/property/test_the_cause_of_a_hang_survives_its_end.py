@@ -55,7 +55,7 @@ def test_any_order_of_deaths_leaves_the_culprit_named(
     ends = dict(zip(waiters, (first, *others), strict=True))
     ends[CULPRIT] = Ending(max(culprit.at_s, min(end.at_s for end in ends.values()) + 0.5), culprit.how)
     place = Place("/home/me/train.py", 30, "wander")
-    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     begun_s = watched.now_s
     found = watched.look()
     for look in range(round((timeout_s + 12.0) / 0.4)):
@@ -67,20 +67,20 @@ def test_any_order_of_deaths_leaves_the_culprit_named(
             if dead_s >= 0.0:
                 workers.append(dead_of(rank, ends[rank].how, dead_s, timeout_s))
             elif rank == CULPRIT:
-                workers.append(watched.beat(rank, group_report(4), place=place))
+                workers.append(watched.tick(rank, group_report(4), place=place))
             else:
                 # The exception has taken it out of the call; its process takes seconds to end.
                 waits = group_report(5, waited_s) if waited_s < timeout_s else group_report(5)
-                workers.append(watched.beat(rank, waits))
+                workers.append(watched.tick(rank, waits))
         nodes = [node for node in range(2) if 2 * look + node not in lost_looks]
         was_named = bool(found.verdicts)
-        found = watched.hear(*workers, nodes=nodes) if nodes else watched.look()
+        found = watched.receive(*workers, nodes=nodes) if nodes else watched.look()
         assert all(CULPRIT in verdict.culprits for verdict in found.verdicts)
         assert found.verdicts or not was_named
     assert {(verdict.cause, verdict.culprits) for verdict in found.verdicts} == {(Cause.STRAGGLER, (CULPRIT,))}
-    seq, op, told_s = of(found)
+    seq, op, reported_s = of(found)
     assert (seq, op) == (5, "all_reduce")
-    assert told_s in (timeout_s, None)
+    assert reported_s in (timeout_s, None)
 
 
 def dead_of(rank: int, how: str, age_s: float, timeout_s: float) -> WorkerReport:

@@ -20,7 +20,7 @@ def required_by(wheel: Path) -> list[str]:
     """Return the names of all that a wheel requires, by itself or by another."""
     here = [found for distribution in metadata.distributions() if (found := _as_wheel(distribution))]
     choice = needed(named_wheel(wheel).wheel.requires, here, FarPython((3, 11, 0), ""))
-    assert choice.lacking == ()
+    assert choice.unavailable == ()
     return [found.name for found in choice.wheels]
 
 

@@ -11,7 +11,7 @@ from ddpcore.checkpoint import writer
 from ddpcore.checkpoint.directory import MANIFEST, checkpoint_name
 from ddpcore.checkpoint.formats import COMMITTED, MARKER_FORMAT, decode_marker, file_name, marker_tail
 from ddpcore.checkpoint.meeting import Site
-from ddpcore.checkpoint.share_plan import SavePlan
+from ddpcore.checkpoint.save_plan import SavePlan
 from ddpcore.checkpoint.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def write_checkpoint(
     temporary.mkdir()
     for rank in reversed(range(num_ranks)):
         plan = SavePlan(state, per_rank, Site(tuple(range(num_ranks)), rank, (0,)))
-        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks, metrics or {})
+        content, body = plan.content(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks, metrics or {})
         order = {
             "root": str(root),
             "name": name,
@@ -57,17 +57,17 @@ def write_checkpoint(
             "delete": [],
         }
         snapshot = Snapshot()
-        snapshot.reserve(share.num_bytes + len(body))
-        snapshot.write(0, share.header)
-        snapshot.copy(share.items)
-        snapshot.write(share.num_bytes, body)
+        snapshot.reserve(content.num_bytes + len(body))
+        snapshot.write(0, content.header)
+        snapshot.copy(content.items)
+        snapshot.write(content.num_bytes, body)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             job = {
                 "number": 1,
                 "directory": str(temporary),
                 "file": file_name(rank),
-                "bytes": share.num_bytes,
+                "bytes": content.num_bytes,
                 "publish": order if rank == 0 else None,
             }
             writer.serve(job, snapshot.fd, writer.Channel(theirs, os.getppid()))

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LogLine
-from app.model.absence import Absence
+from app.model.unreachable_reason import UnreachableReason
 from app.recording.events import EventLog
 from app.recording.history import History
 from app.text import nodes_text
@@ -62,11 +62,11 @@ class SimControl:
         job_id: str,
         num_ranks: int | None = None,
         *,
-        is_at_once: bool = False,
+        is_immediate: bool = False,
         without: Collection[str] | None = None,
     ) -> str:
         others = "" if without is None else f" without {', '.join(without)}"
-        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}{others}")
+        return self._take(f"restart {job_id} {num_ranks} {'now' if is_immediate else 'agreed'}{others}")
 
     def _take(self, what: str) -> str:
         self.asked.append(what)
@@ -221,7 +221,7 @@ class StillConsole(Console):
 
     def start_frames(self) -> None:
         """Leave frames to the test."""
-        self.stage.max_frames_per_view = FRAMES_PER_VIEW
+        self.ui.max_frames_per_view = FRAMES_PER_VIEW
 
 
 class Desk:
@@ -268,7 +268,7 @@ class Desk:
     def text(self) -> str:
         return "\n".join(self.lines())
 
-    def strips(self) -> list[Strip]:
+    def rendered(self) -> list[Strip]:
         return screen_strips(self.console)
 
 
@@ -322,5 +322,7 @@ def never_reached_source() -> TalkingSource:
     """Return a job over four nodes, of which one could not be reached since the console began."""
     source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
     source.sim.lose_node(2)
-    source.sim.cluster.put_absence("demo-2", Absence("no answer from port 22 within 10 s: Connection timed out"))
+    source.sim.cluster.put_unreachable(
+        "demo-2", UnreachableReason("no answer from port 22 within 10 s: Connection timed out")
+    )
     return source

@@ -61,7 +61,7 @@ class Door(AgentLink):
         raise self.own_absence()
 
     @property
-    def tells_reports(self) -> bool:
+    def carries_reports(self) -> bool:
         return False
 
     def go_again(self, *, asks: bool = False) -> None:
@@ -73,7 +73,7 @@ class Door(AgentLink):
     def open_verb(self, *arguments: str) -> NoReturn:
         raise HostUnreachableError(self.host, f"{arguments[0]} is behind a door")
 
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_report_channel(self, on_frame: Callable[[bytes], None]) -> None:
         """There is no road."""
 
     def reconnect(self, *, asks: bool = False) -> None:
@@ -94,7 +94,7 @@ class Door(AgentLink):
         if isinstance(self._wanted, tuple):
             question, right, is_shown = self._wanted
             if asks and self.told:
-                self._prompter.tell(self.told)
+                self._prompter.show(self.told)
             return asks and self._prompter.ask(question, is_shown=is_shown) == right
         keys = self._wanted
         with keys.lock:

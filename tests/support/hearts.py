@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcore.barriers.arrivals import beat_key
+from ddpcore.barriers.arrivals import heartbeat_key
 from ddpcore.barriers.open_session import current_session
-from ddpcore.barriers.rank_status import decode_beat
+from ddpcore.barriers.rank_status import decode_heartbeat
 
 
 def told_function() -> str:
@@ -15,6 +15,6 @@ def told_function() -> str:
     """
     session = current_session()
     assert session is not None
-    store, key = session.lane().store, beat_key(session.placement.rank)
-    beat = decode_beat(store.get(key)) if store.check([key]) else None
-    return "" if beat is None or beat.place is None else beat.place.function
+    store, key = session.connection().store, heartbeat_key(session.placement.rank)
+    tick = decode_heartbeat(store.get(key)) if store.check([key]) else None
+    return "" if tick is None or tick.place is None else tick.place.function

@@ -9,12 +9,12 @@ from agent.wire.commands import Tier
 from agent.wire.digest import decode_frame
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
-from app.model.absence import Absence
+from app.model.unreachable_reason import UnreachableReason
 from app.recording.backfill import looks
 from app.recording.history import History
 from app.recording.history_replay import REPORT_S, stretches
 from app.recording.history_replay import looks as history_looks
-from app.recording.playback import Lookout
+from app.recording.playback import ReplayModel
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def thinned(
             yield at_s, node, decode_frame(encode_node_report(decode_node_report(frame)))
 
 
-def remembered(sim: SimCluster, end_s: float, period_s: float = 0.5, nodes: Sequence[str] = ()) -> Lookout:
+def remembered(sim: SimCluster, end_s: float, period_s: float = 0.5, nodes: Sequence[str] = ()) -> ReplayModel:
     """Return what the nodes remember up to a moment."""
     patient = Thresholds(silent_s=2.0 + period_s, confirm_s=0.5 + period_s, grace_s=1.0 + period_s)
-    lookout = Lookout([node.name for node in sim.nodes], patient, History(3 * period_s), "demo")
+    replay = ReplayModel([node.name for node in sim.nodes], patient, History(3 * period_s), "demo")
     told = nodes or [node.name for node in sim.nodes]
-    for _ in looks(lookout, [thinned(sim.heard, node, period_s) for node in told], end_s):
+    for _ in looks(replay, [thinned(sim.heard, node, period_s) for node in told], end_s):
         pass
-    return lookout
+    return replay
 
 
 def frozen_and_thawed(seconds_after: float) -> tuple[SimCluster, float]:
@@ -65,7 +65,7 @@ def one_long_story() -> tuple[SimCluster, float]:
     return frozen_and_thawed(30.0)
 
 
-def replayed(sim: SimCluster, thresholds: Thresholds | None = None, live_s: float = 1.0) -> Lookout:
+def replayed(sim: SimCluster, thresholds: Thresholds | None = None, live_s: float = 1.0) -> ReplayModel:
     """Return what a command says now that has come a moment ago: it reads what the nodes remember, then looks on."""
     thresholds = thresholds or Thresholds()
     names = [node.name for node in sim.nodes if not node.is_lost]
@@ -78,18 +78,18 @@ def replayed(sim: SimCluster, thresholds: Thresholds | None = None, live_s: floa
         [_kept(heard, node, stretch, begin_s) for node in names]
         for stretch, begin_s in zip(plan, begins_s, strict=True)
     ]
-    lookout = Lookout([node.name for node in sim.nodes], thresholds, job_id="demo")
-    for _ in history_looks(lookout, thresholds, zip(plan, told, ends_s, strict=True)):
+    replay = ReplayModel([node.name for node in sim.nodes], thresholds, job_id="demo")
+    for _ in history_looks(replay, thresholds, zip(plan, told, ends_s, strict=True)):
         pass
-    for lost in set(lookout.cluster.node_names) - set(names):
-        lookout.cluster.put_absence(lost, Absence("no route to host"))
+    for lost in set(replay.cluster.node_names) - set(names):
+        replay.cluster.put_unreachable(lost, UnreachableReason("no route to host"))
     for at_s, node, frame in sim.heard:
         if at_s > came_s:
-            while lookout.at_s + 0.1 < at_s:
-                lookout.look(lookout.at_s + 0.1)
-            lookout.hear(node, decode_frame(frame), at_s)
-    lookout.look(sim.now_s)
-    return lookout
+            while replay.at_s + 0.1 < at_s:
+                replay.look(replay.at_s + 0.1)
+            replay.receive(node, decode_frame(frame), at_s)
+    replay.look(sim.now_s)
+    return replay
 
 
 def _kept(

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Person:
+class LocalUser:
     """Gives answers in their order, then no more.
 
     Attributes:
         asked: All questions; of those whose answer may be seen, in `shown`.
-        told: What was said besides.
+        notes: What was said besides.
     """
 
     def __init__(self, answers: Sequence[str] = (), *, is_there: bool = True) -> None:
         self.asked: list[str] = []
         self.shown: list[str] = []
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self._answers = list(answers)
         self._is_there = is_there
         self._lock = threading.Lock()
@@ -35,5 +35,5 @@ class Person:
                 self.shown.append(text)
             return self._answers.pop(0) if self._answers else None
 
-    def tell(self, text: str) -> None:
-        self.told.append(text)
+    def show(self, text: str) -> None:
+        self.notes.append(text)

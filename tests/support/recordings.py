@@ -9,7 +9,15 @@ from agent.wire.logs import LogLine
 from agent.wire.reports import WIRE_VERSION
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Verdict
-from app.recording.records import FORMAT_VERSION, LinesHeard, NoticeHeard, Opening, Recording, ReportHeard, StacksHeard
+from app.recording.records import (
+    FORMAT_VERSION,
+    LinesRecord,
+    NoticeRecord,
+    Opening,
+    Recording,
+    ReportRecord,
+    StacksRecord,
+)
 from tests.support.sim import SimCluster, played_once
 from tests.support.stacks import one_frozen
 
@@ -42,7 +50,7 @@ def verdict(cause: Cause = Cause.FROZEN, severity: Severity = Severity.CRITICAL,
 def recording_of(sim: SimCluster, *others: Record) -> Recording:
     """Return what a console has heard of a simulation, with other records among it."""
     begin_s = sim.heard[0][0]
-    reports: list[Record] = [ReportHeard(at_s - begin_s, node, frame) for at_s, node, frame in sim.heard]
+    reports: list[Record] = [ReportRecord(at_s - begin_s, node, frame) for at_s, node, frame in sim.heard]
     records = sorted((*reports, *others), key=lambda record: record.at_s)
     return Recording(opening(*(node.name for node in sim.nodes)), records, is_cut=False)
 
@@ -57,8 +65,8 @@ def frozen_recording() -> Recording:
     begin_s, named_s = sim.heard[0][0], sim.now_s
     sim.run(12)
     stacks: list[Record] = [
-        StacksHeard(named_s - begin_s + 1.0, answer.node, answer.stacks, answer.trouble) for answer in one_frozen()
+        StacksRecord(named_s - begin_s + 1.0, answer.node, answer.stacks, answer.trouble) for answer in one_frozen()
     ]
     printed = [LogLine(1, 0, "stdout", "step 1 loss 5.3"), LogLine(2, -1, "stderr", "W torchrun")]
-    others = (LinesHeard(4.0, "demo-0", printed), NoticeHeard(1.0, "agents demo-0 and demo-1 are up"))
+    others = (LinesRecord(4.0, "demo-0", printed), NoticeRecord(1.0, "agents demo-0 and demo-1 are up"))
     return recording_of(sim, *others, *stacks)

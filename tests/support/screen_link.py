@@ -47,7 +47,7 @@ class Link(NamedTuple):
     round_trip_s: float
 
 
-class Person:
+class LocalUser:
     """Runs a program on a PTY, types, and sees what is painted; one thread, nothing happens between its calls.
 
     Attributes:
@@ -98,17 +98,17 @@ class Person:
 
     def wait(self, seconds: float) -> None:
         """Look on for a while."""
-        self._pump(time.monotonic() + seconds, lambda: False)
+        self._io_thread(time.monotonic() + seconds, lambda: False)
 
     def wait_until(self, is_so: Callable[[], bool], within_s: float, what: str) -> None:
         """Look on until something is so."""
-        self._pump(time.monotonic() + within_s, is_so)
+        self._io_thread(time.monotonic() + within_s, is_so)
         assert is_so(), f"not within {within_s} s: {what}"
 
     def until_painted(self, words: str, within_s: float) -> float:
         """Return when these words were painted (`time.monotonic`); they must not have been on their way before."""
         self._wanted, self._kept = words.encode(), b""
-        self._pump(time.monotonic() + within_s, lambda: not self._wanted)
+        self._io_thread(time.monotonic() + within_s, lambda: not self._wanted)
         if self._wanted:
             self._wanted = b""
             raise TimeoutError(f"{words!r} was not painted within {within_s} s; last: {self._kept[-300:]!r}")
@@ -154,7 +154,7 @@ class Person:
         os.close(self._slave)
         os.close(self._master)
 
-    def _pump(self, end_s: float, is_done: Callable[[], bool]) -> None:
+    def _io_thread(self, end_s: float, is_done: Callable[[], bool]) -> None:
         """Let the program and the link go on until something is so."""
         while True:
             now_s = time.monotonic()
@@ -214,8 +214,8 @@ class Person:
         heapq.heappush(self._events, (at_s, self._num_events, do))
 
 
-def open_echo() -> Person:
+def open_echo() -> LocalUser:
     """Return a person at a program that only says again what is typed: what a key costs here without any work."""
-    echo = Person([sys.executable, "-c", ECHO], {})
+    echo = LocalUser([sys.executable, "-c", ECHO], {})
     echo.until_painted("!", 10.0)
     return echo

@@ -194,7 +194,7 @@ class SimNode:
             first_rank=self.ranks[0].rank,
             local_world_size=len(self.ranks),
             exit_code=self.exit_code,
-            root_cause=self._failure.told(now_s) if self._failure else None,
+            root_cause=self._failure.as_root_cause(now_s) if self._failure else None,
         )
 
     def publish(self, now_s: float, others: Sequence[JobStatus] = ()) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 
 from agent.wire.reports import ProcessState
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
-from ddpcore.probe.reporting import Pace, beat_of
+from ddpcore.probe.reporting import Pace, tick_of
 from ddpcore.probe.samples import (
     BarrierMark,
     CallArguments,
@@ -386,8 +386,8 @@ class SimRank:
         counters = self._counters(now_s)
         if not self._pace.is_sample_due(now_s) and not is_last:
             self._pace.looked_again()
-            gates = (self._barrier, *self._firsts.values())
-            if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
+            named_barriers = (self._barrier, *self._firsts.values())
+            if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, named_barriers):
                 return None
         counted = [*self._peer_numbers.items()][::-1]
         self._probe.observe(
@@ -403,7 +403,7 @@ class SimRank:
                 slow_factor=self.slow_factor,
                 gpu_memory=self.gpu_memory,
                 is_at_work=self._is_at_work and is_gloo_pending(counters),
-                beat=beat_of(now_s + CLOCK_S),
+                tick=tick_of(now_s + CLOCK_S),
                 main=self._main(now_s),
                 peer_calls=tuple(PeerCall(op, peer, "0", tag, number) for (op, peer, tag), number in counted),
                 num_peer_calls=sum(self._peer_numbers.values()),

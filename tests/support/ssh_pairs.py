@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import paramiko
 
-from app.ssh.transport import Transport, words_of
+from app.ssh.transport import Transport, ssh_errors_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,7 +62,7 @@ class SshPair:
 
     def open(self) -> paramiko.Channel:
         """Open a channel, as a tunnel does."""
-        with words_of("the server"):
+        with ssh_errors_of("the server"):
             return self.client.open_streamlocal("/somewhere")
 
     def accept(self) -> paramiko.Channel:

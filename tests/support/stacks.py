@@ -45,12 +45,14 @@ def standing(
     note: str = "",
 ) -> RankStacks:
     """Return a rank whose main thread stands there, beside a thread of ours."""
-    heart = ThreadStack("rankdeck-heart", 77, [Frame("/usr/lib/python3.11/threading.py", 331, "Condition.wait")])
+    heartbeat_thread = ThreadStack(
+        "rankdeck-heart", 77, [Frame("/usr/lib/python3.11/threading.py", 331, "Condition.wait")]
+    )
     return RankStacks(
         rank=rank,
         source=source,
         pid=4000 + rank,
-        threads=[ThreadStack("MainThread", 4000 + rank, list(frames)), heart],
+        threads=[ThreadStack("MainThread", 4000 + rank, list(frames)), heartbeat_thread],
         pending=list(pending),
         kernel=KernelFacts(state, wchan="futex_wait_queue"),
         note=note,

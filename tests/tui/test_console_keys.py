@@ -183,7 +183,7 @@ async def test_nothing_crashes_before_there_is_a_view() -> None:
             await pilot.press(key)
         await pilot.pause()
 
-        assert console.stage.view is None
+        assert console.ui.view is None
         assert source.injected == []
 
 

@@ -251,7 +251,7 @@ async def test_what_came_over_the_look_stays_and_nothing_is_started_behind_it() 
         await console.press("x", "down", "enter", "enter", "right", "enter")
         answers_given: list[str | None] = []
         question = Question(1, "gpu2", (), ("Code:",), is_shown=False)
-        over = QuestionScreen(console.console.stage.look, question, lambda _number, text: answers_given.append(text))
+        over = QuestionScreen(console.console.ui.look, question, lambda _number, text: answers_given.append(text))
         await console.console.push_screen(over)
         await console.press("4")
         doctor.may_answer.set()

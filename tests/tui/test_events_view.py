@@ -27,7 +27,7 @@ async def live_through_a_night(console: Desk, source: TalkingSource) -> None:
     source.sim.freeze(2)
     await console.play(source, 4)
     source.sim.thaw(2)
-    source.events.tell("on request: rank 2 on demo-1 thawed", source.sim.now_s)
+    source.events.add_event("on request: rank 2 on demo-1 thawed", source.sim.now_s)
     await console.play(source, 4)
     source.sim.lose_node(1)
     await console.play(source, 9)
@@ -56,18 +56,18 @@ async def test_the_newest_event_is_followed_until_another_is_selected() -> None:
     async with desk(source, (100, 24)) as console:
         await console.show("events")
         for number in range(40):
-            source.events.tell(f"thing {number}", source.sim.now_s)
+            source.events.add_event(f"thing {number}", source.sim.now_s)
         await console.frames()
         assert "thing 39" in selected(console)
 
         await console.press("up", "up")
-        source.events.tell("thing 40", source.sim.now_s)
+        source.events.add_event("thing 40", source.sim.now_s)
         await console.frames()
         assert "thing 37" in selected(console)
         assert "End: follow the newest" in console.text()
 
         await console.press("end")
-        source.events.tell("thing 41", source.sim.now_s)
+        source.events.add_event("thing 41", source.sim.now_s)
         await console.frames()
         assert "thing 41" in selected(console)
         assert "End: follow" not in console.text()
@@ -76,13 +76,13 @@ async def test_the_newest_event_is_followed_until_another_is_selected() -> None:
 async def test_what_is_read_stays_where_it_is_while_old_events_are_dropped() -> None:
     source = TalkingSource(SimCluster())
     for number in range(MAX_EVENTS):
-        source.events.tell(f"thing {number}", source.sim.now_s)
+        source.events.add_event(f"thing {number}", source.sim.now_s)
     async with desk(source, (100, 24)) as console:
         await console.show("events")
         await console.press("pageup", "up")
         before = [line for line in console.lines() if "thing" in line]
         for number in range(30):
-            source.events.tell(f"late {number}", source.sim.now_s)
+            source.events.add_event(f"late {number}", source.sim.now_s)
         await console.frames()
         assert [line for line in console.lines() if "thing" in line or "late" in line] == before
         assert "older dropped" in console.text()
@@ -93,10 +93,10 @@ async def test_the_wheel_moves_the_window_and_stops_following() -> None:
     async with desk(source, (100, 24)) as console:
         await console.show("events")
         for number in range(60):
-            source.events.tell(f"thing {number}", source.sim.now_s)
+            source.events.add_event(f"thing {number}", source.sim.now_s)
         await console.frames()
         view_of(console).scroll_rows(-9)
-        source.events.tell("thing 60", source.sim.now_s)
+        source.events.add_event("thing 60", source.sim.now_s)
         await console.frames()
         assert not view_of(console).is_following
         assert "thing 60" not in console.text()
@@ -106,7 +106,7 @@ async def test_a_long_event_is_shown_in_full_when_it_is_selected() -> None:
     source = TalkingSource(SimCluster())
     async with desk(source, (80, 30)) as console:
         await console.show("events")
-        source.events.tell("a long story " * 12 + "with an end", source.sim.now_s)
+        source.events.add_event("a long story " * 12 + "with an end", source.sim.now_s)
         await console.frames()
         assert "IN FULL" in console.text()
         assert "with an end" in console.text()
@@ -117,7 +117,7 @@ async def test_text_of_others_is_neither_markup_nor_an_escape() -> None:
     async with desk(source, (100, 24)) as console:
         await console.show("events")
         hostile = "[red]fine[/red] \x1b[2J\x07 " + "x" * 10_000
-        source.events.tell(hostile, source.sim.now_s, EventKind.NOTE, Severity.QUIET)
+        source.events.add_event(hostile, source.sim.now_s, EventKind.NOTE, Severity.QUIET)
         await console.frames()
         assert "[red]fine[/red]" in selected(console)
         assert "\x1b" not in console.text()
@@ -165,7 +165,7 @@ async def test_the_selected_event_stays_in_sight_when_what_is_in_full_takes_its_
     async with desk(source, (80, 24)) as console:
         for number in range(60):
             text = "a long story " * 20 if number == 30 else f"thing {number}"
-            source.events.tell(text, source.sim.now_s)
+            source.events.add_event(text, source.sim.now_s)
         await console.frames()
         await console.show("events")
         await console.press("home", *["down"] * 30)

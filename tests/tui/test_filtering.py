@@ -187,7 +187,7 @@ async def test_logs_are_filtered_and_what_was_looked_for_is_marked() -> None:
         assert "LOGS  11 of 42 lines" in console.text()
         assert "and few more" in console.text()
         assert "other ones" not in console.text()
-        style = console.console.stage.look.palette.found
+        style = console.console.ui.look.palette.found
         marked = {
             segment.text for strip in console.console.screen._compositor.render_strips() for segment in strip
             if segment.style and segment.style.bgcolor == style.bgcolor
@@ -271,7 +271,7 @@ async def test_many_lines_are_searched_by_threads_for_each_filter_until_none_is_
     monkeypatch.setattr(search, "SearchThreads", Counted)
     monkeypatch.setattr(matches, "PIECE_S", 60.0)  # no pattern is slow, however busy this machine is
     async with desk(SimSource(SimCluster().view), (120, 24)) as console:
-        store = console.console.stage.logs
+        store = console.console.ui.logs
         for number in range(24 * CHUNK_LINES):
             store.append("demo-0", number % 4, f"line {number}. {'x' * 100}", is_stderr=False)
         await console.show("logs")
@@ -293,14 +293,14 @@ async def test_e_finds_the_errors_among_many_that_are_hidden_without_asking_for_
 ) -> None:
     source = SimSource(SimCluster().view)
     async with desk(source, (120, 24)) as console:
-        stage, logs = console.console.stage, console.console.query_one(LogsView)
+        ui, logs = console.console.ui, console.console.query_one(LogsView)
         for number in range(4 * CHUNK_LINES):
             is_far = number in {100, 9000}
-            stage.logs.append("demo-0", 1 if is_far else number % 2 * 2, f"ValueError: {number}.", is_stderr=True)
+            ui.logs.append("demo-0", 1 if is_far else number % 2 * 2, f"ValueError: {number}.", is_stderr=True)
         await console.show("logs")
         await type_filter(console, "rank=1")
         await console.press("enter")
-        while stage.errors.num_unsearched or "not searched yet" in console.text():
+        while ui.errors.num_unsearched or "not searched yet" in console.text():
             await console.frames(1)
         asked: list[int] = []
         real = LogMatches.place_of

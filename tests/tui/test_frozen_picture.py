@@ -18,7 +18,7 @@ async def looks(console: Desk) -> dict[str, list[str]]:
 
 def num_losses(console: Desk) -> int:
     """Return how many losses the curve of the overview has."""
-    shown = console.console.stage.history.shown
+    shown = console.console.ui.history.shown
     return 0 if shown is None else len(shown.loss.points)
 
 
@@ -78,7 +78,7 @@ async def test_a_frozen_picture_can_be_walked_through() -> None:
 async def test_before_the_first_rows_there_is_nothing_to_freeze() -> None:
     source = SimSource(SimCluster().view)
     async with desk(source) as console:
-        console.console.stage.view = None
+        console.console.ui.view = None
         await console.press("f")
 
-        assert console.console.stage.frozen_s is None
+        assert console.console.ui.frozen_s is None

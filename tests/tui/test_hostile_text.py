@@ -88,6 +88,6 @@ async def test_markup_is_shown_as_it_was_sent() -> None:
         assert "[rank0]: loss [/b] [@click=app.quit]x[/]" in console.text()
 
         source.refusal = AgentRefusedError("demo-0", "not_running", "[rank0] is [/b] gone")
-        console.console.say("[rank0] is [/b] gone")
+        console.console.show_notice("[rank0] is [/b] gone")
         await console.settle()
         assert "[rank0] is [/b] gone" in console.text()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.diagnosis.diagnoser import Diagnoser
-from app.model.absence import Absence
 from app.model.cluster import Cluster
+from app.model.unreachable_reason import UnreachableReason
 from app.view.view import View
 from tests.support.consoles import SimSource, TalkingSource, desk, never_reached_source
 from tests.support.node_reports import node_report
@@ -58,7 +58,7 @@ async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_bes
     source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
     source.run(12)
     source.sim.lose_node(2)
-    source.sim.cluster.put_absence("demo-2", Absence(WHY))
+    source.sim.cluster.put_unreachable("demo-2", UnreachableReason(WHY))
     async with desk(source) as console:
         await console.play(source, 8)
         cells = row_of(console.lines(), "demo-2").split()
@@ -70,8 +70,8 @@ async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_bes
 async def test_before_a_job_each_host_says_why_it_is_away_and_the_first_line_too() -> None:
     cluster, diagnoser = Cluster(["gpu1", "gpu2", "gpu3"]), Diagnoser()
     cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), 100.0)
-    cluster.put_absence("gpu2", Absence("port 22 refuses connections"))
-    cluster.put_absence("gpu3", Absence("no route to host"))
+    cluster.put_unreachable("gpu2", UnreachableReason("port 22 refuses connections"))
+    cluster.put_unreachable("gpu3", UnreachableReason("no route to host"))
     source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, 100.0), 100.0))
     async with desk(source) as console:
         assert "no connection to gpu2 (port 22 refuses connections) and gpu3 (no route to host)" in console.text()

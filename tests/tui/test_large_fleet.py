@@ -131,7 +131,7 @@ async def test_a_slow_link_gets_a_part_of_the_lines_and_the_rest_in_later_frames
             await opened.frames(1)
             counts.append(console.num_lines - before)
         shown = opened.lines()
-        console.pacer.begin_anew()
+        console.pacer.restart()
         await opened.frames(MAX_FRAMES_PER_VIEW + 1)
 
         assert max(counts) < HEIGHT / 2
@@ -149,7 +149,7 @@ async def test_looks_at_the_model_are_rarer_the_more_they_cost(fleet: MovingFlee
     quick, long = SimSource(lambda: fleet.view), SimSource(look_long)
     for source in (quick, long):
         async with desk(source) as opened:
-            opened.console.stage.max_frames_per_view = MAX_FRAMES_PER_VIEW
+            opened.console.ui.max_frames_per_view = MAX_FRAMES_PER_VIEW
             before = source.num_views
             await opened.frames(4 * MAX_FRAMES_PER_VIEW)
             source.num_views -= before

@@ -101,10 +101,10 @@ async def test_a_frame_stays_within_its_budget_of_lines_and_segments(number: int
         source.print("node-0", line % 8, f"line {line}")
     async with desk(source, (200, HEIGHT)) as console:
         await console.press(str(number))
-        strips = screen_strips(console.console)
+        rendered = screen_strips(console.console)
 
-        assert len(strips) == HEIGHT
-        assert max(len(list(strip)) for strip in strips) <= MAX_SEGMENTS_PER_LINE
+        assert len(rendered) == HEIGHT
+        assert max(len(list(strip)) for strip in rendered) <= MAX_SEGMENTS_PER_LINE
 
 
 async def test_the_culprit_is_selected_and_in_the_window(large_view: CountingView) -> None:

@@ -41,10 +41,10 @@ async def test_who_is_waited_for_again_and_again_stands_out() -> None:
         text = console.text()
 
         assert len(re.findall(r"ago \S +\d\.\ds .* all_reduce #\d+: ranks [\d, -]+ → missing rank [25]", text)) == 3
-        strips = dict(re.findall(r"^ +(\d)  demo-\d  \S running +(\S{3}) ", text, re.MULTILINE))
-        assert [rank for rank, strip in strips.items() if strip.count("◆") == 2] == ["5"]
-        assert [rank for rank, strip in strips.items() if strip.count("◆") == 1] == ["2"]
-        assert set("".join(strips[rank] for rank in "013467")) <= set("▁▂▃▄▅▆▇")
+        rendered = dict(re.findall(r"^ +(\d)  demo-\d  \S running +(\S{3}) ", text, re.MULTILINE))
+        assert [rank for rank, strip in rendered.items() if strip.count("◆") == 2] == ["5"]
+        assert [rank for rank, strip in rendered.items() if strip.count("◆") == 1] == ["2"]
+        assert set("".join(rendered[rank] for rank in "013467")) <= set("▁▂▃▄▅▆▇")
 
 
 async def test_without_unicode_waits_are_figures() -> None:

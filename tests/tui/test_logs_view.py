@@ -96,7 +96,7 @@ async def test_scrolling_down_to_the_last_line_follows_again() -> None:
 async def test_the_line_that_is_read_stays_when_old_lines_are_dropped() -> None:
     source = SimSource(SimCluster().view)
     async with desk(source, (80, 24)) as console:
-        console.console.stage.logs = LogStore(max_lines=2 * CHUNK_LINES)
+        console.console.ui.logs = LogStore(max_lines=2 * CHUNK_LINES)
         talk(source, 0, 2 * CHUNK_LINES)
         await console.frames(1)
         await console.show("logs")
@@ -180,9 +180,9 @@ async def test_lines_that_ranks_print_alike_are_one_row_until_each_is_wanted_aga
 async def test_of_more_lines_than_are_collapsed_it_says_of_how_many() -> None:
     source = SimSource(SimCluster().view)
     async with desk(source, (100, 24)) as console:
-        stage = console.console.stage
+        ui = console.console.ui
         for number in range(MAX_LINES + 15):
-            stage.logs.append("demo-0", number % 4, f"line {number // 4}.", is_stderr=False)
+            ui.logs.append("demo-0", number % 4, f"line {number // 4}.", is_stderr=False)
         await console.press("c")
         await until_frames(console, "LOGS  12,5")
 

@@ -47,7 +47,7 @@ async def test_the_event_that_is_selected_stays_selected_when_older_ones_come_in
     async with desk(source) as console:
         await console.show("events")
         for number in range(5):
-            source.events.tell(f"done {number}", source.sim.now_s)
+            source.events.add_event(f"done {number}", source.sim.now_s)
         await console.play(source, WATCHED_S)
         await console.press("up", "up")
         events = console.console.query_one(EventsView)

@@ -35,7 +35,7 @@ def styles_in(console: Desk, row: str, words: str) -> set[Style]:
         if re.search(row, text):
             found = re.search(words, text)
             assert found, text
-            cells = [cell for segment in console.strips()[number] for cell in [segment.style] * segment.cell_length]
+            cells = [cell for segment in console.rendered()[number] for cell in [segment.style] * segment.cell_length]
             return {cell for cell in cells[slice(*found.span())] if cell is not None}
     raise AssertionError(f"no line has {row}:\n{console.text()}")
 

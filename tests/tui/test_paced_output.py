@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.screen_link import Person
+from tests.support.screen_link import LocalUser
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -20,55 +20,55 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def opened(*, answers: bool = True, **more: str) -> Iterator[Person]:
-    person = Person(ARGV, {**TERMINAL, **more})
+def opened(*, answers: bool = True, **more: str) -> Iterator[LocalUser]:
+    local_user = LocalUser(ARGV, {**TERMINAL, **more})
     if not answers:
-        person.stop_answering()
+        local_user.stop_answering()
     try:
-        person.until_painted("Overview", WAIT_S)
-        yield person
+        local_user.until_painted("Overview", WAIT_S)
+        yield local_user
     finally:
-        person.close()
+        local_user.close()
 
 
-def asks_nothing(person: Person, for_s: float = 1) -> bool:
+def asks_nothing(local_user: LocalUser, for_s: float = 1) -> bool:
     try:
-        person.until_painted(QUESTION, for_s)
+        local_user.until_painted(QUESTION, for_s)
     except TimeoutError:
         return True
     return False
 
 
 def test_every_paint_ends_in_a_question_and_answers_are_no_keys() -> None:
-    with opened() as person:
+    with opened() as local_user:
         for _ in range(5):
-            person.until_painted(QUESTION, WAIT_S)
-        person.key(b"2", "WAIT SHARE", WAIT_S)
+            local_user.until_painted(QUESTION, WAIT_S)
+        local_user.key(b"2", "WAIT SHARE", WAIT_S)
 
-        assert person.process.poll() is None
+        assert local_user.process.poll() is None
 
 
 def test_without_pacing_no_question_is_asked() -> None:
-    with opened(RANKDECK_PACING="0") as person:
-        person.key(b"2", "WAIT SHARE", WAIT_S)
-        assert asks_nothing(person)
+    with opened(RANKDECK_PACING="0") as local_user:
+        local_user.key(b"2", "WAIT SHARE", WAIT_S)
+        assert asks_nothing(local_user)
 
 
 def test_a_terminal_that_answers_nothing_is_painted_and_its_keys_count() -> None:
-    with opened(answers=False) as person:
-        person.key(b"2", "WAIT SHARE", WAIT_S)
-        until(lambda: asks_nothing(person), 60, "it asks no more")
-        painted = person.num_bytes
-        person.wait_until(lambda: person.num_bytes > painted + 20_000, WAIT_S, "it paints on")
+    with opened(answers=False) as local_user:
+        local_user.key(b"2", "WAIT SHARE", WAIT_S)
+        until(lambda: asks_nothing(local_user), 60, "it asks no more")
+        painted = local_user.num_bytes
+        local_user.wait_until(lambda: local_user.num_bytes > painted + 20_000, WAIT_S, "it paints on")
 
 
 def test_no_answer_is_left_for_the_shell() -> None:
-    with opened(SIM_LAST_ANSWER_S=str(WAIT_S)) as person:
-        person.stop_answering()
-        person.until_painted(QUESTION, WAIT_S)
-        person.type(b"q")
-        person.wait(0.3)  # the way back of the answer
-        person.answer()
-        person.wait_until(lambda: person.process.poll() is not None, WAIT_S, "the console has gone")
+    with opened(SIM_LAST_ANSWER_S=str(WAIT_S)) as local_user:
+        local_user.stop_answering()
+        local_user.until_painted(QUESTION, WAIT_S)
+        local_user.type(b"q")
+        local_user.wait(0.3)  # the way back of the answer
+        local_user.answer()
+        local_user.wait_until(lambda: local_user.process.poll() is not None, WAIT_S, "the console has gone")
 
-        assert person.unread() == b""
+        assert local_user.unread() == b""

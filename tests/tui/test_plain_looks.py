@@ -113,7 +113,7 @@ def test_a_terminal_without_utf_8_is_shown_ascii_unless_somebody_says_otherwise(
 async def test_stock_strips_paint_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     async with desk(frozen_source()) as console:
         ours = screen_lines(console.console)
-    monkeypatch.setattr("app.tui.rendering.HAS_STOCK_STRIPS", True)
+    monkeypatch.setattr("app.tui.rendering.HAS_STOCK_RENDERING", True)
     async with desk(frozen_source()) as console:
         stock = screen_lines(console.console)
 

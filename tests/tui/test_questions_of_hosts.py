@@ -17,14 +17,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from app.errors import HostKeyError
-from app.model.absence import Absence
+from app.model.unreachable_reason import UnreachableReason
 from app.session.hosts import Connections, HostQuestions
 from app.ssh.questions import QuestionDesk
 from app.tui.dialogs.questions import QuestionScreen
 from tests.support.consoles import SimSource, TalkingSource, desk, never_reached_source
 from tests.support.doors import Door, Keys
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.plain_hosts import these
 from tests.support.screens import assert_looks_as_before
 from tests.support.waiting import until_async
@@ -53,7 +53,7 @@ class House:
 
     def __init__(self, source: SimSource) -> None:
         self.source = source
-        self.desk = QuestionDesk(Person([]))
+        self.desk = QuestionDesk(LocalUser([]))
         self.doors: list[Door] = []
         self.notices: list[str] = []
 
@@ -149,9 +149,9 @@ async def test_questions_look_as_before(house: House, size: tuple[int, int]) -> 
     house.door("demo-2", (FIRST_CONTACT, "yes", True)).told = ""
     code = house.door("demo-3", ("(root@demo-3) Code:", SECRET, False))
     code.told = "(root@demo-3) Lab\n(root@demo-3) The code is on your device."
-    source.sim.cluster.put_absence("demo-2", Absence(str(house.doors[0].own_absence())))
+    source.sim.cluster.put_unreachable("demo-2", UnreachableReason(str(house.doors[0].own_absence())))
     async with house.open(size) as console:
-        console.console.stage.beat, console.console.stage.noticed_at_beat = 200, 0
+        console.console.ui.tick, console.console.ui.noticed_at_tick = 200, 0
         console.console.paint()
         assert_looks_as_before(f"asks-{size[0]}x{size[1]}", console.lines())
         await console.press("a")
@@ -194,7 +194,7 @@ async def test_the_right_answer_brings_the_host_back_and_what_was_typed_is_nowhe
         assert not is_asked(console)
         assert house.waiting == []
         assert "a Answer" not in console.lines()[-1]
-        assert SECRET not in repr(vars(screen)) + "".join(house.notices) + "".join(console.console.stage.notices)
+        assert SECRET not in repr(vars(screen)) + "".join(house.notices) + "".join(console.console.ui.notices)
         assert house.desk.question is None
     gc.collect()
     held = [one for one in gc.get_objects() if isinstance(one, Input) and SECRET in one.value]

@@ -121,9 +121,9 @@ async def test_a_line_of_the_grid_is_few_segments(source: SimSource) -> None:
     async with desk(source, (200, 50)) as console:
         await console.show("ranks")
         ranks = console.console.query_one(RanksView)
-        strips = screen_strips(console.console)[ranks.region.y + 1 :][: ranks.num_rows]
+        rendered = screen_strips(console.console)[ranks.region.y + 1 :][: ranks.num_rows]
 
-        assert max(len(list(strip)) for strip in strips) < 12
+        assert max(len(list(strip)) for strip in rendered) < 12
 
 
 def test_cells_are_found_where_they_are_painted() -> None:

@@ -123,7 +123,7 @@ async def test_lines_that_have_not_been_searched_for_those_of_the_rank_are_not_s
 ) -> None:
     monkeypatch.setattr("app.tui.ui_state.SEARCH_S", 0.0)
     async with desk(frozen_source()) as console:
-        logs = console.console.stage.logs
+        logs = console.console.ui.logs
         logs.append("demo-1", 3, "first and last words", is_stderr=False)
         for number in range(20 * CHUNK_LINES):
             logs.append("demo-0", 0, f"step {number}", is_stderr=False)
@@ -206,7 +206,7 @@ async def test_before_there_is_anything_y_copies_how_things_stand_or_says_that_t
             await console.show(view)
             await console.press("y")
             assert copied(console).startswith("waiting for the agents")
-        console.console.stage.view = None
+        console.console.ui.view = None
         await console.press("y")
 
         assert "There is nothing to copy yet." in console.text()
@@ -237,9 +237,9 @@ async def test_a_click_marks_a_log_line_which_is_then_copied() -> None:
         logs = console.console.query_one(LogsView)
         await console.pilot.click("#logs", offset=(10, 2))
         await console.settle()
-        assert logs.marked == logs.stage.logs.first + 1
+        assert logs.marked == logs.ui.logs.first + 1
         await console.press("y")
-        stored = logs.stage.logs.line(1)
+        stored = logs.ui.logs.line(1)
 
         assert copied(console) == f"{stored.node}:r{stored.rank} {stored.text}"
         assert any(line.startswith("\u25b8") for line in console.lines())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.wire.logs import LogLine
-from app.recording.records import LinesHeard
+from app.recording.records import LinesRecord
 from app.recording.replay import Replay
 from tests.support.consoles import desk
 from tests.support.recordings import Watch, frozen_recording, recording_of
@@ -86,7 +86,7 @@ async def test_who_has_scrolled_up_follows_the_lines_again_once_the_recording_ha
     sim = SimCluster()
     sim.run(20)
     printed = [
-        LinesHeard(number / 5, "demo-0", [LogLine(number, 0, "stdout", f"line {number}.")]) for number in range(1, 91)
+        LinesRecord(number / 5, "demo-0", [LogLine(number, 0, "stdout", f"line {number}.")]) for number in range(1, 91)
     ]
     watch = Watch()
     async with desk(Replay(recording_of(sim, *printed), clock=watch), (80, 24)) as console:

@@ -35,8 +35,8 @@ def painted(console: Console) -> list[list[tuple[str, str]]]:
     return [[(segment.text, str(segment.style)) for segment in strip] for strip in joined(screen_strips(console))]
 
 
-def joined(strips: list[Strip]) -> list[Strip]:
-    return [strip.simplify() for strip in strips]
+def joined(rendered: list[Strip]) -> list[Strip]:
+    return [strip.simplify() for strip in rendered]
 
 
 def colours(console: Console) -> set[Color]:
@@ -72,7 +72,7 @@ async def test_a_key_does_what_it_was_given_and_no_longer_what_it_did() -> None:
         await console.press("f5")
         assert console.console.active == "logs"
         await console.press("z")
-        assert console.console.stage.frozen_s is not None
+        assert console.console.ui.frozen_s is not None
         await console.press("f")
         assert "STACKS" in console.lines()[0]
 
@@ -227,7 +227,7 @@ async def test_the_palette_has_our_themes_and_no_others() -> None:
         await console.press(*"theme: li")
         await until_async(lambda: "Theme: light" in console.text(), WAIT_S, "the palette has found it")
         await console.press("enter")
-        await until_async(lambda: console.console.stage.look.theme == "light", WAIT_S, "the theme is worn")
+        await until_async(lambda: console.console.ui.look.theme == "light", WAIT_S, "the theme is worn")
         await console.settle()
 
         assert console.console.theme == "light"

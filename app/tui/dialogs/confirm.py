@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.events import Key
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.view.rows import RankRow
     from app.view.view import View
 
@@ -99,26 +99,26 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, ui: UiState) -> None:
         super().__init__()
-        self._stage = stage
+        self._ui = ui
 
     def on_key(self, event: Key) -> None:
         """Close by the key that has opened it."""
-        if event.key in self._stage.keymap.keys("help"):
+        if event.key in self._ui.keymap.keys("help"):
             event.stop()
             self.dismiss()
 
     def _shown_keys(self, name: str) -> str:
-        return " ".join(filter(None, (self._stage.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
+        return " ".join(filter(None, (self._ui.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
 
     def compose(self) -> ComposeResult:
         """Lay the table out."""
         keys = Table.grid(padding=(0, 2, 0, 0))
-        for action in available(self._stage.source):
+        for action in available(self._ui.source):
             if shown := self._shown_keys(action.name):
                 keys.add_row(Text(shown, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
-        glyphs = self._stage.look.glyphs
+        glyphs = self._ui.look.glyphs
         states = Columns([f"{glyphs.states[state]} {state}" for state in RankState], padding=(0, 2))
         scroll = VerticalScroll(
             Static(keys),
@@ -151,12 +151,12 @@ class FaultScreen(ModalScreen[Fault | None]):
         Binding("right", "app.focus_next", "On", show=False),
     ]
 
-    def __init__(self, stage: Stage, view: View, selected: int) -> None:
+    def __init__(self, ui: UiState, view: View, selected: int) -> None:
         super().__init__()
         self._ranks = ranks_to_choose(view, selected)
         self._has_others = len(self._ranks) < view.num_ranks
-        self._glyphs = stage.look.glyphs
-        self._shown = stage.look.shown
+        self._glyphs = ui.look.glyphs
+        self._shown = ui.look.shown
         self._selected = selected
 
     def compose(self) -> ComposeResult:

@@ -16,24 +16,24 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.view.actions import Deed, deed_question, deed_title, lost_nodes, max_ranks
+from app.view.actions import JobAction, action_question, action_title, lost_nodes, max_ranks
 from app.view.summary import ENDED
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.events import Click
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.view.rows import JobRow
     from app.view.view import View
 
-TITLES: dict[Deed, str] = {
-    Deed.STOP: "Stop         after a step and a checkpoint",
-    Deed.STOP_NOW: "Stop now     by SIGTERM",
-    Deed.KILL: "Kill         by SIGKILL",
-    Deed.RESTART: "Restart      after a step and a checkpoint",
-    Deed.RESTART_NOW: "Restart now  kill it first",
-    Deed.RESTART_WITHOUT: "Restart without the nodes that are lost",
+TITLES: dict[JobAction, str] = {
+    JobAction.STOP: "Stop         after a step and a checkpoint",
+    JobAction.STOP_NOW: "Stop now     by SIGTERM",
+    JobAction.KILL: "Kill         by SIGKILL",
+    JobAction.RESTART: "Restart      after a step and a checkpoint",
+    JobAction.RESTART_NOW: "Restart now  kill it first",
+    JobAction.RESTART_WITHOUT: "Restart without the nodes that are lost",
 }
 
 
@@ -41,13 +41,13 @@ class Wish(NamedTuple):
     """What a person has confirmed.
 
     Attributes:
-        deed: What is to be done.
+        action: What is to be done.
         num_ranks: Of the next attempt; None is as many as before.
         without: Nodes that it goes on without, as they were named.
         looks_first: Look at the hosts before anything is done.
     """
 
-    deed: Deed
+    action: JobAction
     num_ranks: int | None
     without: tuple[str, ...] = ()
     looks_first: bool = False
@@ -67,23 +67,23 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         Binding("right", "app.focus_next", "On", show=False),
     ]
 
-    def __init__(self, stage: Stage, view: View, job: JobRow) -> None:
+    def __init__(self, ui: UiState, view: View, job: JobRow) -> None:
         super().__init__()
-        self._shown = stage.look.shown
+        self._shown = ui.look.shown
         self._view = view
         self._job = job
         self._has_ended = job.state in ENDED
-        self._deeds: list[Deed] = [Deed.RESTART] if self._has_ended else list(TITLES)[:-1]
+        self._job_actions: list[JobAction] = [JobAction.RESTART] if self._has_ended else list(TITLES)[:-1]
         self._lost = tuple(lost_nodes(view, job))
         if self._lost:
-            self._deeds.append(Deed.RESTART_WITHOUT)
-        self._starter = stage.source.starter
-        doctor = stage.source.doctor
+            self._job_actions.append(JobAction.RESTART_WITHOUT)
+        self._starter = ui.source.starter
+        doctor = ui.source.doctor
         self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
 
     def compose(self) -> ComposeResult:
         """Lay out what can be done, the number of ranks, a sentence and two buttons."""
-        titles = [TITLES[deed] for deed in self._deeds]
+        titles = [TITLES[action] for action in self._job_actions]
         if self._has_ended:
             titles[0] = "Start again"
         titles += [ANOTHER_TITLE] if self._starter is not None else []
@@ -109,18 +109,18 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
 
     def on_mount(self) -> None:
         """Start at what can be done."""
-        deeds = self.query_one("#control-deeds", OptionList)
-        deeds.highlighted = 0
-        deeds.focus()
-        self._tell()
+        options = self.query_one("#control-deeds", OptionList)
+        options.highlighted = 0
+        options.focus()
+        self._update_text()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
         """Say in a sentence what would happen."""
-        self._tell()
+        self._update_text()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
         """Say it with the new number."""
-        self._tell()
+        self._update_text()
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
         """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
@@ -148,8 +148,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             return
         num_ranks = self._num_ranks
         is_other = self._asks_ranks and num_ranks != self._job.world_size
-        looks_first = self._deed.begins_again and self._look_first is not None and self._look_first.is_on
-        self.dismiss(Wish(self._deed, num_ranks if is_other else None, self._lost, looks_first))
+        looks_first = self._job_action.begins_again and self._look_first is not None and self._look_first.is_on
+        self.dismiss(Wish(self._job_action, num_ranks if is_other else None, self._lost, looks_first))
 
     def action_cancel(self) -> None:
         """Leave, and do nothing."""
@@ -161,17 +161,17 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
 
     @property
     def _is_another(self) -> bool:
-        return self._place == len(self._deeds)
+        return self._place == len(self._job_actions)
 
     @property
-    def _deed(self) -> Deed:
+    def _job_action(self) -> JobAction:
         """What is marked; where that is another program, what comes before it."""
-        return self._deeds[min(self._place, len(self._deeds) - 1)]
+        return self._job_actions[min(self._place, len(self._job_actions) - 1)]
 
     @property
     def _asks_ranks(self) -> bool:
         """Whether the job may have another number of ranks then."""
-        return self._deed.begins_again and self._deed is not Deed.RESTART_WITHOUT
+        return self._job_action.begins_again and self._job_action is not JobAction.RESTART_WITHOUT
 
     @property
     def _num_ranks(self) -> int:
@@ -180,33 +180,33 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         number = int(typed) if typed.isascii() and typed.isdigit() else 0
         return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
 
-    def _tell(self) -> None:
+    def _update_text(self) -> None:
         if self._is_another and self._starter is not None:
-            self._tell_another(self._starter.where)
+            self._show_another(self._starter.where)
             return
-        deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
+        action, num_ranks, least = self._job_action, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = self._asks_ranks
         if self._look_first is not None:
-            self._look_first.display = deed.begins_again
+            self._look_first.display = action.begins_again
         is_sound = bool(num_ranks) or not self._asks_ranks
         sentence = (
-            deed_question(
-                deed,
+            action_question(
+                action,
                 self._view,
                 self._job,
                 has_ended=self._has_ended,
-                num_ranks=num_ranks if deed.begins_again else self._job.world_size,
+                num_ranks=num_ranks if action.begins_again else self._job.world_size,
             )
             if is_sound
             else f"That many ranks cannot be: at least {least}, one on each node, and at most {max_ranks(least):,}."
         )
         self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#control-yes", Button)
-        yes.label = Text(deed_title(deed, self._job, has_ended=self._has_ended))
+        yes.label = Text(action_title(action, self._job, has_ended=self._has_ended))
         yes.disabled = not is_sound
         yes.refresh(layout=True)
 
-    def _tell_another(self, host: str) -> None:
+    def _show_another(self, host: str) -> None:
         self.query_one("#control-size").display = False
         if self._look_first is not None:
             self._look_first.display = False
@@ -222,7 +222,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         yes.refresh(layout=True)
 
 
-WORDS = "look at the hosts first, as rankdeck doctor does"
+LABEL = "look at the hosts first, as rankdeck doctor does"
 
 
 class LookFirst(Static, can_focus=True):
@@ -243,12 +243,12 @@ class LookFirst(Static, can_focus=True):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's word
         super().__init__("", id=id, classes="look-first", markup=False)
         self.is_on = True
-        self._tell()
+        self._update_text()
 
     def action_tick(self) -> None:
         """Tick it, or not."""
         self.is_on = not self.is_on
-        self._tell()
+        self._update_text()
 
     def action_submit(self) -> None:
         """Go on."""
@@ -258,5 +258,5 @@ class LookFirst(Static, can_focus=True):
         """Do as the space bar."""
         self.action_tick()
 
-    def _tell(self) -> None:
-        self.update(Text(f"[{'x' if self.is_on else ' '}] {WORDS}"))
+    def _update_text(self) -> None:
+        self.update(Text(f"[{'x' if self.is_on else ' '}] {LABEL}"))

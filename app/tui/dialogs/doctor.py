@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from app.inventory.program import Again, Program
     from app.preflight.findings import Preflight
     from app.tui.source import Doctor
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
 
 Result = TypeVar("Result")
@@ -72,17 +72,17 @@ class DoctorView(LineView):
         found: What is to be said; None while it is not known.
         steps: How far each host is.
         shows_all: Say also what is well.
-        words: What is said instead.
+        message: What is said instead.
     """
 
-    def __init__(self, stage: Stage, hosts: list[str], leaving: str) -> None:
+    def __init__(self, ui: UiState, hosts: list[str], leaving: str) -> None:
         """`leaving` is what it means to leave, in the line of keys."""
-        super().__init__(stage, "doctor")
+        super().__init__(ui, "doctor")
         self._leaving = leaving
         self.found: Preflight | None = None
         self.steps: dict[str, Step | None] = dict.fromkeys(hosts)
         self.shows_all = False
-        self.words = ""
+        self.message = ""
 
     def build(self) -> None:
         """Make the title, the keys and every line."""
@@ -94,8 +94,8 @@ class DoctorView(LineView):
         keys = self.line()
         folding = "Only what is wrong" if self.shows_all else "All rows"
         shown = (("Esc", self._leaving), ("r", "Again"), ("a", folding), ("y", "Copy"))
-        for key, words in shown if self.found is not None or self.words else shown[:1]:
-            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
+        for key, message in shown if self.found is not None or self.message else shown[:1]:
+            keys.put(f" {key}", palette.key).put(f" {message} ", palette.bar_muted)
         keys.fit(width, palette.bar)
         self.foot = [keys]
 
@@ -115,8 +115,8 @@ class DoctorView(LineView):
 
     def _progress(self) -> list[Line]:
         palette, glyphs = self.look.palette, self.look.glyphs
-        if self.words:
-            parts = wrapped(self.words, self.size.width - 2, MAX_SENTENCE_LINES, glyphs.ellipsis)
+        if self.message:
+            parts = wrapped(self.message, self.size.width - 2, MAX_SENTENCE_LINES, glyphs.ellipsis)
             return [self.line().put(f" {part}", palette.warning) for part in parts]
         name_width = max(map(len, self.steps), default=0)
         lines = []
@@ -161,22 +161,22 @@ class DoctorScreen(ReadingScreen[bool]):
         Binding("right", "app.focus_next", "On", show=False),
     ]
 
-    def __init__(self, stage: Stage, doctor: Doctor, job: Program | Again | None = None, deed: str = "") -> None:
-        """Look before a job is started; `deed` is what is done then, as `Start it`. Without one only look."""
+    def __init__(self, ui: UiState, doctor: Doctor, job: Program | Again | None = None, action: str = "") -> None:
+        """Look before a job is started; `action` is what is done then, as `Start it`. Without one only look."""
         super().__init__()
-        self._stage = stage
+        self._ui = ui
         self._doctor = doctor
         self._job = job
-        self._deed = deed
-        self._view: DoctorView = DoctorView(stage, list(doctor.hosts), "Do nothing" if deed else "Close")
+        self._job_action = action
+        self._view: DoctorView = DoctorView(ui, list(doctor.hosts), "Do nothing" if action else "Close")
 
     def compose(self) -> ComposeResult:
         """Fill the screen, with a question below where a deed waits."""
         yield self._view
-        if self._deed:
+        if self._job_action:
             yield Horizontal(
                 Button("Do nothing", id="doctor-no", compact=True),
-                Button(Text(f"{self._deed} all the same"), id="doctor-yes", variant="error", compact=True),
+                Button(Text(f"{self._job_action} all the same"), id="doctor-yes", variant="error", compact=True),
                 id="doctor-question",
                 classes="buttons",
             )
@@ -190,15 +190,15 @@ class DoctorScreen(ReadingScreen[bool]):
     async def action_look(self) -> None:
         """Look at the hosts as they are now."""
         view = self._view
-        view.found, view.words, view.top = None, "", 0
+        view.found, view.message, view.top = None, "", 0
         view.steps = dict.fromkeys(self._doctor.hosts)
         self._ask(is_wanted=False)
         view.redraw()
         try:
-            view.found = await self._doctor.look(self._tell, self._job)
+            view.found = await self._doctor.look(self._show_step, self._job)
         except AppError as error:
-            view.words = clean(error.whole, LINE_LIMIT)
-        if self._deed:
+            view.message = clean(error.whole, LINE_LIMIT)
+        if self._job_action:
             # What lies over this screen would be what is dismissed; then the person says when, too.
             if view.found is not None and view.found.exit_code is ExitCode.WELL and self.is_active:
                 self.dismiss(True)  # noqa: FBT003 - the result of the screen
@@ -219,21 +219,21 @@ class DoctorScreen(ReadingScreen[bool]):
         text = self._view.report(self.size.width)
         if text:
             self.app.copy_to_clipboard(text)
-            self.notify(self._stage.tellable(text.splitlines()[-1]), title="Copied the report", markup=False)
+            self.notify(self._ui.tellable(text.splitlines()[-1]), title="Copied the report", markup=False)
 
     def action_fold(self) -> None:
         """Say also what is well, or only what is not."""
         self._view.shows_all = not self._view.shows_all
         self._view.redraw()
 
-    def _tell(self, host: str, step: Step) -> None:
+    def _show_step(self, host: str, step: Step) -> None:
         self._view.steps[host] = step
         if self.is_attached:
             self._view.redraw()
 
     def _ask(self, *, is_wanted: bool) -> None:
         """Show the question, or not; it stands on `Do nothing`."""
-        if self._deed:
+        if self._job_action:
             self.query_one("#doctor-question").display = is_wanted
             if is_wanted:
                 self.query_one("#doctor-no").focus()

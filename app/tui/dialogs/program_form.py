@@ -158,11 +158,11 @@ class ProgramScreen(ModalScreen[Program | None]):
     def on_mount(self) -> None:
         """Begin at the command."""
         self._form.begin()
-        self._tell()
+        self._show_summary()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
         """Say what that would do."""
-        self._tell()
+        self._show_summary()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
         """Go on to the last step, if it can be taken."""
@@ -182,9 +182,9 @@ class ProgramScreen(ModalScreen[Program | None]):
         """Leave without a program."""
         self.dismiss(None)
 
-    def _tell(self) -> None:
+    def _show_summary(self) -> None:
         trouble = self._form.trouble
-        told = self.query_one("#program-told", Static)
-        told.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
-        told.set_class(bool(trouble), "trouble")
+        summary = self.query_one("#program-told", Static)
+        summary.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
+        summary.set_class(bool(trouble), "trouble")
         self.query_one("#program-yes", Button).disabled = bool(trouble)

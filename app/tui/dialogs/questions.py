@@ -64,10 +64,10 @@ class QuestionScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out what was said, the question, and a field."""
-        told = [Static(self._shown(line), classes="question-told", markup=False) for line in self._question.told]
+        notes = [Static(self._shown(line), classes="question-told", markup=False) for line in self._question.notes]
         lines = [Static(self._shown(line), markup=False) for line in self._question.lines]
         field = AnswerInput(password=not self._question.is_shown, max_length=MAX_CHARS, compact=True, id="answer")
-        body = Vertical(*told, *lines, field, classes="dialog wide question")
+        body = Vertical(*notes, *lines, field, classes="dialog wide question")
         body.border_title = self._shown(f"To reach {self._question.host}")
         what = "" if self._question.is_shown else "; what is typed is not shown"
         body.border_subtitle = self._shown(f"Enter answers, Esc: not now{what}")

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from app.errors import AppError
 from app.stacks.groups import picture_of
-from app.stacks.words import StackText, Tone, picture_lines, summary_text
+from app.stacks.stack_text import StackText, Tone, picture_lines, summary_text
 from app.text import LINE_LIMIT, clean
 from app.tui.dialogs.doctor import ReadingScreen
 from app.tui.widgets.drawing import shifted, wrapped
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from app.stacks.groups import StackPicture
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
 
 SIDE_STEP = 8
@@ -32,11 +32,11 @@ _SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBL
 class StacksView(LineView):
     """The groups, one below the other."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "stacks")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "stacks")
         self.picture: StackPicture | None = None
         self.is_whole = False
-        self.words = ""
+        self.message = ""
         """What is said instead of a picture, or beside an old one."""
         self._side = 0
         self._texts: list[StackText] = []
@@ -48,17 +48,19 @@ class StacksView(LineView):
         title = self.line().put(" STACKS ", palette.tab).put(f"  {summary}", palette.bar)
         title.fit(width, palette.bar)
         self.head = [title]
-        for text in wrapped(self.words, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.words else ():
+        for text in (
+            wrapped(self.message, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.message else ()
+        ):
             self.head.append(self.line().put(f" {text}", palette.warning))
         self._texts = picture_lines(self.picture, is_whole=self.is_whole) if self.picture else []
         styles = self._styles()
         self.lines = [line for text in self._texts for line in self._lines_of(text, styles[text.tone])]
         keys = self.line()
         folding = "Fewer frames" if self.is_whole else "All frames"
-        is_live = self.stage.source.player is None
+        is_live = self.ui.source.player is None
         again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
-        for key, words in (("Esc", "Close"), *again, ("a", folding), *native):
-            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
+        for key, message in (("Esc", "Close"), *again, ("a", folding), *native):
+            keys.put(f" {key}", palette.key).put(f" {message} ", palette.bar_muted)
         keys.fit(width, palette.bar)
         self.foot = [keys]
 
@@ -91,11 +93,11 @@ class StacksView(LineView):
 
     def _lines_of(self, text: StackText, style: Style) -> list[Line]:
         """Return sentences wrapped and frames as far to the side as they are wanted."""
-        words = text.text
+        message = text.text
         if text.tone not in _SENTENCES:
-            return [self.line().put(" ").put(shifted(words, self._side) if self._side else words, style)]
-        indent = " " * (1 + len(words) - len(words.lstrip()))
-        parts = wrapped(words, self.size.width - len(indent) - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
+            return [self.line().put(" ").put(shifted(message, self._side) if self._side else message, style)]
+        indent = " " * (1 + len(message) - len(message.lstrip()))
+        parts = wrapped(message, self.size.width - len(indent) - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
         return [self.line().put(indent).put(part, style) for part in parts]
 
 
@@ -111,10 +113,10 @@ class StacksScreen(ReadingScreen[None]):
         Binding("right,l", "side(1)", "Right", show=False),
     ]
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, ui: UiState) -> None:
         super().__init__()
-        self._stage = stage
-        self._view: StacksView = StacksView(stage)
+        self._ui = ui
+        self._view: StacksView = StacksView(ui)
 
     def compose(self) -> ComposeResult:
         """Fill the screen."""
@@ -128,16 +130,16 @@ class StacksScreen(ReadingScreen[None]):
     async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument
         """Ask for the stacks as they are now."""
         view = self._view
-        if view.picture is not None and self._stage.source.player is not None:
+        if view.picture is not None and self._ui.source.player is not None:
             return  # in a recording they are as they were taken
-        view.words = "asking every rank; one that is stuck takes a second or more"
+        view.message = "asking every rank; one that is stuck takes a second or more"
         view.redraw()
         try:
-            answers = await self._stage.source.stacks(is_native=is_native)
+            answers = await self._ui.source.stacks(is_native=is_native)
         except AppError as error:
-            view.words = clean(error.whole, LINE_LIMIT)
+            view.message = clean(error.whole, LINE_LIMIT)
         else:
-            view.words = ""
+            view.message = ""
             view.picture = picture_of(answers)
             view.top = 0
             view.to_begin()

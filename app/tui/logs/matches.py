@@ -153,10 +153,10 @@ class CollapsedLines:
         self._row_of: dict[tuple[str, bool], int] = {}
         """By text: how many rows there had ever been when it came, up to its own."""
         self._num_dropped = 0
-        newest = logs.end if matches is None else len(matches)
+        latest = logs.end if matches is None else len(matches)
         begin = logs.first if matches is None else 0
-        oldest = max(begin, newest - MAX_LINES)
-        self._next = oldest if matches is None or oldest >= newest else matches.number(oldest)
+        oldest = max(begin, latest - MAX_LINES)
+        self._next = oldest if matches is None or oldest >= latest else matches.number(oldest)
         self._oldest = logs.first if oldest == begin else self._next
 
     def __len__(self) -> int:

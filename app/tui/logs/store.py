@@ -120,8 +120,8 @@ class LogStore:
     @property
     def end(self) -> int:
         """Number of the next line: how many have ever been appended, or had been when the store was held."""
-        newest = self._newest_end
-        return newest if self._held_end is None else max(self._first, self._held_end)
+        latest = self._latest_end
+        return latest if self._held_end is None else max(self._first, self._held_end)
 
     def __len__(self) -> int:
         return self.end - self._first
@@ -138,10 +138,10 @@ class LogStore:
 
     def hold(self, *, is_held: bool) -> None:
         """Show nothing that comes from now on, or all of it again."""
-        self._held_end = self._newest_end if is_held else None
+        self._held_end = self._latest_end if is_held else None
 
     @property
-    def _newest_end(self) -> int:
+    def _latest_end(self) -> int:
         return self._first + (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
 
     def append(self, node: str, rank: int, text: str, *, is_stderr: bool, job_id: str = "") -> None:

@@ -15,8 +15,8 @@ from app.tui.widgets.columns import (
     node_width,
     paint_node,
     paint_rank,
-    paint_share,
     paint_state,
+    paint_wait_frac,
 )
 from app.tui.widgets.drawing import wait_block, wait_line
 from app.tui.widgets.line_view import LineView
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.recording.wait_history import PastWait
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import RankRow
     from app.view.view import View
@@ -47,8 +47,8 @@ class BarriersView(LineView):
     that they waited for it; who holds the others up again and again stands out. A bar is the share of time spent so.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "barriers")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "barriers")
         self._table: Table[RankRow] | None = None
         self._num_ranks = 0
         self._rows: dict[int, RankRow] = {}
@@ -69,17 +69,17 @@ class BarriersView(LineView):
     @property
     def selected_rank(self) -> int | None:
         """The rank that the longest wait is about: one that is missing, else one that waits."""
-        barriers = self.stage.view.barriers() if self.stage.view is not None else []
+        barriers = self.ui.view.barriers() if self.ui.view is not None else []
         return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
 
     def build(self) -> None:
         """Make the blocks, and fetch the ranks whose bars are in the window."""
-        view = self.stage.view
+        view = self.ui.view
         self.lines, self.head, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
             self.head = self.nothing_yet("WAITS NOW", "Once a job runs: who waits for whom, where, and for how long.")
             return
-        shown = self.stage.history.shown
+        shown = self.ui.history.shown
         self._past = tuple(shown.waits.over) if shown is not None else ()
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)
@@ -93,7 +93,7 @@ class BarriersView(LineView):
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", palette.ok)
             self.lines += [calm.put("nobody waits in a collective or barrier"), self.line()]
         for barrier in barriers:
-            self.lines += [*wait_block(self.stage, barrier, self.size.width), self.line()]
+            self.lines += [*wait_block(self.ui, barrier, self.size.width), self.line()]
 
     def _put_last(self, view: View) -> None:
         if not self._past:
@@ -105,7 +105,7 @@ class BarriersView(LineView):
         for past in islice(reversed(self._past), MAX_LAST if self.size.height >= TALL_FROM else MAX_LAST_SHORT):
             line = self.line().cell(seconds_cell(max(0.0, view.now_s - past.seen_s)), AGE_WIDTH, is_right=True)
             line.put(" ago", palette.muted)
-            self.lines.append(line.add(wait_line(self.stage, past.told_row, width - line.width)))
+            self.lines.append(line.add(wait_line(self.ui, past.shown_row, width - line.width)))
         self.lines.append(self.line())
 
     def _paint_last(self, line: Line, row: RankRow, width: int) -> None:
@@ -126,13 +126,13 @@ class BarriersView(LineView):
         width = self.size.width
         self._num_ranks = min(view.num_ranks, MAX_SHARED_RANKS)
         strip_width = min(MAX_STRIP_WIDTH, max(MIN_STRIP_WIDTH, width - 90)) if self._past else 0
-        share_width = max(40, min(width - 66, 100) - strip_width)
+        frac_width = max(40, min(width - 66, 100) - strip_width)
         columns: list[Column[RankRow]] = [
             Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
             Column("NODE", max(4, min(16, node_width(view.node_names))), 2, paint_node),
             Column("STATE", STATE_WIDTH, 1, paint_state),
             *([Column("LAST WAITS", strip_width, 2, self._paint_last, is_lasting=True)] if self._past else []),
-            Column("SHARE OF THE LAST SECONDS SPENT WAITING", share_width, 0, paint_share),
+            Column("SHARE OF THE LAST SECONDS SPENT WAITING", frac_width, 0, paint_wait_frac),
         ]
         self._table = Table(self.look, columns, width)
         heading = self._table.heading()

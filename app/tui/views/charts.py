@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.style import Style
 
     from app.recording.history import JobHistory
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
 
 SPANS_S = {"1 min": 60.0, "5 min": 300.0, "30 min": 1800.0, "all": float("inf")}
@@ -30,8 +30,8 @@ AXIS_LINES = 2
 class ChartsView(LineView):
     """Follows the newest; drawn anew when there is something new, once a second."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "charts")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "charts")
         self._span = DEFAULT_SPAN
         self._drawn: Hashable = None
         self._grid: Grid | None = None
@@ -43,7 +43,7 @@ class ChartsView(LineView):
 
     def build(self) -> None:
         """Draw the charts anew, if there is anything new."""
-        history, events = self.stage.history.shown, self.stage.events
+        history, events = self.ui.history.shown, self.ui.events
         if history is None or history.begun_s is None:
             self._drawn, self.lines, self.foot = None, [], []
             self.head = [self._filled(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
@@ -105,7 +105,7 @@ class ChartsView(LineView):
                 line.put(f" [{name}]", palette.brand)
             else:
                 line.put(f"  {name} ", palette.heading)
-        keymap = self.stage.keymap
+        keymap = self.ui.keymap
         if keys := " ".join(filter(None, (keymap.first("zoom_in"), keymap.first("zoom_out")))):
             line.put(f"  {keys} zoom", palette.heading)
         legend = [f"{glyphs.thick} mean  {glyphs.dotted} lowest, highest"]
@@ -115,9 +115,9 @@ class ChartsView(LineView):
             legend.append(f"{verdicts} verdict{': see ' if key else ''}{key}")
         if glyphs.attempt in shown:
             legend.append(f"{glyphs.attempt} new attempt")
-        for words in legend:
-            if line.width + len(words) + 4 <= self.size.width:
-                line.put(f"    {words}", palette.heading)
+        for labels in legend:
+            if line.width + len(labels) + 4 <= self.size.width:
+                line.put(f"    {labels}", palette.heading)
         return self._filled(line)
 
     def _marks(self, history: JobHistory, frame: Frame) -> dict[int, tuple[str, Style]]:
@@ -127,7 +127,7 @@ class ChartsView(LineView):
             if frame.begin_s <= at_s <= frame.end_s:
                 marks[frame.column(at_s)] = (self.look.glyphs.attempt, self.look.palette.strong)
         worst: dict[int, Severity] = {}
-        for event in self.stage.events.newest_first():
+        for event in self.ui.events.latest_first():
             if event.at_s < frame.begin_s:
                 break
             if event.kind is EventKind.VERDICT and event.at_s <= frame.end_s:
@@ -141,20 +141,20 @@ class ChartsView(LineView):
     def _axis_lines(self, axis: Axis, marks: Mapping[int, tuple[str, Style]], grid: Grid) -> list[Line]:
         """Return the axis below each column of charts, and its words."""
         palette, glyphs = self.look.palette, self.look.glyphs
-        rule, words = self.line(), self.line()
+        rule, labels = self.line(), self.line()
         for column in range(grid.columns):
             start = column * (grid.width + GAP)
             rule.pad(start + PLOT_INDENT - 1).put(glyphs.corner, palette.faint)
-            words.pad(start + PLOT_INDENT).put(axis.words, palette.muted)
+            labels.pad(start + PLOT_INDENT).put(axis.labels, palette.muted)
             run = ""
-            for place in range(len(axis.words)):
+            for place in range(len(axis.labels)):
                 if place in marks:
                     rule.put(run, palette.faint).put(*marks[place])
                     run = ""
                 else:
                     run += glyphs.tick if place in axis.ticks else glyphs.line
             rule.put(run, palette.faint)
-        return [rule, words]
+        return [rule, labels]
 
     def _filled(self, line: Line) -> Line:
         line.fit(self.size.width, self.look.palette.heading)

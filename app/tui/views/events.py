@@ -12,7 +12,7 @@ from app.tui.widgets.line_view import FilteredView
 
 if TYPE_CHECKING:
     from app.recording.events import Event, EventLog
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
 
 TIME_WIDTH = 8
@@ -28,13 +28,13 @@ class EventsView(FilteredView):
     filter_keys = EVENT_KEYS
     filter_example = "kind=verdict,job severity=critical rank=2 word /regex/ !not"
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "events")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "events")
         self.is_following = True
         self._shown: list[int] = []
         """Numbers of the events that are shown, counted from the first that ever was."""
         self._num_looked_at = 0
-        self._log = stage.events
+        self._log = ui.events
         """Those that `_shown` counts: a recording that goes back has others at once, before it is painted."""
         self._is_wish_new = False
 
@@ -59,13 +59,13 @@ class EventsView(FilteredView):
         event = self.event
         if event is None:
             return super().copied
-        return "an event", f"{self.stage.source.time_text(event.at_s)}  {event.kind}  {event.text}"
+        return "an event", f"{self.ui.source.time_text(event.at_s)}  {event.kind}  {event.text}"
 
     def row(self, index: int) -> Line:
         """Return the line of an event."""
         event, palette = self._event(index), self.look.palette
         style = self.look.severity_style(event.severity)
-        line = self.line().put(" ").cell(self.stage.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
+        line = self.line().put(" ").cell(self.ui.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
         age = seconds_cell(max(0.0, self._log.now_s - event.at_s))
         line.cell(age, AGE_WIDTH, palette.faint, is_right=True).put("  ")
         line.cell(f"{self.look.glyphs.severities[event.severity]} {event.kind}", KIND_WIDTH + 2, style).put(" ")
@@ -102,7 +102,7 @@ class EventsView(FilteredView):
 
     def _look_at_new(self) -> None:
         """Take what has come into what is shown, and what was dropped out of it."""
-        log = self.stage.events
+        log = self.ui.events
         end = log.num_dropped + len(log)
         if self._is_wish_new or self._log is not log:
             selected = self._place_in(log)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.tui.logs.store import StoredLine
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import RootCauseRow
 
@@ -39,14 +39,14 @@ class LogsView(FilteredView):
     filter_keys = LOG_KEYS
     filter_example = "level=error stream=stderr rank=0,3-5 node=gpu* word /regex/ !not"
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "logs")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "logs")
         self.is_following = True
         self.shows_traceback = False
         self.side = 0
         self.marked: int | None = None
         self.is_collapsing = False
-        self._logs = stage.logs
+        self._logs = ui.logs
         """Those that the numbers here count."""
         self._matches: LogSearch | None = None
         self._collapsed: CollapsedLines | None = None
@@ -58,7 +58,7 @@ class LogsView(FilteredView):
     @property
     def cause(self) -> RootCauseRow | None:
         """Why the job failed; None while no rank has."""
-        job = self.stage.view.job() if self.stage.view is not None else None
+        job = self.ui.view.job() if self.ui.view is not None else None
         return job.root_cause if job is not None else None
 
     @property
@@ -66,7 +66,7 @@ class LogsView(FilteredView):
         """Every line that is kept and wanted, or those of the traceback."""
         if self.shows_traceback:
             return len(self.lines)
-        return len(self.stage.logs) if self._listed is None else len(self._listed)
+        return len(self.ui.logs) if self._listed is None else len(self._listed)
 
     @property
     def selected_rank(self) -> int | None:
@@ -86,7 +86,7 @@ class LogsView(FilteredView):
         if self.shows_traceback:
             return self.lines[index]
         number = self._number(index)
-        stored = self.stage.logs.line(number)
+        stored = self.ui.logs.line(number)
         spans = [term.pattern.span(stored.text) for term in self.filter.texts if not term.is_inverse]
         found = next(filter(None, spans), None)
         line = log_line(self.look, stored, self._prefix_width, self.side, found, self._who(index))
@@ -113,16 +113,16 @@ class LogsView(FilteredView):
         if cause is not None and self.shows_traceback:
             self.lines = self._traceback_lines(cause)
             return
-        if self._logs is not self.stage.logs:  # a recording has gone back: its lines are counted anew
-            self._logs, self.is_following, self.marked = self.stage.logs, True, None
+        if self._logs is not self.ui.logs:  # a recording has gone back: its lines are counted anew
+            self._logs, self.is_following, self.marked = self.ui.logs, True, None
         self._look_for_lines()
         self._collapse_lines()
         self.head.append(self._title())
-        if not len(self.stage.logs):
+        if not len(self.ui.logs):
             self.head.append(self.line().put(" nothing printed yet", self.look.palette.muted))
         if self.is_following:
             self.top = self._last_top
-            self._seen = self.stage.logs.end
+            self._seen = self.ui.logs.end
         else:
             self.top = min(self._place_of(self._anchor), self._last_top)
         widths = prefix_width(self._window()), text_width(map(self._who, self._shown()))
@@ -177,12 +177,12 @@ class LogsView(FilteredView):
         if self.shows_traceback or not self.num_rows:
             return None
         window = [self._number(index) for index in self._shown()]
-        return self.stage.logs.line(self.marked if self.marked in window else window[-1]) if window else None
+        return self.ui.logs.line(self.marked if self.marked in window else window[-1]) if window else None
 
     def _anchor_of_errors(self, direction: int) -> int:
         """Return the line from which the next error is looked for: behind the marked one, if that is in sight."""
         if self.is_following:
-            return self.stage.logs.end
+            return self.ui.logs.end
         shown = self._shown()
         first, last = (self._number(shown[0]), self._number(shown[-1])) if shown else (0, 0)
         if self.marked is not None and first <= self.marked <= last:
@@ -191,33 +191,33 @@ class LogsView(FilteredView):
 
     def _shown_errors(self) -> NDArray[np.int64]:
         """Return the numbers of the rows at level error, the oldest first."""
-        errors = self.stage.errors.numbers
+        errors = self.ui.errors.numbers
         if self._listed is None:
-            return errors[errors >= self.stage.logs.first]
+            return errors[errors >= self.ui.logs.first]
         return np.intersect1d(errors, self._listed.numbers, assume_unique=True)
 
     def _look_for_lines(self) -> None:
         """Look for the wanted lines a while longer, where not all are wanted."""
-        view = self.stage.view
+        view = self.ui.view
         verdicts = view.verdicts() if view is not None and self.is_problems_only else []
         culprits = frozenset(rank for verdict in verdicts for rank in verdict.culprits)
-        wish = LineWish(self.filter, self.is_problems_only, culprits, self.stage.job_of_logs)
+        wish = LineWish(self.filter, self.is_problems_only, culprits, self.ui.job_of_logs)
         if not wish:
             self._matches = None
             return
-        if self._matches is None or self._matches.wish != wish or self._matches.logs is not self.stage.logs:
-            self._matches = LogSearch(wish, self.stage.logs)
-        self.stage.search(self._matches)
+        if self._matches is None or self._matches.wish != wish or self._matches.logs is not self.ui.logs:
+            self._matches = LogSearch(wish, self.ui.logs)
+        self.ui.search(self._matches)
 
     def _collapse_lines(self) -> None:
         """Take some more lines into rows; begin once all that are wanted have been found."""
-        logs, matches = self.stage.logs, self._matches
+        logs, matches = self.ui.logs, self._matches
         if not self.is_collapsing or (matches is not None and not matches.has_all_old):
             self._collapsed = None
             return
         if self._collapsed is None or self._collapsed.logs is not logs or self._collapsed.matches is not matches:
             self._collapsed = CollapsedLines(logs, matches)
-        self.stage.search(self._collapsed)
+        self.ui.search(self._collapsed)
 
     @property
     def _listed(self) -> LogSearch | CollapsedLines | None:
@@ -230,19 +230,19 @@ class LogsView(FilteredView):
         return ranks_text(sorted(ranks)) if len(ranks) > 1 else ""
 
     def _number(self, place: int) -> int:
-        return self.stage.logs.first + place if self._listed is None else self._listed.number(place)
+        return self.ui.logs.first + place if self._listed is None else self._listed.number(place)
 
     def _place_of(self, number: int) -> int:
-        return max(0, number - self.stage.logs.first) if self._listed is None else self._listed.place_of(number)
+        return max(0, number - self.ui.logs.first) if self._listed is None else self._listed.place_of(number)
 
     def _shown(self) -> range:
         return range(self.top, min(self.num_rows, self.top + self.body_height))
 
     def _window(self) -> list[StoredLine]:
-        return [self.stage.logs.line(self._number(index)) for index in self._shown()]
+        return [self.ui.logs.line(self._number(index)) for index in self._shown()]
 
     def _text(self, index: int) -> str:
-        return self._traceback[index] if self.shows_traceback else self.stage.logs.line(self._number(index)).text
+        return self._traceback[index] if self.shows_traceback else self.ui.logs.line(self._number(index)).text
 
     @property
     def _traceback(self) -> list[str]:
@@ -259,7 +259,7 @@ class LogsView(FilteredView):
     def _cause_lines(self, cause: RootCauseRow) -> list[Line]:
         """Return who failed where, what the key does, and of what."""
         palette, width = self.look.palette, self.size.width
-        hint = self.stage.keymap.hint("root_cause", "log lines" if self.shows_traceback else "traceback")
+        hint = self.ui.keymap.hint("root_cause", "log lines" if self.shows_traceback else "traceback")
         who = f"launcher on {cause.node}" if cause.rank is None else f"rank {cause.rank} on {cause.node}"
         heading = self.line().put(" ROOT CAUSE  ", palette.heading)
         about = f"{who}, {cause.where}" if cause.where else who
@@ -272,7 +272,7 @@ class LogsView(FilteredView):
         return [heading, self.line().put(" ").cell(what, width - 1, palette.critical)]
 
     def _title(self) -> Line:
-        palette, logs = self.look.palette, self.stage.logs
+        palette, logs = self.look.palette, self.ui.logs
         shown = "" if self._listed is None else f"{self.num_rows:,} of "
         num_lines = len(logs)
         if self._collapsed is not None and self._collapsed.num_lines < num_lines:
@@ -280,21 +280,21 @@ class LogsView(FilteredView):
         line = self.line().put(f" LOGS  {shown}{num_lines:,} lines", palette.heading)
         if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)
-        if self.stage.job_of_logs:
-            line.put(f", those of job {clean_name(self.stage.job_of_logs)}", palette.heading)
+        if self.ui.job_of_logs:
+            line.put(f", those of job {clean_name(self.ui.job_of_logs)}", palette.heading)
         self.put_wish(line)
         if self._matches is not None and self._matches.num_unsearched:
             line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)
         if self.is_collapsing:
-            each = self.stage.keymap.hint("collapse", "each line", head="  ")
+            each = self.ui.keymap.hint("collapse", "each line", head="  ")
             line.put(each if self._collapsed is not None else "  not collapsed yet", palette.heading)
         if self.side:
             line.put(f"  {self.look.glyphs.arrow} from column {self.side}", palette.heading)
         unseen = logs.end - self._seen
-        follows = f"{key} follows" if (key := self.stage.keymap.first("last")) else "standing still"
+        follows = f"{key} follows" if (key := self.ui.keymap.first("last")) else "standing still"
         state = "following" if self.is_following else f"{unseen:,} new below, {follows}" if unseen else follows
-        if num_errors := len(self.stage.errors):
-            key = self.stage.keymap.first("next_error")
+        if num_errors := len(self.ui.errors):
+            key = self.ui.keymap.first("next_error")
             errors = f"{num_errors:,} error{'' if num_errors == 1 else 's'}{': ' if key else ''}{key}   "
             state = errors + state if line.width + len(errors + state) + 2 < self.size.width else state
         line.pad(self.size.width - len(state) - 1, palette.heading).put(state, palette.heading)

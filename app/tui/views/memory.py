@@ -20,7 +20,7 @@ from app.tui.widgets.drawing import wrapped
 from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.memory import MemoryRow, MemorySummary
     from app.view.rows import Finding, GpuRow, NodeRow
@@ -44,8 +44,8 @@ class MemoryView(LineView):
     has reserved marked: the rest is contexts, NCCL and other libraries.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "memory")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "memory")
         self._table: Table[MemoryRow] | None = None
         self._summary: MemorySummary | None = None
         self._num_ranks = 0
@@ -63,7 +63,7 @@ class MemoryView(LineView):
 
     def build(self) -> None:
         """Make the summary, fetch the ranks in the window, and put the nodes below."""
-        view = self.stage.view
+        view = self.ui.view
         self.head, self.foot, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
             self.head = self.nothing_yet("MEMORY", "Once a job runs: what each rank holds, on which GPU.")
@@ -268,7 +268,7 @@ def _paint_size(line: Line, num_bytes: float | None, width: int, unit: str = "")
     line.cell(text, width, line.look.palette.muted, is_right=True)
 
 
-def _paint_share(line: Line, used: int | None, total: int | None, width: int) -> None:
+def _paint_used_frac(line: Line, used: int | None, total: int | None, width: int) -> None:
     if used is None or not total:
         line.cell("", width)
         return
@@ -278,11 +278,11 @@ def _paint_share(line: Line, used: int | None, total: int | None, width: int) ->
 
 
 def _paint_shm(line: Line, row: NodeRow, width: int) -> None:
-    _paint_share(line, row.shm_used_bytes, row.shm_total_bytes, width)
+    _paint_used_frac(line, row.shm_used_bytes, row.shm_total_bytes, width)
 
 
 def _paint_swap(line: Line, row: NodeRow, width: int) -> None:
-    _paint_share(line, row.swap_used_bytes, row.swap_total_bytes, width)
+    _paint_used_frac(line, row.swap_used_bytes, row.swap_total_bytes, width)
 
 
 def _paint_disk(line: Line, row: NodeRow, width: int) -> None:

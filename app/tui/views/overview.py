@@ -15,7 +15,7 @@ from app.tui.widgets.line_view import LineView
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.view import View
 
@@ -32,12 +32,12 @@ MIN_CHART_LINES = 5
 class OverviewView(LineView):
     """Sections from top to bottom, each taking what it needs of what is left."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "overview")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "overview")
 
     def build(self) -> None:
         """Make all lines: they always fit the window."""
-        view = self.stage.view
+        view = self.ui.view
         if view is None or not view.num_ranks:
             self.lines = self._start(view)
             return
@@ -53,12 +53,12 @@ class OverviewView(LineView):
         """Return what there is to see before the first rank is known."""
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
-        if self.stage.notices:
+        if self.ui.notices:
             lines.append(self._filled(self._title("SESSION")))
-        for notice in self.stage.notices:
+        for notice in self.ui.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)
-        return lines + (self._log(self.size.width, room) if len(self.stage.logs) else [])
+        return lines + (self._log(self.size.width, room) if len(self.ui.logs) else [])
 
     def _title(self, text: str, note: str = "") -> Line:
         return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
@@ -75,9 +75,9 @@ class OverviewView(LineView):
             up = ", all up" if num_down == sum(node.state != "up" for node in shown) else ""
             num_others = view.num_nodes - len(shown)
             lines.append(self.line().put(f" and {num_others:,} more nodes{up}", self.look.palette.muted))
-        if newcomers := view.newcomers:
+        if new_nodes := view.new_nodes:
             glyph = self.look.glyphs.severities[Severity.WARNING]
-            lines.append(self.line().put(f" {glyph} ", self.look.palette.warning).put(newcomers))
+            lines.append(self.line().put(f" {glyph} ", self.look.palette.warning).put(new_nodes))
         return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:
@@ -89,8 +89,8 @@ class OverviewView(LineView):
         culprits = sorted({rank for verdict in view.verdicts() for rank in verdict.culprits})[: room - 2]
         others = (rank for rank in range(num_ranks) if rank not in set(culprits))
         wanted = sorted([*culprits, *(rank for rank, _ in zip(others, range(room - 2 - len(culprits)), strict=False))])
-        told = f"   and {num_ranks - len(wanted):,} more ranks{self._press('ranks')}"
-        more = self.line().put(told, self.look.palette.muted)
+        rest = f"   and {num_ranks - len(wanted):,} more ranks{self._press('ranks')}"
+        more = self.line().put(rest, self.look.palette.muted)
         return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(wanted)), more]
 
     def _waits(self, view: View, room: int) -> list[Line]:
@@ -99,11 +99,11 @@ class OverviewView(LineView):
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", self.look.palette.ok)
             return [self._filled(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
         more = f"  +{len(barriers) - room} more{self._press('barriers')}" if len(barriers) > room else ""
-        lines = [wait_line(self.stage, row, self.size.width) for row in barriers[:room]]
+        lines = [wait_line(self.ui, row, self.size.width) for row in barriers[:room]]
         return [self._filled(self._title("WAITS", more)), *lines]
 
     def _press(self, view: str) -> str:
-        key = self.stage.keymap.first(view)
+        key = self.ui.keymap.first(view)
         return f": press {key}" if key else ""
 
     def _bottom(self, room: int) -> list[Line]:
@@ -121,7 +121,7 @@ class OverviewView(LineView):
         return chart + self._log(width, room - len(chart))
 
     def _losses(self) -> Sequence[tuple[float, float]]:
-        shown = self.stage.history.shown
+        shown = self.ui.history.shown
         return shown.loss.points if shown is not None else ()
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
@@ -135,15 +135,15 @@ class OverviewView(LineView):
     def _log(self, width: int, room: int) -> list[Line]:
         if room < 2:
             return []
-        newest = self.stage.newest_lines(room - 1)
+        latest = self.ui.latest_lines(room - 1)
         title = self._title("LOG")
         title.fit(width, self.look.palette.heading)
         lines = [title]
-        for stored in newest:
-            line = log_line(self.look, stored, prefix_width(newest))
+        for stored in latest:
+            line = log_line(self.look, stored, prefix_width(latest))
             line.fit(width)
             lines.append(line)
-        if not newest:
+        if not latest:
             lines.append(self.line().put(" nothing printed yet", self.look.palette.faint))
         return lines
 

@@ -13,7 +13,7 @@ from app.tui.widgets.line_view import LineView
 from app.view.ranks import rank_text
 
 if TYPE_CHECKING:
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.memory import MemoryRow
     from app.view.rows import RankRow
@@ -34,8 +34,8 @@ class RankPage(LineView):
         came_from: Name of the view that it was opened in.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "rank")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "rank")
         self.rank = 0
         self.came_from = "ranks"
         self._prints: LogMatches | None = None
@@ -52,18 +52,18 @@ class RankPage(LineView):
     @property
     def copied(self) -> tuple[str, str] | None:
         """The rank in one line."""
-        rows = self.stage.view.ranks([self.rank]) if self.stage.view is not None else []
+        rows = self.ui.view.ranks([self.rank]) if self.ui.view is not None else []
         return (f"rank {self.rank}", rank_text(rows[0])) if rows else super().copied
 
     def sideways(self, cells: int) -> None:
         """Go to the rank before, or to the next."""
-        num_ranks = self.stage.view.num_ranks if self.stage.view is not None else 0
+        num_ranks = self.ui.view.num_ranks if self.ui.view is not None else 0
         self.open(max(0, min(num_ranks - 1, self.rank + cells)), self.came_from)
         self.redraw()
 
     def build(self) -> None:
         """Make all lines; the last of what it prints fill the window."""
-        view = self.stage.view
+        view = self.ui.view
         rows = view.ranks([self.rank]) if view is not None else []
         self.head, self.lines = [self._heading(rows[0] if rows else None)], []
         if view is None or not rows:
@@ -87,7 +87,7 @@ class RankPage(LineView):
 
     def _keys(self) -> tuple[str, str]:
         """Return what the keys do here, at length and in short."""
-        hint, first = self.stage.keymap.hint, self.stage.keymap.first
+        hint, first = self.ui.keymap.hint, self.ui.keymap.first
         sides = f"{first('left')} {first('right')}: other ranks" if first("left") and first("right") else ""
         back = hint("back", "back")
         at_length = (sides, hint("open", "its log lines"), hint("stacks", "stacks"), back)
@@ -115,14 +115,14 @@ class RankPage(LineView):
 
     def _waits(self, view: View) -> list[Line]:
         waits = [row for row in view.barriers() if self.rank in row.waiting or self.rank in row.missing]
-        return self._section("WAITS", [wait_line(self.stage, row, self.size.width) for row in waits])
+        return self._section("WAITS", [wait_line(self.ui, row, self.size.width) for row in waits])
 
     def _memory(self, view: View) -> list[Line]:
-        told = [f"{name} {value}" for row in view.memory([self.rank]) for name, value in _held(row)]
-        return self._section("MEMORY", [self.line().put("  ").put("   ".join(told))] if told else [])
+        parts = [f"{name} {value}" for row in view.memory([self.rank]) for name, value in _held(row)]
+        return self._section("MEMORY", [self.line().put("  ").put("   ".join(parts))] if parts else [])
 
     def _events(self) -> list[Line]:
-        log, palette, lines = self.stage.events, self.look.palette, []
+        log, palette, lines = self.ui.events, self.look.palette, []
         for index in range(len(log) - 1, max(-1, len(log) - 1 - MAX_EVENTS_LOOKED_AT), -1):
             event = log[index]
             if self.rank in event.ranks:
@@ -136,14 +136,14 @@ class RankPage(LineView):
         return self._section("EVENTS", lines[::-1])
 
     def _printed(self, room: int) -> list[Line]:
-        logs, job_id = self.stage.logs, self.stage.job_of_logs
+        logs, job_id = self.ui.logs, self.ui.job_of_logs
         if self._prints is None or self._prints.logs is not logs or self._prints.wish.job_id != job_id:
             only = NumberTerm("rank", ((self.rank, self.rank),))
             self._prints = LogMatches(LineWish(Filter(f"rank={self.rank}", (only,)), job_id=job_id), logs)
-        self.stage.search(self._prints)
+        self.ui.search(self._prints)
         count = len(self._prints)
-        newest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
-        lines = [log_line(self.look, stored, prefix_width(newest)) for stored in newest]
+        latest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
+        lines = [log_line(self.look, stored, prefix_width(latest)) for stored in latest]
         unsearched = self._prints.num_unsearched
         none = f"{unsearched:,} older lines not searched yet" if unsearched else "nothing printed yet"
         return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
@@ -161,8 +161,8 @@ def _held(row: MemoryRow) -> list[tuple[str, str]]:
         ("peak", row.torch_peak_bytes),
         ("of", row.gpu_total_bytes),
     )
-    told = [(name, bytes_text(size)) for name, size in sizes if size is not None]
+    parts = [(name, bytes_text(size)) for name, size in sizes if size is not None]
     if row.from_median_frac is not None:
         sign = "+" if row.from_median_frac >= 0 else ""
-        told.insert(1, ("beside the median", f"{sign}{percent_text(row.from_median_frac)}"))
-    return told
+        parts.insert(1, ("beside the median", f"{sign}{percent_text(row.from_median_frac)}"))
+    return parts

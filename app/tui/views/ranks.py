@@ -13,7 +13,7 @@ from app.tui.widgets.line_view import FilteredView
 from app.view.ranks import rank_text
 
 if TYPE_CHECKING:
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import RankRow
     from app.view.view import View
@@ -31,8 +31,8 @@ class RanksView(FilteredView):
     filter_keys = RANK_KEYS
     filter_example = "state=waiting node=gpu* rank=0,3-5 wait>5s /regex/ !not"
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "ranks")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "ranks")
         self._rows: dict[int, RankRow] = {}
         self._table: Table[RankRow] | None = None
         self._grid: RankGrid | None = None
@@ -77,7 +77,7 @@ class RanksView(FilteredView):
 
     def build(self) -> None:
         """Fetch the rows that are in the window, and the selected one."""
-        view = self.stage.view
+        view = self.ui.view
         self.head, self.foot, self._grid = [], [], None
         table = view.rank_table if view is not None else None
         if view is not None:

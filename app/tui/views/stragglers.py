@@ -14,7 +14,7 @@ from app.view.pace import window_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.pace import PaceRow, PaceSummary
 
@@ -43,8 +43,8 @@ class StragglersView(LineView):
 
     has_selection = True
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "stragglers")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "stragglers")
         self._table: Table[PaceRow] | None = None
         self._num_rows = 0
         self._rows: dict[int, PaceRow] = {}
@@ -70,7 +70,7 @@ class StragglersView(LineView):
 
     def build(self) -> None:
         """Make the sentence and the headings, and fetch the rows that are in the window."""
-        view = self.stage.view
+        view = self.ui.view
         self.head, self.foot, self._num_rows = [], [], 0
         pace = view.pace if view is not None else None
         if view is None or pace is None:
@@ -90,9 +90,9 @@ class StragglersView(LineView):
     def _title(self, summary: PaceSummary) -> Line:
         palette = self.look.palette
         title = self.line().put(" TIME OF EACH RANK", palette.heading)
-        told = window_text(summary) if summary.num_rows else ""
-        if told and title.width + len(told) + 3 < self.size.width:
-            title.pad(self.size.width - len(told) - 1, palette.heading).put(told, palette.heading)
+        note = window_text(summary) if summary.num_rows else ""
+        if note and title.width + len(note) + 3 < self.size.width:
+            title.pad(self.size.width - len(note) - 1, palette.heading).put(note, palette.heading)
         return self._filled(title)
 
     def _sentence(self, summary: PaceSummary) -> Line:
@@ -104,9 +104,9 @@ class StragglersView(LineView):
     def _legend(self) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
-        for told in ("COST time that the others lose", "LAST how often it comes last on its node"):
-            if line.width + len(told) + 5 < self.size.width:
-                line.put(f"   {told}", palette.faint)
+        for note in ("COST time that the others lose", "LAST how often it comes last on its node"):
+            if line.width + len(note) + 5 < self.size.width:
+                line.put(f"   {note}", palette.faint)
         return [line]
 
     def _filled(self, line: Line) -> Line:

@@ -72,7 +72,7 @@ def _bytes_above(highest: float) -> float:
 KINDS: Mapping[str, ChartKind] = {
     FigureKey.LOSS: ChartKind("LOSS", "no loss reported", loss_text),
     FigureKey.STEP_RATE: ChartKind("STEPS/S", "no rate known", rate_text, (), nice_above),
-    FigureKey.WAIT_SHARE: ChartKind("WAIT SHARE", "no rank observed", percent_text, (LOWEST, HIGHEST), _whole),
+    FigureKey.WAIT_FRAC: ChartKind("WAIT SHARE", "no rank observed", percent_text, (LOWEST, HIGHEST), _whole),
     FigureKey.GPU_USE: ChartKind("GPU USE", "no fresh figures of GPUs", percent_text, (LOWEST,), _whole),
     FigureKey.GPU_MEMORY: ChartKind("GPU MEMORY", "no fresh figures of GPUs", bytes_text, (HIGHEST,), _bytes_above),
     FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process heard of", rate_text, (LOWEST,), nice_above),
@@ -175,14 +175,14 @@ def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], 
     palette = look.palette
     line = Line(look).put(f" {kind.title}", palette.heading)
     line.put(f"  {kind.text(figure.value)}", _value_style(look, figure.value))
-    for words in _told(kind, figure, means):
-        if line.width + len(words) + 2 <= width:
-            line.put(f"  {words}", palette.heading)
+    for label in _figure_texts(kind, figure, means):
+        if line.width + len(label) + 2 <= width:
+            line.put(f"  {label}", palette.heading)
     line.fit(width, palette.heading)
     return line
 
 
-def _told(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:
+def _figure_texts(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:
     """Return what stands beside the value: whose the extremes are; what is known instead, where they are not."""
     if figure.value is None:
         return [f"last {kind.text(means[-1])}"] if means else []

@@ -214,17 +214,17 @@ class Axis(NamedTuple):
 
     Attributes:
         ticks: Their columns.
-        words: The line below it.
+        labels: The line below it.
     """
 
     ticks: frozenset[int]
-    words: str
+    labels: str
 
 
-def time_axis(span_s: float, width: int, newest: str = "now") -> Axis:
-    """Return an axis of `width` cells over `span_s`, its right end named `newest`."""
+def time_axis(span_s: float, width: int, latest: str = "now") -> Axis:
+    """Return an axis of `width` cells over `span_s`, its right end named `latest`."""
     step_s = next((step for step in TICK_STEPS_S if step / span_s * width >= MIN_TICK_CELLS), TICK_STEPS_S[-1])
-    ticks, placed = {width - 1}, [(width - len(newest), newest)]
+    ticks, placed = {width - 1}, [(width - len(latest), latest)]
     for number in range(1, min(width, int(span_s / step_s)) + 1):
         column = round((1.0 - number * step_s / span_s) * (width - 1))
         text = _age_text(number * step_s)
@@ -238,10 +238,10 @@ def time_axis(span_s: float, width: int, newest: str = "now") -> Axis:
         del placed[-2]
     if len(placed) > 1 and start + len(oldest + AGO) < placed[-2][0]:
         placed[-1] = start, oldest + AGO
-    words = ""
+    labels = ""
     for start, text in reversed(placed):
-        words += " " * (start - len(words)) + text
-    return Axis(frozenset(ticks), words[:width])
+        labels += " " * (start - len(labels)) + text
+    return Axis(frozenset(ticks), labels[:width])
 
 
 def _age_text(age_s: int) -> str:

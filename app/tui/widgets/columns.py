@@ -155,7 +155,7 @@ def rank_columns(node_width: int, *, num_ranks: int) -> list[Column[RankRow]]:
         Column("PHASE", 10, 7, _paint_phase),
         Column("COLLECTIVE", 16, 4, _paint_call),
         Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
-        Column("WAIT SHARE", 16, 8, partial(paint_share, has_mark=False)),
+        Column("WAIT SHARE", 16, 8, partial(paint_wait_frac, has_mark=False)),
         Column("MEMORY", 6, 5, _paint_rank_memory, is_right=True),
         Column("AGE", 6, 6, _paint_rank_age, is_right=True, is_lasting=True),
         Column("WHERE", 20, 0, _paint_where, is_flexible=True, is_lasting=True),
@@ -182,7 +182,7 @@ def paint_state(line: Line, row: RankRow, width: int) -> None:
     line.cell(f"{line.look.glyphs.states[row.state]} {row.state}", width, line.look.state_style(row.state))
 
 
-def paint_share(line: Line, row: RankRow, width: int, *, has_mark: bool = False) -> None:
+def paint_wait_frac(line: Line, row: RankRow, width: int, *, has_mark: bool = False) -> None:
     """Paint the share of time that the rank spent waiting: a bar and a figure."""
     palette = line.look.palette
     if row.wait_frac is None:
@@ -239,8 +239,8 @@ def _paint_where(line: Line, row: RankRow, width: int) -> None:
     is_blamed = row.state in _BLAMED_STATES
     # The line of source is what one opens next; what is odd comes behind it if there is room. Of a rank that is gone
     # how it ended comes first: that tells the culprit from its victims, who all stood in the same line.
-    told = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
-    text = "  ".join(part for part in told if part)
+    parts = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
+    text = "  ".join(part for part in parts if part)
     line.cell(text, width, palette.ink if is_blamed else palette.muted)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from app.tui.logs.store import StoredLine
     from app.tui.theme import Look
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.view.rows import BarrierRow, RankRow
 
 
@@ -204,15 +204,15 @@ def shifted(text: str, cells: int) -> str:
 BAR_WIDTH = 24
 
 
-def wait_line(stage: Stage, row: BarrierRow, width: int) -> Line:
+def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     """Return a wait in one line."""
-    look = stage.look
+    look = ui.look
     style = look.severity_style(row.severity)
     line = Line(look).put(f" {look.glyphs.severities[row.severity]} ", style)
     line.cell(seconds_cell(row.waited_s), 6, style, is_right=True).put("  ")
     bar_width = max(0, min(BAR_WIDTH, width - 80))
     if bar_width > 5:
-        line.bar(row.waited_s / stage.source.stall_s, bar_width, style).put("  ")
+        line.bar(row.waited_s / ui.source.stall_s, bar_width, style).put("  ")
     missing = f"{look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "nobody is missing"
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
     sentence = f"{call}: {ranks_text(row.waiting)} {missing}"
@@ -220,29 +220,29 @@ def wait_line(stage: Stage, row: BarrierRow, width: int) -> Line:
     return line.cell(sentence if len(sentence) <= room else f"{call} {missing}", room)
 
 
-def wait_block(stage: Stage, row: BarrierRow, width: int) -> list[Line]:
+def wait_block(ui: UiState, row: BarrierRow, width: int) -> list[Line]:
     """Return a wait in four lines: what and how long, who waits where, who is missing where."""
-    look = stage.look
+    look = ui.look
     palette = look.palette
     style = look.severity_style(row.severity)
     call = call_text(row.group, row.seq, row.op, row.label)
     title = Line(look).put(f" {look.glyphs.severities[row.severity]} ", style).put(call, palette.strong)
     job = f"   job {row.job}" + (f", attempt {row.attempt}" if row.attempt else "")
     title.put(job, palette.faint)
-    stall_s = stage.source.stall_s
+    stall_s = ui.source.stall_s
     bar_width = max(8, min(60, width - 44))
     is_stall = row.waited_s >= stall_s
     timing = Line(look).put("   for      ", palette.muted).cell(seconds_cell(row.waited_s), 6, style).put("  ")
     timing.bar(row.waited_s / stall_s, bar_width, style).put("  ")
     timing.put(f"stall, from {stall_s:g} s" if is_stall else f"stall at {stall_s:g} s", palette.muted)
-    lines = [title, timing, _side(stage, "waiting", row.waiting, row.where, width)]
+    lines = [title, timing, _side(ui, "waiting", row.waiting, row.where, width)]
     if row.missing:
-        lines.append(_side(stage, "missing", row.missing, row.missing_where, width))
+        lines.append(_side(ui, "missing", row.missing, row.missing_where, width))
     return lines
 
 
-def _side(stage: Stage, word: str, ranks: list[int], where: str, width: int) -> Line:
-    look = stage.look
+def _side(ui: UiState, word: str, ranks: list[int], where: str, width: int) -> Line:
+    look = ui.look
     is_missing = word == "missing"
     line = Line(look).put(f"   {word}  ", look.palette.muted)
     rank_width = max(14, min(40, width // 3))

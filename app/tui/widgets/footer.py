@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from textual.events import Click
     from textual.geometry import Size
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
 
 NOTICE_FRAMES = 150
 """Fifteen seconds: later it is no longer news."""
@@ -29,15 +29,15 @@ _CLAUSE_END = re.compile("[;:,] ")
 class Footer(LineView):
     """As many keys as fit, the least important leaving first."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "footer")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "footer")
         self._spans: list[tuple[int, int, str]] = []
 
     def build(self) -> None:
         """Make the line."""
-        palette, stage = self.look.palette, self.stage
-        is_new = bool(stage.notices) and stage.beat - stage.noticed_at_beat < NOTICE_FRAMES
-        notice = self.look.shown(stage.notices[-1]) if is_new else ""
+        palette, ui = self.look.palette, self.ui
+        is_new = bool(ui.notices) and ui.tick - ui.noticed_at_tick < NOTICE_FRAMES
+        notice = self.look.shown(ui.notices[-1]) if is_new else ""
         line = self.line()
         self._spans = []
         for key, title, call in self._hints(notice):
@@ -57,8 +57,8 @@ class Footer(LineView):
 
     def _all_hints(self) -> list[tuple[int, str, str, str]]:
         """Return (place, key, title, action), the most needful first."""
-        keymap = self.stage.keymap
-        actions = [action for action in available(self.stage.source) if action.footer]
+        keymap = self.ui.keymap
+        actions = [action for action in available(self.ui.source) if action.footer]
         hints = [(action.footer, keymap.first(action.name), action.title, action.call) for action in actions]
         return sorted(hint for hint in [(0, keymap.views(), "Views", ""), *hints] if hint[1])
 
@@ -100,14 +100,14 @@ def is_too_small(size: Size) -> bool:
 class TooSmall(LineView):
     """What is there, what is needed, and how to leave."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "too-small")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "too-small")
 
     def build(self) -> None:
         """Say what is there and what is needed."""
         size = self.app.size
         lines = [
             self.line().put(f"{MIN_WIDTH}x{MIN_HEIGHT} needed, this is {size.width}x{size.height}"),
-            self.line().put(f"({self.stage.keymap.first('quit')} quits)", self.look.palette.muted),
+            self.line().put(f"({self.ui.keymap.first('quit')} quits)", self.look.palette.muted),
         ]
         self.lines = lines[: size.height]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
-from app.fleet.start_progress import MIN_NODES_TOLD, NodeStage
+from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage
 from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
 from app.tui.widgets.drawing import wrapped
 from app.tui.widgets.line_view import LineView
-from app.view.rows import OLD_S, SEVERITY_WORDS
+from app.view.rows import OLD_S, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
     from textual.events import Click
 
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import Headline, JobRow
 
@@ -38,11 +38,11 @@ WIDE_FROM = 110
 """Cells from which it is said what is frozen: a rank may be, too."""
 
 
-class Masthead(LineView):
+class Header(LineView):
     """As many lines as the verdict needs, never fewer than three."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "masthead")
+    def __init__(self, ui: UiState) -> None:
+        super().__init__(ui, "masthead")
         self.active = VIEW_NAMES[0]
         self._tab_spans: list[tuple[int, int, str]] = []
 
@@ -63,13 +63,13 @@ class Masthead(LineView):
     def _tabs(self) -> Line:
         palette = self.look.palette
         line = self.line()
-        brand, frozen = f" {self.stage.source.title} ", self._frozen()
+        brand, frozen = f" {self.ui.source.title} ", self._frozen()
         width = self.size.width - len(frozen)
         room = width - len(brand) - 1
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
-        keys = [self.stage.keymap.first(view) or "-" for view in VIEW_NAMES]
+        keys = [self.ui.keymap.first(view) or "-" for view in VIEW_NAMES]
         more = sum(map(len, keys)) - len(keys)  # cells that longer keys than a digit take
-        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) + more < room
+        has_brand = self.ui.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) + more < room
         if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
         else:
@@ -101,7 +101,7 @@ class Masthead(LineView):
 
     def _frozen(self) -> str:
         """Return how old the picture is that stands still; empty while it moves."""
-        age_s = self.stage.frozen_s
+        age_s = self.ui.frozen_s
         if age_s is None:
             return ""
         what = "FROZEN PICTURE" if self.size.width >= WIDE_FROM else "FROZEN"
@@ -109,12 +109,12 @@ class Masthead(LineView):
 
     def _age_s(self) -> float | None:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""
-        return self.stage.view.oldest_age_s if self.stage.view is not None else None
+        return self.ui.view.oldest_age_s if self.ui.view is not None else None
 
     def _verdict(self) -> list[Line]:
-        view = self.stage.view
-        if self.stage.farewell:
-            return self._band(Severity.QUIET, self.stage.farewell, "")
+        view = self.ui.view
+        if self.ui.farewell:
+            return self._band(Severity.QUIET, self.ui.farewell, "")
         if view is None:
             return self._band(Severity.QUIET, "waiting for the first report", "")
         headline: Headline = view.headline()
@@ -124,16 +124,16 @@ class Masthead(LineView):
 
     def _how_to_answer(self) -> str:
         """Return what to do where a host cannot be reached without the person."""
-        questions, key = self.stage.source.questions, self.stage.keymap.first("answer")
+        questions, key = self.ui.source.questions, self.ui.keymap.first("answer")
         hosts = questions.waiting if questions is not None and key else ()
         return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
 
     def _how_to_begin(self) -> str:
         """Return what to do where all nodes are there and no job is, nor comes by itself."""
-        view = self.stage.view
+        view = self.ui.view
         if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
             return ""
-        source, keymap = self.stage.source, self.stage.keymap
+        source, keymap = self.ui.source, self.ui.keymap
         key = keymap.first("start_program") or keymap.first("control")
         by_key = f"{key} starts a program here; or: " if key and source.starter is not None else ""
         return f"{by_key}{source.how_to_begin}" if source.how_to_begin else ""
@@ -143,9 +143,9 @@ class Masthead(LineView):
         width = self.size.width
         glyph = glyphs.severities[severity]
         if self._is_expecting(severity):
-            glyph = glyphs.spinner[self.stage.beat // 2 % len(glyphs.spinner)]
+            glyph = glyphs.spinner[self.ui.tick // 2 % len(glyphs.spinner)]
         style = {Severity.CRITICAL: palette.alarm, Severity.WARNING: palette.caution}.get(severity, palette.ink)
-        label = f" {glyph} {SEVERITY_WORDS[severity]}  "
+        label = f" {glyph} {SEVERITY_TEXTS[severity]}  "
         sentences = wrapped(self.look.shown(text), width - len(label) - 1, MAX_HEADLINE_LINES, glyphs.ellipsis)
         label_style = style if severity in {Severity.CRITICAL, Severity.WARNING} else self.look.severity_style(severity)
         lines = []
@@ -160,14 +160,14 @@ class Masthead(LineView):
 
     def _start(self) -> list[Line]:
         """Return how far a start has come that is under way, on each node as far as there is room."""
-        progress = self.stage.source.starting
+        progress = self.ui.source.starting
         if progress is None:
             return []
         palette, width = self.look.palette, self.size.width
-        glyph = self.look.glyphs.spinner[self.stage.beat // 2 % len(self.look.glyphs.spinner)]
-        told = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
-        if len(progress.nodes) < MIN_NODES_TOLD:
-            return [told]
+        glyph = self.look.glyphs.spinner[self.ui.tick // 2 % len(self.look.glyphs.spinner)]
+        content = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
+        if len(progress.nodes) < MIN_NODES_SHOWN:
+            return [content]
         # What keeps the others waiting first.
         nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
         each = self.line().pad(3)
@@ -180,24 +180,24 @@ class Masthead(LineView):
                 break
             style = palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
             each.put(f"{node} ", palette.strong).put(f"{stage}   ", style)
-        return [told, each]
+        return [content, each]
 
     def _is_expecting(self, severity: Severity) -> bool:
         """Tell whether something is still to come, which the turning glyph says."""
-        if severity is not Severity.QUIET or self.stage.view is None:
+        if severity is not Severity.QUIET or self.ui.view is None:
             return severity is Severity.QUIET
-        job = self.stage.view.job()
+        job = self.ui.view.job()
         if job is None:
-            return bool(self.stage.farewell) or not self._how_to_begin()
-        return bool(self.stage.farewell) or job.exit_code is None
+            return bool(self.ui.farewell) or not self._how_to_begin()
+        return bool(self.ui.farewell) or job.exit_code is None
 
     def _job(self) -> Line:
         line = self.line().pad(1)
-        job = self.stage.view.job() if self.stage.view is not None else None
-        others = self.stage.view.company_text if self.stage.view is not None else ""
+        job = self.ui.view.job() if self.ui.view is not None else None
+        others = self.ui.view.company_text if self.ui.view is not None else ""
         if job is None:
-            told = others or (self.stage.notices[-1] if self.stage.notices else "")
-            return line.cell(told, self.size.width - 2, self.look.palette.muted)
+            content = others or (self.ui.notices[-1] if self.ui.notices else "")
+            return line.cell(content, self.size.width - 2, self.look.palette.muted)
         palette = self.look.palette
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
@@ -206,10 +206,12 @@ class Masthead(LineView):
             if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
-        control = self.stage.source.control
-        told = "; ".join(filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes)))
-        if told and room > 10:
-            line.put("   ").cell(told, min(len(told), room), palette.muted)
+        control = self.ui.source.control
+        content = "; ".join(
+            filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes))
+        )
+        if content and room > 10:
+            line.put("   ").cell(content, min(len(content), room), palette.muted)
         return line
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from app.filters.terms import Key
-    from app.tui.ui_state import Stage
+    from app.tui.ui_state import UiState
 
 WHEEL_LINES = 3
 
@@ -49,10 +49,10 @@ class LineView(DirectWidget):
     ALLOW_SELECT = False
     has_selection: ClassVar[bool] = False
 
-    def __init__(self, stage: Stage, widget_id: str) -> None:
+    def __init__(self, ui: UiState, widget_id: str) -> None:
         super().__init__(id=widget_id)
-        self.stage = stage
-        self.look = stage.look
+        self.ui = ui
+        self.look = ui.look
         self.head: list[Line] = []
         self.lines: list[Line] = []
         self.foot: list[Line] = []
@@ -89,8 +89,8 @@ class LineView(DirectWidget):
             if top != self.top:
                 self.top = top
                 self.build()
-            strips = [self.render_line(y) for y in range(self.size.height)]
-            self.stage.is_owed |= self.show(strips, self.stage.max_bytes)
+            rendered = [self.render_line(y) for y in range(self.size.height)]
+            self.ui.is_owed |= self.show(rendered, self.ui.max_bytes)
 
     def line(self) -> Line:
         """Return an empty line."""
@@ -112,13 +112,13 @@ class LineView(DirectWidget):
     @property
     def selected_rank(self) -> int | None:
         """The rank that a person looks at here: what is selected is about it; else the first culprit."""
-        verdicts = self.stage.view.verdicts() if self.stage.view is not None else []
+        verdicts = self.ui.view.verdicts() if self.ui.view is not None else []
         return next((verdict.culprits[0] for verdict in verdicts if verdict.culprits), None)
 
     @property
     def copied(self) -> tuple[str, str] | None:
         """What is copied here, and its text: the verdict with its hint, where nothing else is selected."""
-        view = self.stage.view
+        view = self.ui.view
         if view is None:
             return None
         verdicts = view.verdicts()
@@ -222,8 +222,8 @@ class FilteredView(LineView):
     filter_keys: ClassVar[Sequence[Key]] = ()
     filter_example: ClassVar[str] = ""
 
-    def __init__(self, stage: Stage, widget_id: str) -> None:
-        super().__init__(stage, widget_id)
+    def __init__(self, ui: UiState, widget_id: str) -> None:
+        super().__init__(ui, widget_id)
         self.filter = EVERYTHING
         self.is_problems_only = False
 
@@ -250,9 +250,9 @@ class FilteredView(LineView):
 
     def put_wish(self, line: Line) -> Line:
         """Add to a heading what is left out."""
-        told = ["problems only"] if self.is_problems_only else []
-        told += [self.filter.source] if self.filter else []
-        for text in told:
+        parts = ["problems only"] if self.is_problems_only else []
+        parts += [self.filter.source] if self.filter else []
+        for text in parts:
             line.put("  ", self.look.palette.heading).put(f" {clean(text, LINE_LIMIT)} ", self.look.palette.chosen)
         return line
 
@@ -268,10 +268,10 @@ class FilterBar(Vertical):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear", "Clear", show=False)]
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, ui: UiState) -> None:
         super().__init__(id="filter")
         self.display = False
-        self._shown = stage.look.shown
+        self._shown = ui.look.shown
         self._view: FilteredView | None = None
 
     def compose(self) -> ComposeResult:
@@ -290,7 +290,7 @@ class FilterBar(Vertical):
         with self.prevent(Input.Changed):
             line.value = view.filter.source
         line.cursor_position = len(line.value)
-        self._say("")
+        self._show_trouble("")
         self.display = True
         line.focus()
 
@@ -303,7 +303,7 @@ class FilterBar(Vertical):
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter by what stands there now; while it is none, by what stood there last."""
         if self._view is not None:
-            self._say(self._view.take_filter(event.value))
+            self._show_trouble(self._view.take_filter(event.value))
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
         """Keep the filter."""
@@ -315,7 +315,7 @@ class FilterBar(Vertical):
             self._view.take_filter("")
         self.close()
 
-    def _say(self, trouble: str) -> None:
+    def _show_trouble(self, trouble: str) -> None:
         line = self.query_one("#filter-trouble", Static)
         line.update(self._shown(trouble))
         line.display = bool(trouble)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpcore.agreement import common_problem
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ddpcore.barriers.gates import exchange
+from ddpcore.barriers.named_barriers import exchange
 from ddpcore.checkpoint.catalog import is_better
 from ddpcore.errors import CheckpointContentError, EngineUseError
 

@@ -56,7 +56,7 @@ CONNECTIONS_S = 0.05
 
 
 @dataclass(frozen=True)
-class Told:
+class PastReport:
     """An alarm as it came up."""
 
     at_s: float
@@ -76,8 +76,8 @@ class StoryCluster(SimCluster):
         shape = story.shape
         self._story, self._job_id = story, job_id
         self._lives = Random(story.seed)
-        self.told_alarms: list[Told] = []
-        self.last_told: dict[tuple[Cause, tuple[int, ...]], Told] = {}
+        self.told_alarms: list[PastReport] = []
+        self.last_told: dict[tuple[Cause, tuple[int, ...]], PastReport] = {}
         """Each alarm as it was at the last look at which ranks waited, and none had died of it."""
         self.struck: list[tuple[float, int, str]] = []
         """When a fault struck (seconds since the start), at which rank, what."""
@@ -315,14 +315,14 @@ class StoryCluster(SimCluster):
         if any(operation.meets_in == NEW_GROUP for operation in waits):
             # It reads from the store, which does not know who has ended.
             return False
-        is_gate = any(operation.meets_in == GATE for operation in waits)
+        is_store_barrier = any(operation.meets_in == GATE for operation in waits)
         lost = {peer for operation in waits for peer in operation.members} & gone
-        if self._story.shape.semantics is Semantics.NCCL and not is_gate:
+        if self._story.shape.semantics is Semantics.NCCL and not is_store_barrier:
             lost = {peer for peer in lost if self._node_of(self.ranks[peer]) is not self._node_of(rank)}
         if not lost or self._exchange.is_cut:
             return False
         span = (0.05, 0.4) if self._story.shape.semantics is Semantics.GLOO else (2.0, 8.0)
-        if is_gate:  # the gates' own look at who can never come
+        if is_store_barrier:  # the gates' own look at who can never come
             span = (1.5, 4.0)
         due_s = self._losses.setdefault(rank.rank, self.now_s + self._lives.uniform(*span))
         return self.now_s >= due_s
@@ -354,7 +354,7 @@ class StoryCluster(SimCluster):
             if verdict.job != self._job_id or verdict.severity is Severity.QUIET:
                 continue
             key = (verdict.cause, verdict.culprits)
-            told = Told(self.elapsed_s, verdict, pending, differing, self._are_roots_even(verdict))
+            told = PastReport(self.elapsed_s, verdict, pending, differing, self._are_roots_even(verdict))
             if key not in before:
                 self.told_alarms.append(told)
             if pending and self._first_end_s == float("inf"):

@@ -48,7 +48,10 @@ STUCK_FRAMES: dict[str, list[StackLine]] = {
     "recv": [(C10D, 2660, "recv")],
 }
 MEETING_FRAMES: dict[str, list[StackLine]] = {
-    GATE: [("/venv/ddpcore/barriers/gate.py", 96, "pass_gate"), ("/venv/ddpcore/barriers/gates.py", 45, "barrier")],
+    GATE: [
+        ("/venv/ddpcore/barriers/store_barrier.py", 96, "pass_barrier"),
+        ("/venv/ddpcore/barriers/named_barriers.py", 45, "barrier"),
+    ],
     MONITORED_BARRIER: [(C10D, 5051, "monitored_barrier")],
     NEW_GROUP: STUCK_FRAMES["new_group"],
 }

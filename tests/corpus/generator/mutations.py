@@ -220,7 +220,7 @@ def _reorder_groups(shape: Shape, events: list[Event], fault: Fault) -> list[Eve
     return [*events[:first], Harm("mark"), events[at], *events[first:at], *events[at + 1 :]]
 
 
-def _begin_again(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+def _restart(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     """Raise in the middle of a step, catch it in the loop, take the same batch once more."""
     at = _target(events, fault)
     return [*events[: at + 1], Harm("mark"), *events[1:]]
@@ -325,7 +325,7 @@ CHANGES: dict[Kind, Callable[[Shape, list[Event], Fault], list[Event]]] = {
     Kind.RECEIVE_LEFT_OUT: _drop_transfer(is_send=False),
     Kind.MOVED_FAR: _move_far,
     Kind.GROUP_ORDER: _reorder_groups,
-    Kind.RETRIED: _begin_again,
+    Kind.RETRIED: _restart,
     Kind.OTHER_REDUCE_OP: _reduce_otherwise,
     Kind.OTHER_DST: _reroot_gather,
     Kind.NOT_MONITORED: _stay_away,

@@ -18,7 +18,7 @@ from tests.corpus.generator.program import Semantics
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.corpus.generator.cluster import Told
+    from tests.corpus.generator.cluster import PastReport
     from tests.corpus.generator.oracle import Truth
     from tests.corpus.generator.stories import Story
 
@@ -146,18 +146,18 @@ def _grade_named(
     return Result(story, Grade.PARTLY if why else Grade.RIGHT, True, max(0.0, took_s), said, why)
 
 
-def _last_of(cluster: StoryCluster, right: list[Told]) -> list[Told]:
+def _last_of(cluster: StoryCluster, right: list[PastReport]) -> list[PastReport]:
     return [cluster.last_told.get((one.verdict.cause, one.verdict.culprits), one) for one in right]
 
 
-def _is_true_of_rank_0(told: Told, story: Story) -> bool:
+def _is_true_of_rank_0(told: PastReport, story: Story) -> bool:
     """Return whether rank 0 is called slow where it alone evaluates or saves for so long that it is."""
     verdict = told.verdict
     is_named = verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None and tuple(verdict.culprits) == (0,)
     return is_named and burden_of_rank_0(story.shape) >= SLOW_FRAC
 
 
-def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) -> bool:
+def _may_be_said(told: PastReport, truths: tuple[Truth, ...], guilty: frozenset[int]) -> bool:
     culprits = frozenset(told.verdict.culprits)
     if not culprits:
         return any(told.verdict.cause in truth.causes for truth in truths)
@@ -165,7 +165,7 @@ def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) 
     return culprits <= guilty and any(culprits & truth.may_be_alone for truth in truths)
 
 
-def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int) -> bool:
+def _is_right(told: PastReport, truth: Truth, guilty: frozenset[int], num_truths: int) -> bool:
     culprits = frozenset(told.verdict.culprits)
     if told.verdict.cause not in truth.causes:
         return False
@@ -177,7 +177,7 @@ def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int)
     return culprits in truth.culprits or (num_truths > 1 and bool(culprits) and culprits <= guilty)
 
 
-def _may_blame_nobody(told: Told) -> bool:
+def _may_blame_nobody(told: PastReport) -> bool:
     """Return whether nobody can know which of the sides is meant.
 
     A broadcast is over at once for those that it does not hold up, and no recorder has which root they passed. Of one
@@ -187,7 +187,7 @@ def _may_blame_nobody(told: Told) -> bool:
     return told.are_roots_even or any(side.peer_call is not None for side in told.verdict.sides)
 
 
-def _names_operation(told: Told) -> bool:
+def _names_operation(told: PastReport) -> bool:
     verdict = told.verdict
     if verdict.op in ("send", "recv", MONITORED_BARRIER, NEW_GROUP) or verdict.cause is Cause.MEMORY_GROWTH:
         # Counted by themselves; and memory grows in no operation.
@@ -204,7 +204,7 @@ def _names_operation(told: Told) -> bool:
     return not told.pending or (verdict.group, verdict.seq) in told.pending
 
 
-def _words(told: Told) -> str:
+def _words(told: PastReport) -> str:
     verdict = told.verdict
     where = f" {verdict.group}#{verdict.seq} {verdict.op}" if verdict.seq is not None else ""
     return f"{told.at_s:.1f} s: {verdict.cause.value} {list(verdict.culprits)}{where}"

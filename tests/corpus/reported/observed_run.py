@@ -42,13 +42,13 @@ class Notebook:
 
 def observe(notebook: Notebook) -> None:
     """Let the notebook see each view that is shown."""
-    show = Headless._say
+    show = Headless._print_view
 
     def show_and_note(self: Headless, view: View, now_s: float) -> None:
         show(self, view, now_s)
         notebook.look(view, now_s)
 
-    Headless._say = show_and_note  # type: ignore[method-assign]
+    Headless._print_view = show_and_note  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

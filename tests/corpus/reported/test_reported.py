@@ -29,7 +29,7 @@ def test_there_are_sixty_with_a_source_beside_each() -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_the_lines_that_must_be_told_are_marked(program: Program) -> None:
     assert program.path.exists()
-    assert len(program.patterns()) == len(program.tells)
+    assert len(program.patterns()) == len(program.is_reported)
 
 
 @pytest.mark.ranks

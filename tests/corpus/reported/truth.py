@@ -32,7 +32,7 @@ class Program:
         causes: Of which one must be named; empty for a healthy program.
         culprits: Sets of ranks of which one must be named. The first is the truth; the others say no more than what can
             be known, as that all ranks differ. Whoever is blamed alone must be of the first one.
-        tells: Regular expressions that the sentence, its hint or the root cause must contain; `{culprit}` and
+        is_reported: Regular expressions that the sentence, its hint or the root cause must contain; `{culprit}` and
             `{victims}` are the lines that the program marks by `# culprit: mode` and `# victims: mode`.
         within_s: From the moment of the fault to the verdict, on a quiet machine.
         ends_itself: The program's own time-out or an exit ends it; else `rankdeck kill` does.
@@ -44,7 +44,7 @@ class Program:
     ranks: int
     causes: frozenset[Cause] = frozenset()
     culprits: tuple[tuple[int, ...], ...] = ()
-    tells: tuple[str, ...] = ()
+    is_reported: tuple[str, ...] = ()
     within_s: float = HANG_S
     ends_itself: bool = False
     is_optional: bool = False
@@ -76,7 +76,7 @@ class Program:
 
     def patterns(self) -> list[re.Pattern[str]]:
         """Return what must be told, with the program's marked lines in it."""
-        return [re.compile(self._with_lines(pattern)) for pattern in self.tells]
+        return [re.compile(self._with_lines(pattern)) for pattern in self.is_reported]
 
     def _with_lines(self, pattern: str) -> str:
         for marker in ("culprit", "victims"):

@@ -59,15 +59,15 @@ def test_what_is_printed_is_as_before(name: str, capsys: pytest.CaptureFixture[s
     headless = Headless(source)
     if scenario.step:
         source.sim.run_to_step(scenario.step)
-    headless._say(source.view(), source.sim.now_s)
+    headless._print_view(source.view(), source.sim.now_s)
     scenario.strike(source.sim)
     over_s = scenario.within_s + AFTER_S if scenario.expected else scenario.watch_s
     while over_s > 0 and not (scenario.expected and scenario.expected <= source.sim.alarming):
         source.run(LINE_PERIOD_S + TICK_S)
-        headless._say(source.view(), source.sim.now_s)
+        headless._print_view(source.view(), source.sim.now_s)
         over_s -= LINE_PERIOD_S + TICK_S
     source.run(AFTER_S)
-    headless._say(source.view(), source.sim.now_s)
+    headless._print_view(source.view(), source.sim.now_s)
 
     view = source.view()
     summary = summary_lines(summary_object(view))

@@ -17,7 +17,6 @@ from agent.jobs.lifecycle import (
     AskAll,
     AskProbe,
     AttemptFailed,
-    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -33,6 +32,7 @@ from agent.jobs.lifecycle import (
     LauncherStarted,
     LauncherSucceeded,
     ReleasePort,
+    RestartAttempt,
     Round,
     RoundBegan,
     SignalWorker,
@@ -364,7 +364,7 @@ def test_a_failed_job_begins_again_after_a_pause_that_doubles_while_its_budget_l
         attempt = job.spec.attempt
         while not (effects := job.handle(Ticked(), now_s)):
             now_s += 0.25
-        assert effects == [BeginAgain(attempt + 1)]
+        assert effects == [RestartAttempt(attempt + 1)]
         pauses.append(now_s - failed_at_s)
         assert job.handle(LauncherStarted(), now_s) == [ReleasePort()]
         assert job.spec.attempt == attempt + 1
@@ -392,7 +392,7 @@ def test_a_job_does_not_begin_again_beside_what_is_left_of_its_last_attempt() ->
     job = job_in(JobState.RUNNING, max_restarts=1)
     assert job.handle(job.launcher_ended(None), 0.0) == [KillTree()]
     assert job.handle(Ticked(has_leftovers=True), 100.0) == []
-    assert job.handle(Ticked(), 101.0) == [BeginAgain(1)]
+    assert job.handle(Ticked(), 101.0) == [RestartAttempt(1)]
 
 
 def test_a_job_that_cannot_begin_again_fails_and_says_why() -> None:

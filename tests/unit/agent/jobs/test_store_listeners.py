@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from agent.jobs.rank_watch import listener_at
+from agent.jobs.rank_watch import port_owner_at
 from agent.node_state.node_state import LONG_MEETING_S, NodeState
-from agent.node_state.observations import JobAdmitted, RankReported, StoreListenerSeen, WorkerSeen
+from agent.node_state.observations import JobAdmitted, RankReported, StorePortSeen, WorkerSeen
 from ddpcore.wire import Phase, StoreMeeting
 from tests.support.node_reports import rank_report
 
@@ -15,14 +15,14 @@ from tests.support.node_reports import rank_report
 def test_the_process_that_listens_is_named_by_pid_and_command() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert listener_at("localhost", port).startswith(f"pid {os.getpid()} (")
-    assert listener_at("localhost", port) == ""
+        assert port_owner_at("localhost", port).startswith(f"pid {os.getpid()} (")
+    assert port_owner_at("localhost", port) == ""
 
 
 def test_a_store_of_another_node_is_not_looked_for_here() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert listener_at("203.0.113.7", server.getsockname()[1]) == ""
-        assert listener_at("\x00 no name", server.getsockname()[1]) == ""
+        assert port_owner_at("203.0.113.7", server.getsockname()[1]) == ""
+        assert port_owner_at("\x00 no name", server.getsockname()[1]) == ""
 
 
 def test_it_is_in_the_reports_of_ranks_that_wait_there_for_long() -> None:
@@ -35,6 +35,6 @@ def test_it_is_in_the_reports_of_ranks_that_wait_there_for_long() -> None:
         state.apply(RankReported(report), 1.0)
 
     assert state.stores_waited_at("job") == {("127.0.0.1", 29500)}
-    state.apply(StoreListenerSeen("job", 29500, "pid 7 (redis)"), 2.0)
+    state.apply(StorePortSeen("job", 29500, "pid 7 (redis)"), 2.0)
     report_of_node = state.report(2.0, report_seq=1, jobs=[], log_seq=0, malformed_datagrams=0)
-    assert [worker.store_listener for worker in report_of_node.workers] == ["pid 7 (redis)", ""]
+    assert [worker.store_port_owner for worker in report_of_node.workers] == ["pid 7 (redis)", ""]

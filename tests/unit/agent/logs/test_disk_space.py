@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.logs.disk_space import PERIOD_S, LogSpace, space_words
+from agent.logs.disk_space import PERIOD_S, LogSpace, space_text
 from agent.wire.jobs import JobState
 from tests.support.filesystems import small_disk
 from tests.support.node_reports import job_status
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def test_a_disk_with_room_has_nothing_to_say(tmp_path: Path) -> None:
-    assert space_words(tmp_path) == ""
+    assert space_text(tmp_path) == ""
     space = LogSpace(tmp_path)
     space.look(0.0)
     status = job_status()
-    assert space.said_in(status) is status
+    assert space.with_warning(status) is status
     assert space.failure_of(0) is None
 
 
 def test_a_place_that_is_gone_is_said(tmp_path: Path) -> None:
-    assert space_words(tmp_path / "gone").startswith("the disk of the logs cannot be looked at (No such file")
+    assert space_text(tmp_path / "gone").startswith("the disk of the logs cannot be looked at (No such file")
     space = LogSpace(tmp_path / "gone")
     space.look(0.0)
-    assert space.words == ""  # there is no job yet
+    assert space.warning == ""  # there is no job yet
 
 
 def test_running_jobs_say_that_a_disk_fills_up_and_ended_ones_do_not(
@@ -35,20 +35,20 @@ def test_running_jobs_say_that_a_disk_fills_up_and_ended_ones_do_not(
     with small_disk(tmp_path / "disk", 2**20) as disk:
         space = LogSpace(disk)
         space.look(0.0)
-        assert space.words == f"disk nearly full: 1 MiB left for logs at {disk}"
+        assert space.warning == f"disk nearly full: 1 MiB left for logs at {disk}"
         with pytest.raises(OSError, match="No space left"):
             (disk / "filler").write_bytes(b"x" * 2**21)
         space.look(PERIOD_S / 2)
-        assert space.words.startswith("disk nearly full")
+        assert space.warning.startswith("disk nearly full")
         space.look(PERIOD_S)
-        assert space.said_in(job_status()).detail.startswith("disk full: what ranks print is lost")
-        busy = space.said_in(job_status(detail="all ranks have ended"))
+        assert space.with_warning(job_status()).detail.startswith("disk full: what ranks print is lost")
+        busy = space.with_warning(job_status(detail="all ranks have ended"))
         assert busy.detail.startswith("all ranks have ended; disk full")
-        assert space.said_in(job_status(state=JobState.FAILED)).detail == ""
+        assert space.with_warning(job_status(state=JobState.FAILED)).detail == ""
         found = space.failure_of(3)
         assert found is not None
         assert (found.rank, found.text.exception) == (3, "disk full: what it said of its end is lost")
         (disk / "filler").unlink()
         space.look(2 * PERIOD_S)
-        assert space.words.startswith("disk nearly full")
+        assert space.warning.startswith("disk nearly full")
     assert capsys.readouterr().err.count("agent: disk nearly full") == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.logs.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure, last_words
+from agent.logs.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure, last_failure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,12 +123,12 @@ def test_a_launcher_that_got_sigint_comes_before_the_ranks_that_it_passed_it_on_
 
 
 def test_a_rank_without_an_exception_has_its_last_line(tmp_path: Path) -> None:
-    assert last_words(tmp_path, 1) is None, "it wrote nothing"
+    assert last_failure(tmp_path, 1) is None, "it wrote nothing"
     path = tmp_path / "rank-1.stderr.log"
     path.write_text("step 1\ntrain.py: error: no data\n")
-    found = last_words(tmp_path, 1)
+    found = last_failure(tmp_path, 1)
     assert found is not None
     assert (found.rank, found.text.last_line, found.text.exception) == (1, "train.py: error: no data", "")
     assert find_failure(tmp_path, 1) is None, "which is not what it failed of"
     path.write_text("\n")
-    assert last_words(tmp_path, 1) is None
+    assert last_failure(tmp_path, 1) is None

@@ -100,11 +100,11 @@ def test_between_calls_in_a_row_the_node_waits_for_others_as_much_as_it_does_not
 
 def test_calls_that_are_told_again_count_once() -> None:
     calls = [Call(*call) for call in steps(30, [60], 0)[0]]
-    at_once, again = CallWaits(), CallWaits()
-    at_once.take(calls, [])
+    run_parallel, again = CallWaits(), CallWaits()
+    run_parallel.take(calls, [])
     for newest in range(1, 31):
         again.take(calls[max(0, newest - 8) : newest], [])
-    assert again.total == at_once.total
+    assert again.total == run_parallel.total
 
 
 def test_what_is_not_known_of_a_call_is_not_counted() -> None:

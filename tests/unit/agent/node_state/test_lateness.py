@@ -9,7 +9,7 @@ from agent.node_state.waits import Lateness
 from ddpcore.wire import WIRE_VERSION, ArrivalsReport, Phase, RankReport
 
 
-def report(rank: int, beat: int, **called_us: dict[int, int]) -> RankReport:
+def report(rank: int, tick: int, **called_us: dict[int, int]) -> RankReport:
     return RankReport(
         wire_version=WIRE_VERSION,
         rank=rank,
@@ -20,7 +20,7 @@ def report(rank: int, beat: int, **called_us: dict[int, int]) -> RankReport:
         attempt=0,
         report_seq=1,
         phase=Phase.BACKWARD,
-        beat=beat,
+        tick=tick,
         arrivals=[ArrivalsReport(group[1:], [*calls], [*calls.values()]) for group, calls in called_us.items()],
     )
 
@@ -62,9 +62,9 @@ def test_one_that_tells_no_more_is_awaited_for_a_beat_only() -> None:
     lateness = Lateness()
     for rank in range(3):
         lateness.take(report(rank, 5, g0={7: 100 + rank}))
-    for beat in (6, 7):
-        lateness.take(report(0, beat, g0={beat: 210}))
-        lateness.take(report(1, beat, g0={beat: 220}))
+    for tick in (6, 7):
+        lateness.take(report(0, tick, g0={tick: 210}))
+        lateness.take(report(1, tick, g0={tick: 220}))
     assert told(lateness, 1) == (3, 2), "the last beat's calls are compared as soon as both have told them"
 
 
@@ -108,26 +108,26 @@ def test_two_that_come_together_are_not_last() -> None:
 
 def test_calls_that_are_told_again_at_the_next_beat_count_once() -> None:
     lateness = Lateness()
-    for beat in range(5, 9):
-        lateness.take(report(0, beat, g0={7: 100, 8: 200}))
-        lateness.take(report(1, beat, g0={7: 130, 8: 260}))
+    for tick in range(5, 9):
+        lateness.take(report(0, tick, g0={7: 100, 8: 200}))
+        lateness.take(report(1, tick, g0={7: 130, 8: 260}))
     assert told(lateness, 1) == (2, 2)
 
 
 def test_a_clock_that_is_set_back_begins_anew_and_a_lead_of_years_is_nobody_s() -> None:
     lateness = Lateness()
-    for seq, beat in enumerate((900, 100, 101)):
-        lateness.take(report(0, beat, g0={seq + 1: 100}))
-        lateness.take(report(1, beat, g0={seq + 1: 130 if beat == 100 else 2**63 - 1}))
+    for seq, tick in enumerate((900, 100, 101)):
+        lateness.take(report(0, tick, g0={seq + 1: 100}))
+        lateness.take(report(1, tick, g0={seq + 1: 130 if tick == 100 else 2**63 - 1}))
     lateness.take(report(0, 102, g0={999: 1}))
     assert told(lateness, 1) == (3, 1)
 
 
 def test_a_group_that_was_made_anew_is_compared_from_its_first_call_on() -> None:
     lateness = Lateness()
-    for beat, seq in enumerate((1298, 1299, 1, 2, 3)):
-        lateness.take(report(0, beat, g0={seq: 100}))
-        lateness.take(report(1, beat, g0={seq: 130}))
+    for tick, seq in enumerate((1298, 1299, 1, 2, 3)):
+        lateness.take(report(0, tick, g0={seq: 100}))
+        lateness.take(report(1, tick, g0={seq: 130}))
     lateness.take(report(0, 9, g0={999: 1}))
     assert told(lateness, 1) == (5, 5)
 
@@ -144,8 +144,8 @@ def test_a_group_that_was_made_anew_is_compared_from_its_first_call_on() -> None
 )
 def test_whatever_ranks_say_the_counts_hold_together(said: list[tuple[int, int, dict[int, int]]]) -> None:
     lateness = Lateness()
-    for rank, beat, calls in said:
-        lateness.take(report(rank, beat, g0=calls))
+    for rank, tick, calls in said:
+        lateness.take(report(rank, tick, g0=calls))
     found = [lateness.of(rank) for rank in range(4)]
     known = [one for one in found if one is not None]
     assert all(one.num_last <= one.num_compared for one in known)

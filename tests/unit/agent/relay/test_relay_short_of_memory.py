@@ -32,7 +32,7 @@ class ScantRoad:
 
 
 async def test_the_heartbeat_of_a_relay_outlives_a_moment_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for period in ("LOOK_S", "BEAT_S"):
+    for period in ("LOOK_S", "HEARTBEAT_S"):
         monkeypatch.setattr(relay_module, period, 0.0)
     road = ScantRoad()
     relay = Relay(cast("RelayDir", None), cast("RelaySocket", road), "here", 1)

@@ -16,11 +16,11 @@ def hello(node: str = "a", instance: str = "1", **fields: Any) -> Hello:
 def test_an_agent_is_known_by_its_connection_from_its_first_word_on() -> None:
     roster = Roster()
 
-    assert roster.heard(b"p", 0.0) is None
+    assert roster.mark_seen(b"p", 0.0) is None
     assert isinstance(roster.hello(b"p", hello(), 0.0), LetIn)
-    known = roster.heard(b"p", 1.0)
+    known = roster.mark_seen(b"p", 1.0)
     assert known is not None
-    assert (known.node, known.heard_at_s, roster.peers, len(roster)) == ("a", 1.0, [b"p"], 1)
+    assert (known.node, known.received_at_s, roster.peers, len(roster)) == ("a", 1.0, [b"p"], 1)
 
 
 def test_two_agents_of_one_name_the_second_is_turned_away_and_told_what_to_do() -> None:
@@ -69,7 +69,7 @@ def test_who_says_nothing_for_too_long_is_silent_and_who_is_forgotten_is_not() -
     roster = Roster()
     roster.hello(b"p", hello(), 0.0)
     roster.hello(b"q", hello("b"), 0.0)
-    roster.heard(b"q", SILENT_S)
+    roster.mark_seen(b"q", SILENT_S)
 
     assert [known.node for known in roster.silent(SILENT_S + 1)] == ["a"]
     assert roster.forget(b"p") is not None

@@ -57,7 +57,7 @@ def test_a_line_says_when_what_how_it_went_where_and_who() -> None:
 
 
 def test_who_comes_through_a_relay_is_told_by_the_road() -> None:
-    entry = json.loads(line_of(Kill("train"), peer=PEER._replace(process="python", road="relay: me@login1, sshd 7")))
+    entry = json.loads(line_of(Kill("train"), peer=PEER._replace(process="python", channel="relay: me@login1, sshd 7")))
 
     assert (entry["process"], entry["road"]) == ("python", "relay: me@login1, sshd 7")
 

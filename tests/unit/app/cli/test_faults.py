@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.headless import CAUSES_OF_FAULT
 from app.errors import UsageError
-from app.view.actions import AT_START, make_fault, told
+from app.view.actions import AT_START, fault_text, make_fault
 from ddpcore.wire import Fault, FaultKind
 
 
@@ -24,12 +24,12 @@ from ddpcore.wire import Fault, FaultKind
     ],
 )
 def test_what_is_done_is_said_and_when(fault: Fault, words: str) -> None:
-    assert told(fault) == words
+    assert fault_text(fault) == words
 
 
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_has_words_and_what_a_job_may_start_with_has_a_verdict(kind: FaultKind) -> None:
-    assert told(Fault(kind, 0))
+    assert fault_text(Fault(kind, 0))
     assert (kind in CAUSES_OF_FAULT) is (kind in AT_START)
 
 

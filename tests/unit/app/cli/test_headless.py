@@ -119,10 +119,10 @@ def test_on_a_terminal_one_line_says_how_far_it_is_and_leaves_nothing_behind(ter
         "asyncio.run(with_progress(source.start(), source))\n"
     )
 
-    with Typist([sys.executable, "-c", program], {**os.environ, "TERM": terminal}) as person:
-        assert person.exit_code() == 0
-        assert ("\r\x1b[Kstarting job gpt: 0 of 2 prepared" in person.said) is is_updated
-        written = [line.rpartition("\x1b[K")[2] for line in person.said.replace("\r\n", "\n").split("\n")]
+    with Typist([sys.executable, "-c", program], {**os.environ, "TERM": terminal}) as local_user:
+        assert local_user.exit_code() == 0
+        assert ("\r\x1b[Kstarting job gpt: 0 of 2 prepared" in local_user.said) is is_updated
+        written = [line.rpartition("\x1b[K")[2] for line in local_user.said.replace("\r\n", "\n").split("\n")]
         assert [line for line in written if line] == [
             "rankdeck: job gpt: prepared on h1 and h2, 2 of 2 nodes",
             "rankdeck: job gpt: begun on h1 and h2, 2 of 2 nodes",

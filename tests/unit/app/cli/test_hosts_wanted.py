@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.cli.chosen_hosts import HostsWanted, _tell
+from app.cli.chosen_hosts import HostsWanted, _print_unreachable
 from app.cli.inventory_file import named_hosts
 from app.errors import AppError, HostUnreachableError, NoAgentError, UsageError
 
@@ -53,7 +53,7 @@ def test_where_no_host_has_an_agent_one_line_says_what_starts_them(capsys: pytes
     away: dict[str, AppError] = {name: NoAgentError(name, "none serves there", "up") for name in wanted().names}
 
     with pytest.raises(AppError) as caught:
-        _tell(away, wanted(), is_in_the_way=True)
+        _print_unreachable(away, wanted(), is_in_the_way=True)
 
     assert caught.value.whole == "no agent serves on gpu1, gpu2 and cpu1 (start them: rankdeck up)"
     assert (caught.value.exit_code, capsys.readouterr().err) == (3, "")
@@ -63,6 +63,6 @@ def test_where_hosts_are_away_for_several_reasons_each_is_told(capsys: pytest.Ca
     away = {"gpu1": NoAgentError("gpu1", "none serves there"), "gpu2": HostUnreachableError("gpu2", "no route")}
 
     with pytest.raises(AppError, match="2 of 3 hosts cannot take part"):
-        _tell(away, wanted(), is_in_the_way=True)
+        _print_unreachable(away, wanted(), is_in_the_way=True)
 
     assert len(capsys.readouterr().err.splitlines()) == 2

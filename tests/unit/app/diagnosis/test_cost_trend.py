@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.diagnosis.wait_share import MAX_AGE_S, CostTrend
+from app.diagnosis.wait_fractions import MAX_AGE_S, CostTrend
 
 
 def followed(*costs: float, ranks: tuple[int, ...] = (2,)) -> CostTrend:

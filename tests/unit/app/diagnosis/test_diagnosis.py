@@ -36,7 +36,7 @@ class Watched:
         self.now_s = 1000.0
         self.seq = 0
 
-    def hear(self, *workers: WorkerReport, nodes: list[int] | None = None, **status: Any) -> Diagnosis:
+    def receive(self, *workers: WorkerReport, nodes: list[int] | None = None, **status: Any) -> Diagnosis:
         """Let nodes report, all with what they have of `workers`."""
         for node in range(len(self.names)) if nodes is None else nodes:
             self.seq += 1
@@ -45,7 +45,7 @@ class Watched:
             self.cluster.apply(self.names[node], node_report(self.seq, [share], own), self.now_s)
         return self.look()
 
-    def beat(self, rank: int, *groups: Any, **fields: Any) -> WorkerReport:
+    def tick(self, rank: int, *groups: Any, **fields: Any) -> WorkerReport:
         """Return a fresh report of a rank."""
         report = rank_report(rank, self.world_size, report_seq=self.seq + 1, groups=list(groups), **fields)
         return worker_report(rank, report)
@@ -65,22 +65,22 @@ def causes(diagnosis: Diagnosis) -> set[tuple[Cause, tuple[int, ...]]]:
 
 def test_a_rank_is_missing_only_when_its_report_is_younger_than_the_wait() -> None:
     watched = Watched()
-    waiting = [watched.beat(rank, group_report(5, 3.0)) for rank in (0, 2, 3)]
-    known = watched.hear(*waiting, watched.beat(1, group_report(4)))
+    waiting = [watched.tick(rank, group_report(5, 3.0)) for rank in (0, 2, 3)]
+    known = watched.receive(*waiting, watched.tick(1, group_report(4)))
 
     (wait,) = known.waits
     assert (wait.waiting.tolist(), wait.missing.tolist(), wait.is_settled) == ([0, 2, 3], [1], True)
 
     stale = Watched()
-    stale.hear(stale.beat(1, group_report(4)))
+    stale.receive(stale.tick(1, group_report(4)))
     stale.now_s += 0.3
-    (wait,) = stale.hear(*[stale.beat(rank, group_report(5, 0.25)) for rank in (0, 2, 3)]).waits
+    (wait,) = stale.receive(*[stale.tick(rank, group_report(5, 0.25)) for rank in (0, 2, 3)]).waits
     assert (wait.missing.tolist(), wait.is_settled) == ([], False)
 
 
 def test_a_rank_that_was_never_heard_is_missing_after_a_while() -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], worker_report(1))
+    watched.receive(*[watched.tick(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], worker_report(1))
     assert [wait.missing.tolist() for wait in watched.look().waits] == [[]]
 
     watched.now_s += 1.8
@@ -89,23 +89,23 @@ def test_a_rank_that_was_never_heard_is_missing_after_a_while() -> None:
 
 def test_a_wait_that_one_member_has_behind_it_is_over_unless_the_operation_is_one_way() -> None:
     done = Watched()
-    ahead = done.beat(1, group_report(6, 0.1))
-    diagnosis = done.hear(*[done.beat(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], ahead)
+    ahead = done.tick(1, group_report(6, 0.1))
+    diagnosis = done.receive(*[done.tick(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], ahead)
     assert [wait.seq for wait in diagnosis.waits] == [6]
 
     root = Watched()
-    waiting = [root.beat(rank, group_report(5, 0.5, op="broadcast")) for rank in (0, 2)]
-    diagnosis = root.hear(*waiting, root.beat(1, group_report(9, op="broadcast")), root.beat(3, group_report(4)))
+    waiting = [root.tick(rank, group_report(5, 0.5, op="broadcast")) for rank in (0, 2)]
+    diagnosis = root.receive(*waiting, root.tick(1, group_report(9, op="broadcast")), root.tick(3, group_report(4)))
     assert [(wait.seq, wait.missing.tolist()) for wait in diagnosis.waits] == [(5, [3])]
 
 
 def test_several_seqs_of_one_group_lead_to_the_same_root() -> None:
     watched = Watched()
-    watched.hear(
-        watched.beat(0, group_report(7, 12.0)),
-        watched.beat(2, group_report(6, 12.0, op="broadcast")),
-        watched.beat(3, group_report(6, 12.0, op="broadcast")),
-        watched.beat(1, group_report(5)),
+    watched.receive(
+        watched.tick(0, group_report(7, 12.0)),
+        watched.tick(2, group_report(6, 12.0, op="broadcast")),
+        watched.tick(3, group_report(6, 12.0, op="broadcast")),
+        watched.tick(1, group_report(5)),
     )
 
     diagnosis = watched.look()
@@ -116,10 +116,10 @@ def test_several_seqs_of_one_group_lead_to_the_same_root() -> None:
 
 def test_a_member_that_leaves_a_group_does_not_wait_in_it_any_more() -> None:
     watched = Watched()
-    watched.hear(watched.beat(0, group_report(5, 1.0), group_report(2, 3.0, group="7", ranks=[0, 1])))
+    watched.receive(watched.tick(0, group_report(5, 1.0), group_report(2, 3.0, group="7", ranks=[0, 1])))
     assert {wait.group for wait in watched.look().waits} == {"0", "7"}
 
-    assert {wait.group for wait in watched.hear(watched.beat(0, group_report(5, 1.2))).waits} == {"0"}
+    assert {wait.group for wait in watched.receive(watched.tick(0, group_report(5, 1.2))).waits} == {"0"}
 
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +127,14 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched()
     groups = [group_report(5, 1.0, group=str(index), ranks=[0, 1]) for index in range(1, 9)]
 
-    assert len(watched.hear(watched.beat(0, *groups)).waits) == 3
+    assert len(watched.receive(watched.tick(0, *groups)).waits) == 3
 
 
 def test_a_rank_frozen_inside_a_collective_holds_it_up_though_it_has_called() -> None:
     watched = Watched()
-    inside = watched.beat(1, group_report(5, 4.0))
+    inside = watched.tick(1, group_report(5, 4.0))
     frozen = worker_report(1, inside.report, process=ProcessState.FROZEN, process_s=3.0)
-    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 4.0)) for rank in (0, 2, 3)], frozen)
+    diagnosis = watched.receive(*[watched.tick(rank, group_report(5, 4.0)) for rank in (0, 2, 3)], frozen)
 
     assert causes(diagnosis) == {(Cause.FROZEN, (1,))}
     assert diagnosis.verdicts[0].waiting == (0, 2, 3)
@@ -143,18 +143,18 @@ def test_a_rank_frozen_inside_a_collective_holds_it_up_though_it_has_called() ->
 
 def test_a_console_that_attaches_late_does_not_blame_who_has_not_been_heard_yet() -> None:
     watched = Watched()
-    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 100.0)) for rank in (0, 1)], nodes=[0])
+    diagnosis = watched.receive(*[watched.tick(rank, group_report(5, 100.0)) for rank in (0, 1)], nodes=[0])
     assert causes(diagnosis) == set()
 
-    late = [watched.beat(rank, group_report(4)) for rank in (2, 3)]
-    assert causes(watched.hear(*late, nodes=[1])) == set()
+    late = [watched.tick(rank, group_report(4)) for rank in (2, 3)]
+    assert causes(watched.receive(*late, nodes=[1])) == set()
 
 
 def test_a_rank_that_never_reports_is_a_straggler_that_is_still_starting() -> None:
     watched = Watched()
     for _ in range(24):
-        watched.hear(
-            *[watched.beat(rank, group_report(5, watched.now_s - 999.0)) for rank in (0, 2, 3)], worker_report(1)
+        watched.receive(
+            *[watched.tick(rank, group_report(5, watched.now_s - 999.0)) for rank in (0, 2, 3)], worker_report(1)
         )
         watched.now_s += 0.5
 
@@ -165,12 +165,12 @@ def test_a_rank_that_never_reports_is_a_straggler_that_is_still_starting() -> No
 
 def test_a_node_that_no_longer_knows_the_job_has_lost_its_ranks() -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank) for rank in range(4)])
+    watched.receive(*[watched.tick(rank) for rank in range(4)])
     for _ in range(16):
         watched.now_s += 0.5
         watched.seq += 1
         watched.cluster.apply("n1", node_report(watched.seq, [], []), watched.now_s)
-        watched.hear(watched.beat(0), watched.beat(1), nodes=[0])
+        watched.receive(watched.tick(0), watched.tick(1), nodes=[0])
 
     diagnosis = watched.look()
     assert causes(diagnosis) == {(Cause.NODE_LOST, (2, 3))}
@@ -179,10 +179,10 @@ def test_a_node_that_no_longer_knows_the_job_has_lost_its_ranks() -> None:
 
 def test_many_lost_nodes_are_told_in_one_sentence() -> None:
     watched = Watched(num_nodes=12)
-    watched.hear(*[watched.beat(rank) for rank in range(24)])
+    watched.receive(*[watched.tick(rank) for rank in range(24)])
     for _ in range(16):
         watched.now_s += 0.5
-        watched.hear(watched.beat(0), nodes=[0])
+        watched.receive(watched.tick(0), nodes=[0])
 
     (verdict,) = watched.look().verdicts
     assert (verdict.cause, verdict.culprits) == (Cause.NODE_LOST, tuple(range(2, 24)))
@@ -192,7 +192,7 @@ def test_many_lost_nodes_are_told_in_one_sentence() -> None:
 
 def test_many_deaths_of_one_kind_are_told_in_one_sentence() -> None:
     watched = Watched(num_nodes=12)
-    diagnosis = watched.hear(*[dead_worker(rank, signal=9) for rank in range(24)])
+    diagnosis = watched.receive(*[dead_worker(rank, signal=9) for rank in range(24)])
 
     (verdict,) = diagnosis.verdicts
     assert verdict.culprits == tuple(range(24))
@@ -200,7 +200,9 @@ def test_many_deaths_of_one_kind_are_told_in_one_sentence() -> None:
 
 def test_deaths_of_different_kinds_are_told_apart() -> None:
     watched = Watched()
-    diagnosis = watched.hear(dead_worker(0, signal=9), dead_worker(1, signal=9), dead_worker(2, code=1, error="E: x"))
+    diagnosis = watched.receive(
+        dead_worker(0, signal=9), dead_worker(1, signal=9), dead_worker(2, code=1, error="E: x")
+    )
 
     assert causes(diagnosis) == {(Cause.EXITED, (0, 1)), (Cause.EXITED, (2,))}
 
@@ -208,28 +210,28 @@ def test_deaths_of_different_kinds_are_told_apart() -> None:
 def test_who_called_less_in_a_sub_group_is_known_by_that_group() -> None:
     watched = Watched()
     other = group_report(9, group="8", ranks=[2, 3])
-    watched.hear(
-        watched.beat(0, group_report(3, group="7", ranks=[0, 1])),
-        watched.beat(1, group_report(2, group="7", ranks=[0, 1])),
-        watched.beat(2, other),
-        watched.beat(3, other),
+    watched.receive(
+        watched.tick(0, group_report(3, group="7", ranks=[0, 1])),
+        watched.tick(1, group_report(2, group="7", ranks=[0, 1])),
+        watched.tick(2, other),
+        watched.tick(3, other),
     )
     watched.now_s += 1
     dead = [dead_worker(rank, code=0, age_s=0.5) for rank in (1, 2)]
-    diagnosis = watched.hear(*dead, dead_worker(0, code=1, error=LOST_PEER, age_s=0.1), watched.beat(3, other))
+    diagnosis = watched.receive(*dead, dead_worker(0, code=1, error=LOST_PEER, age_s=0.1), watched.tick(3, other))
 
     assert causes(diagnosis) == {(Cause.FEWER_CALLS, (1,))}
 
 
 def test_who_left_early_is_named_with_the_call_it_never_made_though_nobody_was_seen_waiting() -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     watched.now_s += 1
     victims = [dead_worker(rank, code=1, error=LOST_PEER, age_s=0.1) for rank in (0, 2, 3)]
-    last = [watched.beat(rank, group_report(5), place=None).report for rank in (0, 2, 3)]
+    last = [watched.tick(rank, group_report(5), place=None).report for rank in (0, 2, 3)]
     workers = [msgspec.structs.replace(dead, report=report) for dead, report in zip(victims, last, strict=True)]
     victim = RootCause(0, "exited with code 1", LOST_PEER, where="train.py:44 in train", is_consequence=True)
-    (verdict,) = watched.hear(dead_worker(1, code=0, age_s=0.3), *workers, root_cause=victim).verdicts
+    (verdict,) = watched.receive(dead_worker(1, code=0, age_s=0.3), *workers, root_cause=victim).verdicts
 
     assert (verdict.cause, verdict.culprits) == (Cause.FEWER_CALLS, (1,))
     assert (verdict.op, verdict.seq, verdict.waiting_place) == ("all_reduce", 5, Place("train.py", 44, "train"))
@@ -238,12 +240,12 @@ def test_who_left_early_is_named_with_the_call_it_never_made_though_nobody_was_s
 @pytest.mark.parametrize(("said", "named"), [("Rank 1", (1,)), ("Ranks 1, 3", (1, 3))])
 def test_who_did_not_come_to_a_monitored_barrier_is_named_as_torch_names_it(said: str, named: tuple[int, ...]) -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     watched.now_s += 5.0
     gave_up = dead_worker(0, code=1, error=f"RuntimeError: [Rank 0]: {said} failed to pass monitoredBarrier in 4000 ms")
     came = "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv"
-    asleep = [watched.beat(rank, group_report(4)) for rank in (1, 3)]
-    (verdict,) = watched.hear(gave_up, dead_worker(2, code=1, error=came), *asleep).verdicts
+    asleep = [watched.tick(rank, group_report(4)) for rank in (1, 3)]
+    (verdict,) = watched.receive(gave_up, dead_worker(2, code=1, error=came), *asleep).verdicts
 
     assert (verdict.cause, verdict.culprits, verdict.op) == (Cause.STRAGGLER, named, "monitored_barrier")
     assert verdict.place is not None
@@ -252,7 +254,7 @@ def test_who_did_not_come_to_a_monitored_barrier_is_named_as_torch_names_it(said
     for rank in named:
         lost = [dead_worker(rank, code=1, error=came)]
         other = Watched()
-        other.hear(gave_up, *lost)
+        other.receive(gave_up, *lost)
         assert not any(verdict.cause is Cause.STRAGGLER for verdict in other.look().verdicts)
 
 
@@ -261,12 +263,12 @@ def test_a_console_that_comes_after_a_time_out_names_who_had_not_called_and_neve
     for is_known in (True, False):
         watched = Watched()
         victims = [dead_worker(rank, code=1, error=timed_out, age_s=9.0) for rank in (0, 2, 3)]
-        last = [watched.beat(rank, group_report(5)).report for rank in (0, 2, 3)]
+        last = [watched.tick(rank, group_report(5)).report for rank in (0, 2, 3)]
         workers = [msgspec.structs.replace(dead, report=report) for dead, report in zip(victims, last, strict=True)]
         culprit = dead_worker(1, signal=15, age_s=8.8)
         if is_known:
-            culprit = msgspec.structs.replace(culprit, report=watched.beat(1, group_report(4)).report)
-        found = watched.hear(culprit, *workers, state=JobState.FAILED)
+            culprit = msgspec.structs.replace(culprit, report=watched.tick(1, group_report(4)).report)
+        found = watched.receive(culprit, *workers, state=JobState.FAILED)
 
         assert causes(found) == ({(Cause.STRAGGLER, (1,))} if is_known else set())
         assert [verdict.waiting for verdict in found.verdicts] == [(0, 2, 3)] * is_known
@@ -279,33 +281,33 @@ def test_a_console_that_comes_after_a_time_out_tells_calls_that_did_not_fit() ->
     workers = [
         msgspec.structs.replace(
             dead_worker(rank, code=1, error=timed_out, age_s=9.0),
-            report=watched.beat(rank, group_report(5, op=op)).report,
+            report=watched.tick(rank, group_report(5, op=op)).report,
         )
         for rank, op in enumerate(calls)
     ]
-    assert causes(watched.hear(*workers, state=JobState.FAILED)) == {(Cause.MISMATCH, (1,))}
+    assert causes(watched.receive(*workers, state=JobState.FAILED)) == {(Cause.MISMATCH, (1,))}
 
 
 def test_ranks_that_all_end_by_sigterm_are_not_blamed_before_their_launcher_has_ended() -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     for second in range(1, 9):
         watched.now_s += 1.0
-        found = watched.hear(*[dead_worker(rank, signal=15, age_s=float(second)) for rank in range(4)])
+        found = watched.receive(*[dead_worker(rank, signal=15, age_s=float(second)) for rank in range(4)])
         assert causes(found) == set()
     asked = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
     launcher = RootCause(-1, "the launcher exited with code 1", asked)
-    ended = watched.hear(
+    ended = watched.receive(
         *[dead_worker(rank, signal=15, age_s=9.0) for rank in range(4)], state=JobState.FAILED, root_cause=launcher
     )
     assert causes(ended) == set()
-    unknown = watched.hear(*[dead_worker(rank, signal=15, age_s=9.0) for rank in range(4)], state=JobState.FAILED)
+    unknown = watched.receive(*[dead_worker(rank, signal=15, age_s=9.0) for rank in range(4)], state=JobState.FAILED)
     assert causes(unknown) == {(Cause.EXITED, (0,))}
 
 
 def test_a_process_that_ended_nobody_knows_how_is_done() -> None:
     watched = Watched()
-    watched.hear(worker_report(0, process=ProcessState.EXITED), dead_worker(1, signal=9, age_s=5.0))
+    watched.receive(worker_report(0, process=ProcessState.EXITED), dead_worker(1, signal=9, age_s=5.0))
 
     states = [STATES[code] for code in watched.job().states]
     assert states == [RankState.DONE, RankState.EXITED, RankState.STARTING, RankState.STARTING]
@@ -314,32 +316,34 @@ def test_a_process_that_ended_nobody_knows_how_is_done() -> None:
 def test_a_mismatch_that_is_over_is_held_for_a_moment_and_then_forgotten() -> None:
     watched = Watched()
     calls = ["all_reduce", "broadcast", "all_reduce", "all_reduce"]
-    watched.hear(*[watched.beat(rank, group_report(5, 1.0, op=op)) for rank, op in enumerate(calls)])
+    watched.receive(*[watched.tick(rank, group_report(5, 1.0, op=op)) for rank, op in enumerate(calls)])
     assert causes(watched.look()) == {(Cause.MISMATCH, (1,))}
 
     watched.now_s += 0.3
-    assert causes(watched.hear(*[watched.beat(rank, group_report(6)) for rank in range(4)])) == {(Cause.MISMATCH, (1,))}
+    assert causes(watched.receive(*[watched.tick(rank, group_report(6)) for rank in range(4)])) == {
+        (Cause.MISMATCH, (1,))
+    }
     watched.now_s += 0.3
-    assert causes(watched.hear(*[watched.beat(rank, group_report(7)) for rank in range(4)])) == set()
+    assert causes(watched.receive(*[watched.tick(rank, group_report(7)) for rank in range(4)])) == set()
 
 
 @pytest.mark.parametrize("sizes", [[[6]], []])
 def test_equal_element_counts_and_unknown_ones_are_no_mismatch(sizes: list[list[int]]) -> None:
     watched = Watched()
     told = [[[2, 3]], sizes, [[6]], [[6]]]
-    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 3.0, sizes=told[rank])) for rank in range(4)])
+    diagnosis = watched.receive(*[watched.tick(rank, group_report(5, 3.0, sizes=told[rank])) for rank in range(4)])
 
     assert causes(diagnosis) == set()
 
 
 def test_a_wait_at_hand_names_what_the_late_rank_is_about_if_that_takes_time() -> None:
     watched = Watched()
-    waiting = [watched.beat(rank, group_report(5, 2.0), step=3) for rank in (0, 2, 3)]
-    watched.hear(*waiting, watched.beat(1, group_report(4), step=3, phase=Phase.FORWARD))
+    waiting = [watched.tick(rank, group_report(5, 2.0), step=3) for rank in (0, 2, 3)]
+    watched.receive(*waiting, watched.tick(1, group_report(4), step=3, phase=Phase.FORWARD))
     assert View(watched.cluster, watched.look(), watched.now_s).headline().text.endswith("for rank 1, 2.0 s")
 
-    every = [watched.beat(rank, group_report(6, 2.0), step=3) for rank in range(4)]
-    watched.hear(*every)
+    every = [watched.tick(rank, group_report(6, 2.0), step=3) for rank in range(4)]
+    watched.receive(*every)
     assert (
         View(watched.cluster, watched.look(), watched.now_s).headline().text == "ranks 0-3 wait in all_reduce #6, 2.0 s"
     )
@@ -348,7 +352,7 @@ def test_a_wait_at_hand_names_what_the_late_rank_is_about_if_that_takes_time() -
 def test_verdicts_of_a_job_are_bounded_and_those_of_all_jobs_come_worst_first() -> None:
     watched = Watched(num_nodes=40)
     dead = [dead_worker(rank, code=rank, error=f"E: {rank}") for rank in range(1, 80)]
-    assert len(watched.hear(*dead).verdicts) == 64
+    assert len(watched.receive(*dead).verdicts) == 64
 
     two = Watched()
     told = [worker_report(0, process=ProcessState.FROZEN), dead_worker(1, signal=9, job_id="other")]
@@ -358,54 +362,54 @@ def test_verdicts_of_a_job_are_bounded_and_those_of_all_jobs_come_worst_first() 
 
 def test_a_stopped_job_keeps_the_death_that_came_before() -> None:
     watched = Watched()
-    watched.hear(dead_worker(1, signal=9), *[watched.beat(rank) for rank in (0, 2, 3)])
+    watched.receive(dead_worker(1, signal=9), *[watched.tick(rank) for rank in (0, 2, 3)])
     watched.now_s += 5
     told = [dead_worker(rank, signal=15) for rank in (0, 2, 3)]
-    diagnosis = watched.hear(dead_worker(1, signal=9, age_s=5.0), *told, state=JobState.STOPPED, state_s=0.0)
+    diagnosis = watched.receive(dead_worker(1, signal=9, age_s=5.0), *told, state=JobState.STOPPED, state_s=0.0)
     assert causes(diagnosis) == {(Cause.EXITED, (1,))}
 
 
 @pytest.mark.parametrize("is_ending", [False, True])
 def test_a_rank_that_has_said_farewell_may_take_its_time_to_end(*, is_ending: bool) -> None:
     watched = Watched()
-    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
-    farewell = watched.beat(1, group_report(4), is_ending=is_ending)
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
+    farewell = watched.tick(1, group_report(4), is_ending=is_ending)
     for second in range(1, 41):
         watched.now_s += 1.0
-        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
-        found = watched.hear(*waiting, worker_report(1, farewell.report, report_age_s=float(second)))
+        waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
+        found = watched.receive(*waiting, worker_report(1, farewell.report, report_age_s=float(second)))
         if second in (10, 25):
             assert ((Cause.SILENT, (1,)) in causes(found)) is not is_ending
     assert (Cause.SILENT, (1,)) in causes(watched.look())
 
 
 def joining(watched: Watched, rank: int, for_s: float) -> WorkerReport:
-    return watched.beat(rank, phase=Phase.JOINING, phase_s=for_s)
+    return watched.tick(rank, phase=Phase.JOINING, phase_s=for_s)
 
 
 def test_ranks_that_have_all_come_get_their_time_to_meet() -> None:
     watched = Watched(thresholds=Thresholds(join_s=10.0))
-    late = watched.hear(*[joining(watched, rank, 50.0) for rank in (0, 1, 2)], watched.beat(3, phase=Phase.STARTING))
+    late = watched.receive(*[joining(watched, rank, 50.0) for rank in (0, 1, 2)], watched.tick(3, phase=Phase.STARTING))
     assert causes(late) == {(Cause.NOT_JOINED, (3,))}
 
     watched.now_s += 1.0
     here = [joining(watched, rank, 51.0) for rank in (0, 1, 2)]
-    assert causes(watched.hear(*here, joining(watched, 3, 0.5))) == set()
+    assert causes(watched.receive(*here, joining(watched, 3, 0.5))) == set()
 
     watched.now_s += 10.0
     there = [joining(watched, rank, 61.0) for rank in (0, 1, 2)]
-    assert causes(watched.hear(*there, joining(watched, 3, 10.5))) == {(Cause.TRANSPORT, ())}
+    assert causes(watched.receive(*there, joining(watched, 3, 10.5))) == {(Cause.TRANSPORT, ())}
 
 
 def test_a_rank_that_moves_on_while_others_wait_is_warned_of_and_one_that_stands_is_not_only_that() -> None:
     for is_moving in (True, False):
         watched = Watched()
-        found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+        found = watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
         for second in range(1, 25):
             watched.now_s += 1.0
             place = Place("/home/me/validate.py", second if is_moving else 7, "validate")
-            busy = watched.beat(0, group_report(4), place=place)
-            found = watched.hear(*[watched.beat(rank, group_report(5, float(second))) for rank in (1, 2, 3)], busy)
+            busy = watched.tick(0, group_report(4), place=place)
+            found = watched.receive(*[watched.tick(rank, group_report(5, float(second))) for rank in (1, 2, 3)], busy)
         (verdict,) = found.verdicts
         assert (verdict.cause, verdict.culprits) == (Cause.STRAGGLER, (0,))
         assert verdict.severity is (Severity.WARNING if is_moving else Severity.CRITICAL)
@@ -415,9 +419,11 @@ def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> No
     watched = Watched()
     for second in range(1, 8):
         watched.now_s += 1.0
-        counted = [watched.beat(rank, group_report(4), step=second, is_step_counted=True) for rank in (1, 2, 3)]
+        counted = [watched.tick(rank, group_report(4), step=second, is_step_counted=True) for rank in (1, 2, 3)]
         printed = rank_report(0, watched.world_size, report_seq=watched.seq + 1, step=second, is_step_counted=True)
-        watched.hear(*counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}, seen_s=float(second)))
+        watched.receive(
+            *counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}, seen_s=float(second))
+        )
 
     row = View(watched.cluster, watched.look(), watched.now_s).job()
     assert row is not None
@@ -427,28 +433,28 @@ def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> No
 
 def test_a_rank_that_others_waited_for_stays_named_while_their_processes_take_long_to_end() -> None:
     watched = Watched()
-    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    found = watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     for second in range(1, 21):
         watched.now_s += 1.0
-        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
-        found = watched.hear(*waiting, watched.beat(1, group_report(4)))
+        waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
+        found = watched.receive(*waiting, watched.tick(1, group_report(4)))
     assert causes(found) == {(Cause.STRAGGLER, (1,))}
 
     for _ in range(8):
         watched.now_s += 1.0
-        out = [watched.beat(rank, group_report(5)) for rank in (0, 2, 3)]
-        assert causes(watched.hear(*out, watched.beat(1, group_report(4)))) == {(Cause.STRAGGLER, (1,))}
+        out = [watched.tick(rank, group_report(5)) for rank in (0, 2, 3)]
+        assert causes(watched.receive(*out, watched.tick(1, group_report(4)))) == {(Cause.STRAGGLER, (1,))}
     watched.now_s += 1.0
-    assert causes(watched.hear(*[watched.beat(rank, group_report(5)) for rank in range(4)])) == set()
+    assert causes(watched.receive(*[watched.tick(rank, group_report(5)) for rank in range(4)])) == set()
 
 
 def test_calls_that_did_not_fit_stay_named_while_the_processes_take_long_to_end() -> None:
     watched = Watched()
     calls = ["all_reduce", "broadcast", "all_reduce", "all_reduce"]
-    watched.hear(*[watched.beat(rank, group_report(5, 3.0, op=op)) for rank, op in enumerate(calls)])
+    watched.receive(*[watched.tick(rank, group_report(5, 3.0, op=op)) for rank, op in enumerate(calls)])
     for _ in range(3):
         watched.now_s += 1.0
-        found = watched.hear(*[watched.beat(rank, group_report(5, op=op)) for rank, op in enumerate(calls)])
+        found = watched.receive(*[watched.tick(rank, group_report(5, op=op)) for rank, op in enumerate(calls)])
         assert causes(found) == {(Cause.MISMATCH, (1,))}
 
 
@@ -458,21 +464,21 @@ def test_who_did_not_come_to_the_process_group_stays_named_when_the_others_time_
     found = watched.look()
 
     def late() -> WorkerReport:
-        return watched.beat(1, phase=Phase.STARTING, place=place, stood_s=watched.now_s - 1000.0)
+        return watched.tick(1, phase=Phase.STARTING, place=place, stood_s=watched.now_s - 1000.0)
 
     for second in range(1, 16):
         watched.now_s += 1.0
-        found = watched.hear(*[joining(watched, rank, float(second)) for rank in (0, 2, 3)], late())
+        found = watched.receive(*[joining(watched, rank, float(second)) for rank in (0, 2, 3)], late())
     assert causes(found) == {(Cause.NOT_JOINED, (1,))}
     for _ in range(6):
         watched.now_s += 1.0
-        found = watched.hear(*[watched.beat(rank) for rank in (0, 2, 3)], late())
+        found = watched.receive(*[watched.tick(rank) for rank in (0, 2, 3)], late())
         assert causes(found) == {(Cause.NOT_JOINED, (1,))}
     error = "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1"
     for age_s in (0.0, 2.0, 40.0):
         watched.now_s += age_s
         dead = [dead_worker(rank, code=1, error=error, age_s=age_s) for rank in (0, 2, 3)]
-        found = watched.hear(*dead, dead_worker(1, signal=15, age_s=max(0.0, age_s - 0.5)))
+        found = watched.receive(*dead, dead_worker(1, signal=15, age_s=max(0.0, age_s - 0.5)))
         (verdict,) = found.verdicts
         assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.NOT_JOINED, (1,), Severity.CRITICAL)
         assert verdict.aftermath == Aftermath((0, 2, 3), is_timeout=True, timeout_s=15.0)
@@ -480,12 +486,12 @@ def test_who_did_not_come_to_the_process_group_stays_named_when_the_others_time_
 
 def test_one_that_times_out_before_the_others_does_not_make_a_wait_look_complete() -> None:
     watched = Watched()
-    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    found = watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     for second in range(1, 26):
         watched.now_s += 1.0
-        first = watched.beat(0, group_report(5, float(second)) if second <= 20 else group_report(5))
-        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (2, 3)]
-        found = watched.hear(first, *waiting, watched.beat(1, group_report(4)))
+        first = watched.tick(0, group_report(5, float(second)) if second <= 20 else group_report(5))
+        waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (2, 3)]
+        found = watched.receive(first, *waiting, watched.tick(1, group_report(4)))
         assert causes(found) <= {(Cause.STRAGGLER, (1,))}
     assert causes(found) == {(Cause.STRAGGLER, (1,))}
 
@@ -493,12 +499,12 @@ def test_one_that_times_out_before_the_others_does_not_make_a_wait_look_complete
 def test_a_rank_whose_gpu_waits_in_a_send_or_receive_is_not_to_blame_for_a_call_that_it_has_not_made() -> None:
     for held, named in (([2], {(Cause.STRAGGLER, (3,))}), ([2, 3], set())):
         watched = Watched()
-        found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+        found = watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
         for second in range(1, 25):
             watched.now_s += 1.0
-            waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 1)]
-            late = [watched.beat(rank, group_report(4), has_open_transfers=rank in held) for rank in (2, 3)]
-            found = watched.hear(*waiting, *late)
+            waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (0, 1)]
+            late = [watched.tick(rank, group_report(4), has_open_transfers=rank in held) for rank in (2, 3)]
+            found = watched.receive(*waiting, *late)
         assert causes(found) == named
 
 
@@ -507,11 +513,11 @@ def test_what_all_have_called_is_not_over_because_of_the_network_only_where_no_g
     *, is_before: bool
 ) -> None:
     watched = Watched()
-    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    found = watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
     for second in range(1, 25):
         watched.now_s += 1.0
         group = group_report(5, float(second), is_queued=is_before)
-        found = watched.hear(*[watched.beat(rank, group, has_open_transfers=True) for rank in range(4)])
+        found = watched.receive(*[watched.tick(rank, group, has_open_transfers=True) for rank in range(4)])
     assert causes(found) == (set() if is_before else {(Cause.TRANSPORT, ())})
 
 
@@ -523,11 +529,11 @@ def test_a_gpu_that_stands_in_another_groups_call_has_not_come_to_the_one_behind
     for second in range(1, 25):
         watched.now_s += 1.0
         waiting = group_report(5, float(second))
-        found = watched.hear(
-            watched.beat(0, waiting),
-            watched.beat(1, waiting),
-            watched.beat(2, group_report(5, float(second), is_queued=True), group_report(8, float(second), **pair)),
-            watched.beat(3, group_report(4), group_report(7, **pair)),
+        found = watched.receive(
+            watched.tick(0, waiting),
+            watched.tick(1, waiting),
+            watched.tick(2, group_report(5, float(second), is_queued=True), group_report(8, float(second), **pair)),
+            watched.tick(3, group_report(4), group_report(7, **pair)),
         )
         assert causes(found) <= {(Cause.STRAGGLER, (3,))}
     assert causes(found) == {(Cause.STRAGGLER, (3,))}
@@ -546,10 +552,10 @@ def test_a_gpus_send_waits_for_the_rank_that_has_not_called_its_receive_or_has_n
         sends = PeerWait([PeerCall("send", 1, number=3)], float(second), is_on_gpu=True)
         received = [PeerCall("recv", 0, number=2 + has_received)]
         waiting = group_report(5, float(second))
-        found = watched.hear(
-            watched.beat(0, group_report(4), peer_wait=sends, peer_calls=[PeerCall("send", 1, number=3)]),
-            watched.beat(1, waiting, peer_calls=received, has_open_transfers=has_received),
-            *[watched.beat(rank, waiting) for rank in (2, 3)],
+        found = watched.receive(
+            watched.tick(0, group_report(4), peer_wait=sends, peer_calls=[PeerCall("send", 1, number=3)]),
+            watched.tick(1, waiting, peer_calls=received, has_open_transfers=has_received),
+            *[watched.tick(rank, waiting) for rank in (2, 3)],
         )
     # Both have done the like before: nobody can know which of the two calls is the odd one.
     assert causes(found) == {(Cause.MISMATCH, ())}
@@ -566,7 +572,7 @@ def test_of_a_broadcast_that_does_not_complete_it_is_told_whether_all_are_known_
         watched.now_s += 1.0
         past = [PastCall(5, "broadcast", 4, "Float", root)]
         group = group_report(5, float(second), op="broadcast", past=past)
-        found = watched.hear(*[watched.beat(rank, group, phase=Phase.OTHER) for rank in range(4)])
+        found = watched.receive(*[watched.tick(rank, group, phase=Phase.OTHER) for rank in range(4)])
     assert [(one.cause, one.is_root_unknown) for one in found.verdicts] == [(Cause.TRANSPORT, not is_known)]
 
 
@@ -579,8 +585,8 @@ def test_a_rank_that_passes_another_source_to_a_call_of_nccl_is_named_also_where
         for rank in range(4):
             past = [PastCall(5, "broadcast", 4, "Float", int(rank == 2)), PastCall(6, "all_reduce", 4, "Float")]
             group = group_report(40 + rank, float(second), completed_seq=4, op="broadcast", past=past)
-            reports.append(watched.beat(rank, group))
-        found = watched.hear(*reports)
+            reports.append(watched.tick(rank, group))
+        found = watched.receive(*reports)
     assert causes(found) == {(Cause.MISMATCH, (2,))}
     assert [(side.seq, side.root) for side in found.verdicts[0].sides] == [(5, 1), (5, 0)]
 
@@ -593,15 +599,15 @@ def test_groups_called_in_another_order_are_told_also_where_a_broadcasts_source_
         watched.now_s += 1.0
         held = group_report(8, float(second), completed_seq=4, op="broadcast")
         behind = group_report(8, float(second), completed_seq=4, op="broadcast", is_queued=True)
-        found = watched.hear(
-            watched.beat(
+        found = watched.receive(
+            watched.tick(
                 0,
                 group_report(8, float(second), completed_seq=5),
                 group_report(3, float(second), is_queued=True, **pair),
             ),
-            watched.beat(1, behind, group_report(3, float(second), **pair)),
-            watched.beat(2, held),
-            watched.beat(3, held),
+            watched.tick(1, behind, group_report(3, float(second), **pair)),
+            watched.tick(2, held),
+            watched.tick(3, held),
         )
     assert causes(found) == {(Cause.MISMATCH, (0, 1))}
     assert [(side.ranks, side.group) for side in found.verdicts[0].sides] == [((0,), "0"), ((1,), "pair")]
@@ -629,10 +635,10 @@ def test_of_a_pair_in_different_groups_calls_the_pair_beside_shows_which_rank_is
     for second in range(1, 5):
         watched.now_s += 1.0
         waiting = group_report(22, float(second))
-        found = watched.hear(
-            *[watched.beat(rank, waiting, group_report(num_called_beside, **beside), step=7) for rank in (0, 1)],
-            watched.beat(2, waiting, group_report(7, **own), step=7),
-            watched.beat(3, group_report(21), group_report(8, float(second), **own), step=7),
+        found = watched.receive(
+            *[watched.tick(rank, waiting, group_report(num_called_beside, **beside), step=7) for rank in (0, 1)],
+            watched.tick(2, waiting, group_report(7, **own), step=7),
+            watched.tick(3, group_report(21), group_report(8, float(second), **own), step=7),
         )
     assert causes(found) == {(Cause.MISMATCH, culprits)}
 
@@ -655,11 +661,11 @@ def test_ranks_that_are_through_with_a_gather_show_that_it_comes_before_the_call
             done = [group_report(4), group_report(3, group="all", op="gather")]
             second_group[1] = group_report(3, float(second), group="all", op="gather")
         receives = [PeerWait([PeerCall("recv", peer, number=3)], float(second)) for peer in (1, 2)]
-        found = watched.hear(
-            watched.beat(0, *gather),
-            watched.beat(1, *second_group),
+        found = watched.receive(
+            watched.tick(0, *gather),
+            watched.tick(1, *second_group),
             *[
-                watched.beat(rank, *done, peer_wait=one, peer_calls=one.calls)
+                watched.tick(rank, *done, peer_wait=one, peer_calls=one.calls)
                 for rank, one in zip((2, 3), receives, strict=True)
             ],
         )

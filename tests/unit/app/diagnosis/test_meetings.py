@@ -25,12 +25,12 @@ def told(meetings: list[StoreMeeting | None], waited_s: float = 3.0, listener: s
     watched = Watched()
     beats = [
         replace(
-            watched.beat(rank, phase=Phase.JOINING, phase_s=waited_s, store_meeting=one),
-            store_listener=listener if rank == 0 else "",
+            watched.tick(rank, phase=Phase.JOINING, phase_s=waited_s, store_meeting=one),
+            store_port_owner=listener if rank == 0 else "",
         )
         for rank, one in enumerate(meetings)
     ]
-    return watched.hear(*beats).verdicts
+    return watched.receive(*beats).verdicts
 
 
 OWN = [meeting(rank) for rank in range(4)]

@@ -44,7 +44,7 @@ def test_a_rank_that_leaks_is_named_with_its_rate_its_limit_and_the_time_that_is
     assert (verdict.cause, verdict.culprits) == (Cause.OOM, [1])
     assert verdict.memory is not None
     assert verdict.memory.rate_bytes_per_min == pytest.approx(FAST, rel=0.2)
-    told = [event for event in events.newest_first() if event.kind is EventKind.VERDICT]
+    told = [event for event in events.latest_first() if event.kind is EventKind.VERDICT]
     assert [event.ranks for event in told] == [(1,), (1,)]
 
 

@@ -10,8 +10,8 @@ import pytest
 from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
-from app.model.absence import Absence, Lack
 from app.model.cluster import Cluster
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.view.view import View
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
@@ -455,7 +455,7 @@ def test_who_waits_for_a_lost_node_stays_on_the_first_line_whatever_becomes_know
     )
     for why in ("", "port 22 refuses connections"):
         if why:
-            sim.cluster.put_absence("demo-1", Absence(why))
+            sim.cluster.put_unreachable("demo-1", UnreachableReason(why))
         sim.run(8)
         (verdict,) = sim.diagnosis.verdicts
         assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.NODE_LOST, (2, 3), (0, 1))
@@ -505,7 +505,7 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
     cluster, diagnoser = heard_of_only(sim, "demo-0")
 
     assert View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s).nodes()[1].state == "connecting"
-    cluster.put_absence("demo-1", Absence("port 22 refuses connections"))
+    cluster.put_unreachable("demo-1", UnreachableReason("port 22 refuses connections"))
     view = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s)
 
     assert [node.state for node in view.nodes()] == ["up", "lost"]
@@ -518,7 +518,7 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
 def test_where_no_job_is_known_each_node_that_is_away_is_named_with_its_cause() -> None:
     cluster = Cluster(["gpu1", "gpu2", "gpu3"])
     for name, trouble in (("gpu2", "port 22 refuses connections"), ("gpu3", "no route to host\x1b")):
-        cluster.put_absence(name, Absence(trouble))
+        cluster.put_unreachable(name, UnreachableReason(trouble))
     view = View(cluster, Diagnoser().observe(cluster, 5.0), 5.0)
 
     told = r"gpu2 (port 22 refuses connections) and gpu3 (no route to host\x1b)"
@@ -530,7 +530,7 @@ def test_a_node_whose_agent_has_ended_is_not_said_to_be_out_of_reach() -> None:
     cluster = Cluster(["gpu1", "gpu2"])
     cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), 12.0)
     cluster.apply("gpu2", node_report(1, workers=[], jobs=[]), 0.0)
-    cluster.put_absence("gpu2", Absence("none serves there (rankdeck up gpu2)", Lack.AGENT))
+    cluster.put_unreachable("gpu2", UnreachableReason("none serves there (rankdeck up gpu2)", UnreachableKind.AGENT))
     view = View(cluster, Diagnoser().observe(cluster, 12.0), 12.0)
 
     assert view.headline().text == "no agent on gpu2 for 12 s: none serves there (rankdeck up gpu2)"
@@ -539,12 +539,14 @@ def test_a_node_whose_agent_has_ended_is_not_said_to_be_out_of_reach() -> None:
 
 def test_of_several_nodes_each_is_told_by_what_it_lacks_and_since_when() -> None:
     cluster = Cluster(["gpu1", "gpu2", "gpu3", "gpu4"])
-    for name, heard_s in (("gpu1", 2.0), ("gpu2", 0.0), ("gpu3", 4.0)):
-        cluster.apply(name, node_report(1, workers=[], jobs=[]), heard_s)
-    cluster.put_absence("gpu1", Absence("none serves there", Lack.AGENT))
-    cluster.put_absence("gpu2", Absence("no route to host"))
-    cluster.put_absence("gpu3", Absence("none serves there", Lack.AGENT))
-    cluster.put_absence("gpu4", Absence("the agent speaks wire version 1, this console 2", Lack.FITTING_AGENT))
+    for name, last_report_s in (("gpu1", 2.0), ("gpu2", 0.0), ("gpu3", 4.0)):
+        cluster.apply(name, node_report(1, workers=[], jobs=[]), last_report_s)
+    cluster.put_unreachable("gpu1", UnreachableReason("none serves there", UnreachableKind.AGENT))
+    cluster.put_unreachable("gpu2", UnreachableReason("no route to host"))
+    cluster.put_unreachable("gpu3", UnreachableReason("none serves there", UnreachableKind.AGENT))
+    cluster.put_unreachable(
+        "gpu4", UnreachableReason("the agent speaks wire version 1, this console 2", UnreachableKind.FITTING_AGENT)
+    )
     view = View(cluster, Diagnoser().observe(cluster, 12.0), 12.0)
 
     assert view.headline().text == (
@@ -557,7 +559,9 @@ def test_what_is_said_of_the_ranks_of_a_node_without_an_agent_is_that_its_agent_
     sim = SimCluster()
     sim.run_to_step(30)
     cluster, diagnoser = heard_of_only(sim, "demo-0")
-    cluster.put_absence("demo-1", Absence("none serves there (rankdeck up demo-1)", Lack.AGENT))
+    cluster.put_unreachable(
+        "demo-1", UnreachableReason("none serves there (rankdeck up demo-1)", UnreachableKind.AGENT)
+    )
 
     (verdict,) = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s).verdicts()
 
@@ -572,7 +576,7 @@ def test_a_node_that_was_never_reached_is_not_blamed_for_a_job_that_it_has_no_pa
     for name, node in sim.cluster.nodes.items():
         assert node.report is not None
         cluster.apply(name, node.report, sim.now_s)
-    cluster.put_absence("spare", Absence("port 22 refuses connections"))
+    cluster.put_unreachable("spare", UnreachableReason("port 22 refuses connections"))
 
     view = View(cluster, Diagnoser().observe(cluster, sim.now_s), sim.now_s)
 

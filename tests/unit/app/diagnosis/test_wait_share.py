@@ -7,7 +7,7 @@ import pytest
 
 from agent.wire.digest import LATENESS
 from app.diagnosis.slow_ranks import find_laggards
-from app.diagnosis.wait_share import WINDOW_SLOTS, WaitShare
+from app.diagnosis.wait_fractions import WINDOW_SLOTS, WaitFractions
 from app.model.job_model import JobModel
 from ddpcore.wire import Phase
 
@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self, num_ranks: int = 4) -> None:
         self.job = JobModel("job", 0, num_ranks, 1)
-        self.share = WaitShare(num_ranks)
+        self.share = WaitFractions(num_ranks)
         self.now_s = 100.0
         self.share.sample(self.job, 0.0, self.now_s, is_clean=True)
 

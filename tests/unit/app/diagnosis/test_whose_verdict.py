@@ -214,7 +214,7 @@ def test_a_verdict_of_a_job_that_is_no_longer_shown_is_not_told_as_over() -> Non
     log.observe(watched.look(jobs, frozen("a")))
     log.observe(watched.look(jobs, frozen("a"), job_id="b"))
 
-    assert [event.kind for event in log.newest_first() if event.kind is EventKind.OVER] == []
+    assert [event.kind for event in log.latest_first() if event.kind is EventKind.OVER] == []
     assert any(
         "job a, frozen rank 1" in note for note in watched.look(jobs, frozen("a"), job_id="b").remarks().values()
     )

@@ -167,7 +167,7 @@ def test_a_venv_is_made_where_nothing_else_is(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert answer("make_venv", "~/there", "60") == {"python": str(there), "is_new": False}
 
-    monkeypatch.setattr(on_host, "_lacks_ensurepip", lambda: True)
+    monkeypatch.setattr(on_host, "_is_without_ensurepip", lambda: True)
     refused = answer("make_venv", str(tmp_path / "new"), "60")
     assert "ensurepip is missing" in refused["refused"]
     assert refused["hint"] == f"apt install python3.{sys.version_info.minor}-venv there"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.install.wheels import clash, failure, last_words
+from app.install.wheels import clash, error_line_of, failure
 
 UNREACHABLE = (
     "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection broken "
@@ -52,9 +52,9 @@ def test_a_failure_is_said_with_what_to_do(lines: list[str], wheelhouse: str, wh
 
 
 def test_the_last_error_counts_and_without_one_the_last_line() -> None:
-    assert last_words(["ERROR: first", "ERROR: second", "more"]) == "second"
-    assert last_words(["one", "two", " "]) == "two"
-    assert last_words(["ERROR: Exception:", "Traceback (most recent call last):", "OSError: odd"]) == "OSError: odd"
+    assert error_line_of(["ERROR: first", "ERROR: second", "more"]) == "second"
+    assert error_line_of(["one", "two", " "]) == "two"
+    assert error_line_of(["ERROR: Exception:", "Traceback (most recent call last):", "OSError: odd"]) == "OSError: odd"
 
 
 def test_what_the_result_does_not_suit_is_told() -> None:

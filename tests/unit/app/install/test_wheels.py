@@ -86,7 +86,7 @@ def test_what_is_required_comes_with_what_that_requires_and_nothing_else() -> No
     choice = needed(["textual>=8.2,<9", 'torch>=2.8; extra == "train"'], house, THERE)
 
     assert names(*choice.wheels) == ["linkify_it_py-2.0", "markdown_it_py-4.0", "mdurl-0.1", "rich-15.0", "textual-8.2"]
-    assert choice.lacking == ()
+    assert choice.unavailable == ()
 
 
 def test_what_the_host_has_stays_there() -> None:
@@ -103,7 +103,7 @@ def test_what_is_there_may_lack_something_itself() -> None:
 
     choice = needed(["textual>=8.2,<9"], [wheel("rich-15.0-py3-none-any")], there)
 
-    assert (names(*choice.wheels), choice.lacking) == (["rich-15.0"], ("pygments",))
+    assert (names(*choice.wheels), choice.unavailable) == (["rich-15.0"], ("pygments",))
 
 
 def test_what_is_neither_there_nor_brought_along_is_named() -> None:
@@ -112,7 +112,9 @@ def test_what_is_neither_there_nor_brought_along_is_named() -> None:
 
     choice = needed(["click>=8.2", "pyzmq>=26", "rich", 'colorama; sys_platform == "win32"'], house, there)
 
-    assert choice.lacking == ("pygments", "pyzmq"), "of click pip judges the version, colorama may not be wanted at all"
+    assert choice.unavailable == ("pygments", "pyzmq"), (
+        "of click pip judges the version, colorama may not be wanted at all"
+    )
     assert names(*choice.wheels) == ["rich-15.0"]
 
 

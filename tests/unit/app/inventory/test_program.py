@@ -10,7 +10,7 @@ from app.errors import UsageError
 from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
 
 WHOLE = Program(("train.py", "--name", "a b"), 8, 3, "~/project", "/opt/python")
-WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
 
 def test_what_is_typed_is_read() -> None:
@@ -18,7 +18,7 @@ def test_what_is_typed_is_read() -> None:
     assert read_program(Typed("-m pkg.train")) == Program(("-m", "pkg.train"))
 
 
-@given(st.lists(WORDS, min_size=1).map(tuple), st.none() | st.integers(1, 4096), st.integers(0, 1000))
+@given(st.lists(LABEL, min_size=1).map(tuple), st.none() | st.integers(1, 4096), st.integers(0, 1000))
 def test_a_program_is_what_is_typed_for_it(command: tuple[str, ...], num_ranks: int | None, max_restarts: int) -> None:
     program = Program(command, num_ranks, max_restarts)
     try:

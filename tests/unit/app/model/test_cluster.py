@@ -66,7 +66,7 @@ def test_a_report_that_comes_late_is_dropped_and_counted() -> None:
 
     assert job_of(cluster).step[0] == 9
     assert cluster.nodes["a"].num_ignored == 1
-    assert cluster.heard_s[0] == 10.0
+    assert cluster.last_report_s[0] == 10.0
 
 
 def test_a_new_life_of_an_agent_counts_anew_and_late_reports_of_the_old_one_are_dropped() -> None:
@@ -75,7 +75,7 @@ def test_a_new_life_of_an_agent_counts_anew_and_late_reports_of_the_old_one_are_
     apply(cluster, 1, epoch="new", now_s=11)
     apply(cluster, 51, epoch="old", now_s=12)
 
-    assert cluster.heard_s[0] == 11
+    assert cluster.last_report_s[0] == 11
     assert cluster.nodes["a"].num_ignored == 1
 
 
@@ -361,14 +361,14 @@ def test_peak_memory_is_the_highest_ever_seen() -> None:
 
 def test_the_step_rate_is_that_of_the_slowest_rank_over_the_last_seconds() -> None:
     cluster = make()
-    for beat in range(40):
+    for tick in range(40):
         steps = (
-            worker_report(rank, rank_report(rank, report_seq=beat + 1, step=beat * (5 + rank)), seen_s=7 + beat / 2)
+            worker_report(rank, rank_report(rank, report_seq=tick + 1, step=tick * (5 + rank)), seen_s=7 + tick / 2)
             for rank in (0, 1)
         )
-        apply(cluster, beat + 1, *steps, now_s=100 + beat / 2)
-        if beat == 1:
-            assert job_of(cluster).steps_per_s(100 + beat / 2) is None
+        apply(cluster, tick + 1, *steps, now_s=100 + tick / 2)
+        if tick == 1:
+            assert job_of(cluster).steps_per_s(100 + tick / 2) is None
 
     assert job_of(cluster).lowest_step() == 39 * 5
     assert job_of(cluster).steps_per_s(119.5) == pytest.approx(10.0)
@@ -377,9 +377,9 @@ def test_the_step_rate_is_that_of_the_slowest_rank_over_the_last_seconds() -> No
 
 def test_a_step_that_goes_back_begins_a_new_history() -> None:
     cluster = make()
-    for beat, step in enumerate((10, 20, 30, 5)):
-        report = rank_report(0, report_seq=beat + 1, step=step)
-        apply(cluster, beat + 1, worker_report(0, report, seen_s=beat), now_s=100 + beat)
+    for tick, step in enumerate((10, 20, 30, 5)):
+        report = rank_report(0, report_seq=tick + 1, step=step)
+        apply(cluster, tick + 1, worker_report(0, report, seen_s=tick), now_s=100 + tick)
 
     assert job_of(cluster).lowest_step() == 5
     assert job_of(cluster).steps_per_s(103.0) is None

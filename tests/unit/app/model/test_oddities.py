@@ -6,45 +6,45 @@ from typing import Any
 
 import numpy as np
 
-from agent.wire.digest import ODDITIES, RECORDER_MISSING_BIT
+from agent.wire.digest import ANOMALIES, RECORDER_MISSING_BIT
 from agent.wire.reports import epoch_of, is_step_counted, loss_of, step_of
-from app.model.outside import LONG_QUIET_S, QUIET_FACTOR, UNPROBED_BIT, Oddities, Output, outside_text
-from ddpcore.wire import Oddity
+from app.model.outside import LONG_QUIET_S, QUIET_FACTOR, UNPROBED_BIT, AnomalyRanks, Output, outside_text
+from ddpcore.wire import Anomaly
 from tests.support.node_reports import rank_report, worker_report
 
 
-def bits_of(*oddities: Oddity) -> int:
-    return sum(1 << ODDITIES.index(oddity) for oddity in oddities)
+def bits_of(*anomalies: Anomaly) -> int:
+    return sum(1 << ANOMALIES.index(anomaly) for anomaly in anomalies)
 
 
 def test_each_oddity_is_said_once_with_its_ranks_and_taken_back() -> None:
-    oddities = Oddities()
+    anomalies = AnomalyRanks()
     for rank in (0, 1, 3):
-        oddities.put(rank, bits_of(Oddity.RECORDER_OFF, Oddity.DEBUG_DETAIL))
-    oddities.put(2, RECORDER_MISSING_BIT)
+        anomalies.put(rank, bits_of(Anomaly.RECORDER_OFF, Anomaly.DEBUG_DETAIL))
+    anomalies.put(2, RECORDER_MISSING_BIT)
 
-    notes = list(oddities.notes("").values())
+    notes = list(anomalies.notes("").values())
 
     assert [note.partition(":")[0] for note in notes] == ["ranks 0-1, 3", "rank 2", "ranks 0-1, 3"]
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in notes[0]
     assert "no flight recorder" in notes[1]
     assert "switched off" in notes[2]
-    assert len(oddities.of_rank(0)) == 2
+    assert len(anomalies.of_rank(0)) == 2
     for rank in range(4):
-        oddities.put(rank, 0)
-    assert (oddities.notes(""), oddities.of_rank(0)) == ({}, [])
+        anomalies.put(rank, 0)
+    assert (anomalies.notes(""), anomalies.of_rank(0)) == ({}, [])
 
 
 def test_ranks_without_a_probe_are_said_to_be_watched_from_outside_and_why() -> None:
-    oddities = Oddities()
-    oddities.put(0, UNPROBED_BIT)
-    assert list(oddities.notes("as asked").values()) == [
+    anomalies = AnomalyRanks()
+    anomalies.put(0, UNPROBED_BIT)
+    assert list(anomalies.notes("as asked").values()) == [
         "rank 0 has no probe (as asked): watched from outside, by process and output",
     ]
-    oddities.put(1, UNPROBED_BIT | bits_of(Oddity.GROUPLESS))
-    (note,) = oddities.notes("").values()
+    anomalies.put(1, UNPROBED_BIT | bits_of(Anomaly.GROUPLESS))
+    (note,) = anomalies.notes("").values()
     assert note.startswith("ranks 0-1 have no probe (torch not imported, or one that loads no probe)")
-    assert oddities.of_rank(0) == []
+    assert anomalies.of_rank(0) == []
 
 
 def test_what_a_rank_reports_goes_before_what_it_prints_and_that_before_a_count() -> None:

@@ -20,13 +20,20 @@ from agent.wire.stacks import RankStacks, Stacks, StackSource
 from app.errors import SessionError
 from app.recording.bundle import RECORDING_NAME, Evidence, bundle_name, encode_bundle, file_name, masked, recording_of
 from app.recording.evidence import MAX_FILES, check_directory, default_directory, prune, write_evidence
-from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard, decode_recording, encode_recording
+from app.recording.records import (
+    LinesRecord,
+    NoticeRecord,
+    ReportRecord,
+    StacksRecord,
+    decode_recording,
+    encode_recording,
+)
 from ddpcore.wire_stacks import Frame, RecordedCall, ThreadStack
 from tests.support.recordings import frozen_recording, opening
 from tests.support.sim import SimCluster
 
 FAULT = {"kind": "freeze", "rank": 2, "at_step": 45}
-SOME_FRAME = next(one.frame for one in reversed(frozen_recording().records) if isinstance(one, ReportHeard))
+SOME_FRAME = next(one.frame for one in reversed(frozen_recording().records) if isinstance(one, ReportRecord))
 TOKEN = "hf_" + "a1" * 12
 URL = "https://me:hunter2@example.org/x"
 
@@ -101,7 +108,7 @@ def test_versions_and_the_recorder_of_each_rank_are_in_it() -> None:
         RankStacks(rank, StackSource.PROBE, 4000, [thread], recorded=[call], versions={"torch": torch, "nccl": "2.27"})
         for rank, torch in enumerate(("2.13.0", "2.13.0", "2.12.1"))
     ]
-    files = files_of(evidence(records=[StacksHeard(1.0, "demo-0", Stacks("demo", 0, 0.1, ranks))]))
+    files = files_of(evidence(records=[StacksRecord(1.0, "demo-0", Stacks("demo", 0, 0.1, ranks))]))
 
     about = files["about.txt"].decode()
     assert "versions on ranks 0-1: torch 2.13.0, nccl 2.27\n" in about
@@ -110,14 +117,14 @@ def test_versions_and_the_recorder_of_each_rank_are_in_it() -> None:
 
 
 def test_the_stacks_that_show_something_are_the_ones_in_the_texts() -> None:
-    gone = StacksHeard(60.0, "demo-1", None, "job demo does not run")
+    gone = StacksRecord(60.0, "demo-1", None, "job demo does not run")
     files = files_of(evidence(records=[*frozen_recording().records, gone]))
     assert "rank 2 (1 rank): frozen" in files["stacks.txt"].decode()
 
 
 def test_what_ranks_say_is_no_terminal_escape_and_no_path() -> None:
     lines = [LogLine(1, 0, "std\x1b]0;x\x07out", "a\x1b[2Jb"), LogLine(2, 1, "stdout", "../../etc")]
-    files = files_of(evidence(records=[LinesHeard(0.0, "../../etc/passwd\x1b", lines)], jobs={"/": {}}))
+    files = files_of(evidence(records=[LinesRecord(0.0, "../../etc/passwd\x1b", lines)], jobs={"/": {}}))
 
     assert set(files) >= {"logs/.._.._etc_passwd_.log", "jobs/_.json"}
     assert b"\x1b" not in files["logs/.._.._etc_passwd_.log"]
@@ -131,7 +138,7 @@ def test_the_logs_are_those_of_the_job() -> None:
         LogLine(2, 0, "stdout", "other", "b"),
         LogLine(3, -1, "stderr", "-"),
     ]
-    files = files_of(evidence(records=[LinesHeard(0.0, "demo-0", lines)]))
+    files = files_of(evidence(records=[LinesRecord(0.0, "demo-0", lines)]))
 
     assert job_id
     assert files["logs/demo-0.log"].decode().splitlines() == ["[rank 0 stdout] own", "[launcher stderr] -"]
@@ -150,17 +157,17 @@ def test_what_looks_like_a_secret_is_in_none_of_it() -> None:
     kept = [
         masked(one)
         for one in (
-            ReportHeard(0.0, "demo-0", encode_node_report(leaky)),
-            LinesHeard(1.0, "demo-0", [LogLine(1, 0, "stdout", f"login with {TOKEN} at {URL}")]),
-            StacksHeard(2.0, "demo-0", told),
-            NoticeHeard(3.0, f"GET {URL}"),
+            ReportRecord(0.0, "demo-0", encode_node_report(leaky)),
+            LinesRecord(1.0, "demo-0", [LogLine(1, 0, "stdout", f"login with {TOKEN} at {URL}")]),
+            StacksRecord(2.0, "demo-0", told),
+            NoticeRecord(3.0, f"GET {URL}"),
         )
     ]
 
     content = b"".join(files_of(evidence(records=kept)).values()) + msgspec.msgpack.encode(kept)
     assert TOKEN.encode() not in content
     assert b"hunter2" not in content
-    assert isinstance(kept[0], ReportHeard)
+    assert isinstance(kept[0], ReportRecord)
     assert decode_node_report(kept[0].frame).jobs[0].root_cause is not None
 
 
@@ -171,9 +178,9 @@ def test_a_secret_is_found_wherever_it_stands_in_a_frame(secret: str, size: int)
     cause = RootCause(0, exception=f"{secret} {'x' * size}"[: size + len(secret)])
     leaky = msgspec.structs.replace(report, jobs=[msgspec.structs.replace(report.jobs[0], root_cause=cause)])
 
-    kept = masked(ReportHeard(0.0, "demo-0", encode_node_report(leaky)))
+    kept = masked(ReportRecord(0.0, "demo-0", encode_node_report(leaky)))
 
-    assert isinstance(kept, ReportHeard)
+    assert isinstance(kept, ReportRecord)
     told = decode_node_report(kept.frame).jobs[0].root_cause
     assert told is not None
     assert masked_text(told.exception) == told.exception
@@ -184,9 +191,9 @@ def test_what_is_masked_keeps_within_the_bounds_of_its_field() -> None:
     tail = "://a:b@"
     name = "n" * (256 - len(tail)) + tail
     told = Stacks("demo", 0, 0.1, [RankStacks(0, StackSource.PROBE, 1, [ThreadStack(name, 1)])])
-    notice = NoticeHeard(0.0, "n" * (8192 - len(tail)) + tail)
+    notice = NoticeRecord(0.0, "n" * (8192 - len(tail)) + tail)
 
-    kept = [masked(StacksHeard(0.0, "demo-0", told)), masked(notice)]
+    kept = [masked(StacksRecord(0.0, "demo-0", told)), masked(notice)]
 
     found = decode_recording(encode_recording(opening("demo-0"), kept), WIRE_VERSION)
     assert (found.records, found.is_cut) == (kept, False)

@@ -18,7 +18,7 @@ from app.fleet.fleet import Fleet
 from app.recording.bundle import encode_bundle
 from app.recording.evidence import Answers, ask_agents, put_together
 from app.recording.recorder import MAX_AGE_S
-from app.recording.records import LinesHeard, Record, ReportHeard
+from app.recording.records import LinesRecord, Record, ReportRecord
 from tests.support.jobs import make_spec
 from tests.support.sim import SimCluster
 
@@ -82,7 +82,7 @@ async def asked(road: Road, heard: list[Record]) -> Answers:
 async def test_what_an_agent_remembers_is_taken_up_to_where_this_console_has_heard_it_itself() -> None:
     road = Road(some_report(), [9e9, *(100.0 - age for age in range(100))])
     now_s = time.monotonic()
-    heard: list[Record] = [ReportHeard(now_s - 30.0, "demo-0", b"")]
+    heard: list[Record] = [ReportRecord(now_s - 30.0, "demo-0", b"")]
 
     answers = await asked(road, heard)
 
@@ -116,12 +116,12 @@ async def test_an_agent_that_repeats_itself_is_not_asked_for_ever() -> None:
 async def test_the_last_words_are_kept_however_old_and_the_recording_is_no_longer_by_them() -> None:
     sim = SimCluster()
     sim.run(8)
-    reports: list[Record] = [ReportHeard(at_s + 5000.0, node, frame) for at_s, node, frame in sim.heard]
-    old = LinesHeard(3.0, "demo-0", [LogLine(1, 0, "stdout", "step 100 loss 2.1")])
+    reports: list[Record] = [ReportRecord(at_s + 5000.0, node, frame) for at_s, node, frame in sim.heard]
+    old = LinesRecord(3.0, "demo-0", [LogLine(1, 0, "stdout", "step 100 loss 2.1")])
 
     found = await put_together(["demo-0"], sim.view(), [*reports, old], Answers(), ("demo", ""))
 
-    assert any(isinstance(record, LinesHeard) for record in found.records)
+    assert any(isinstance(record, LinesRecord) for record in found.records)
     assert found.records[0].at_s == 0.0
     assert found.records[-1].at_s < 10.0
 

@@ -12,7 +12,7 @@ from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.recording.events import MAX_EVENTS, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
 from app.view.view import View
-from ddpcore.wire import Oddity
+from ddpcore.wire import Anomaly
 from tests.support.node_reports import job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 
@@ -101,7 +101,9 @@ def test_a_note_is_told_once_with_the_ranks_that_come_together() -> None:
     num_ranks = [*range(1, 33), *[32] * 20, *[33] * 20]
     for look, count in enumerate(num_ranks):
         workers = [
-            worker_report(rank, rank_report(rank, 64, oddities=[Oddity.DEBUG_DETAIL], local_rank=rank), local_rank=rank)
+            worker_report(
+                rank, rank_report(rank, 64, anomalies=[Anomaly.DEBUG_DETAIL], local_rank=rank), local_rank=rank
+            )
             for rank in range(count)
         ]
         job = job_status(world_size=64, num_nodes=1, local_world_size=64)
@@ -142,7 +144,7 @@ def test_a_lost_node_is_told_with_its_way_there(witness: Witness) -> None:
 def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
     log = EventLog()
     for number in range(MAX_EVENTS + 3):
-        log.tell(f"fault {number}\x1b[2J", float(number))
+        log.add_event(f"fault {number}\x1b[2J", float(number))
 
     assert (len(log), log.num_dropped) == (MAX_EVENTS, 3)
     assert "\x1b" not in log[0].text

@@ -129,7 +129,7 @@ def test_a_training_is_followed_with_who_is_the_lowest_and_the_highest() -> None
     assert list(figures) == [
         FigureKey.LOSS,
         FigureKey.STEP_RATE,
-        FigureKey.WAIT_SHARE,
+        FigureKey.WAIT_FRAC,
         FigureKey.CPU_CORES,
         FigureKey.RANK_MEMORY,
         FigureKey.HOST_CPU,
@@ -215,7 +215,7 @@ def test_a_recording_that_is_skimmed_has_the_whole_history_up_to_each_moment() -
         return playback.history.shown
 
     def rates(job: JobHistory) -> Sequence[float | None]:
-        return known(job.window(FigureKey.WAIT_SHARE, BEGIN_S).mean)
+        return known(job.window(FigureKey.WAIT_FRAC, BEGIN_S).mean)
 
     straight, back = played_to(12.0), played_to(16.0, 12.0)
     assert rates(straight) == rates(back)

@@ -13,8 +13,8 @@ from app.diagnosis.causes import Cause, Severity
 from app.errors import SessionError
 from app.recording import incident_recorder
 from app.recording.bundle import Evidence
-from app.recording.incident_recorder import SETTLE_S, EvidenceKeeper
-from app.recording.records import StacksHeard
+from app.recording.incident_recorder import SETTLE_S, IncidentRecorder
+from app.recording.records import StacksRecord
 from tests.support.recordings import opening, verdict
 from tests.support.waiting import until_async
 
@@ -41,7 +41,7 @@ class Session:
     async def take_stacks(self, job_id: str, into: Answers) -> None:
         self.asked.append(f"stacks of {job_id}")
         await self.stacks_come.wait()
-        into.stacks.append(StacksHeard(1.0, "demo-0", None, "none"))
+        into.stacks.append(StacksRecord(1.0, "demo-0", None, "none"))
 
     async def ask_agents(self, job_id: str, into: Answers) -> None:
         self.asked.append(f"past of {job_id}")
@@ -61,12 +61,12 @@ def session() -> Session:
     return Session()
 
 
-def struck(session: Session, directory: Path) -> EvidenceKeeper:
+def struck(session: Session, directory: Path) -> IncidentRecorder:
     """Return a keeper that has just become certain of an incident."""
-    keeper = EvidenceKeeper(session, directory)
-    keeper.observe([verdict()], LIVE, 10.0)
-    keeper.observe([verdict()], LIVE, 10.0 + SETTLE_S)
-    return keeper
+    reconnector = IncidentRecorder(session, directory)
+    reconnector.observe([verdict()], LIVE, 10.0)
+    reconnector.observe([verdict()], LIVE, 10.0 + SETTLE_S)
+    return reconnector
 
 
 def kept_in(directory: Path) -> list[Path]:
@@ -78,45 +78,45 @@ async def test_stacks_are_taken_at_once_and_the_file_is_written_later(
 ) -> None:
     monkeypatch.setattr(incident_recorder, "AFTER_S", 0.2)
     began_s = time.monotonic()
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
 
     await until_async(lambda: bool(session.asked), WAIT_S, "stacks are asked for")
-    notices = await until_async(keeper.drain_notices, WAIT_S, "it is kept")
+    notices = await until_async(reconnector.drain_notices, WAIT_S, "it is kept")
 
     assert time.monotonic() - began_s >= 0.2
     (path,) = kept_in(tmp_path)
     assert notices == [f"evidence of this is kept; look at it again: rankdeck replay {path}"]
     assert session.asked == ["stacks of demo", "past of demo", "evidence of demo"]
-    await keeper.close()
+    await reconnector.close()
     assert len(kept_in(tmp_path)) == 1
 
 
 async def test_a_session_that_ends_writes_what_there_is(session: Session, tmp_path: Path) -> None:
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
 
-    await asyncio.wait_for(keeper.close(), WAIT_S)
+    await asyncio.wait_for(reconnector.close(), WAIT_S)
 
     assert len(kept_in(tmp_path)) == 1
-    assert len(keeper.drain_notices()) == 1
+    assert len(reconnector.drain_notices()) == 1
 
 
 async def test_a_verdict_that_stood_too_short_when_the_session_ends_is_kept_too(
     session: Session, tmp_path: Path
 ) -> None:
-    keeper = EvidenceKeeper(session, tmp_path)
-    keeper.observe([verdict()], LIVE, 10.0)
+    reconnector = IncidentRecorder(session, tmp_path)
+    reconnector.observe([verdict()], LIVE, 10.0)
 
-    await keeper.close()
+    await reconnector.close()
 
     assert len(kept_in(tmp_path)) == 1
 
 
 async def test_without_an_incident_nothing_is_asked_and_nothing_written(session: Session, tmp_path: Path) -> None:
-    keeper = EvidenceKeeper(session, tmp_path / "never")
-    keeper.observe([verdict(Cause.STRAGGLER, Severity.WARNING)], LIVE, 10.0)
-    keeper.observe([], LIVE, 20.0)
+    reconnector = IncidentRecorder(session, tmp_path / "never")
+    reconnector.observe([verdict(Cause.STRAGGLER, Severity.WARNING)], LIVE, 10.0)
+    reconnector.observe([], LIVE, 20.0)
 
-    await keeper.close()
+    await reconnector.close()
 
     assert (session.asked, kept_in(tmp_path)) == ([], [])
 
@@ -126,10 +126,10 @@ async def test_stacks_that_do_not_come_do_not_keep_a_person_from_leaving(
 ) -> None:
     monkeypatch.setattr(incident_recorder, "HURRY_S", 0.1)
     session.stacks_come.clear()
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
     await until_async(lambda: bool(session.asked), WAIT_S, "stacks are asked for")
 
-    await asyncio.wait_for(keeper.close(), WAIT_S)
+    await asyncio.wait_for(reconnector.close(), WAIT_S)
 
     assert len(kept_in(tmp_path)) == 1
 
@@ -140,10 +140,10 @@ async def test_who_quits_while_agents_are_asked_keeps_what_has_come(
     monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
     monkeypatch.setattr(incident_recorder, "HURRY_S", 0.1)
     session.agents_answer.clear()
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
     await until_async(lambda: "past of demo" in session.asked, WAIT_S, "agents are asked")
 
-    await asyncio.wait_for(keeper.close(), WAIT_S)
+    await asyncio.wait_for(reconnector.close(), WAIT_S)
 
     (path,) = kept_in(tmp_path)
     with zipfile.ZipFile(path) as bundle:
@@ -157,19 +157,19 @@ async def test_what_takes_too_long_at_the_end_is_said(
 ) -> None:
     monkeypatch.setattr(incident_recorder, "CLOSING_S", 0.1)
     session.agents_answer.clear()
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
 
-    await asyncio.wait_for(keeper.close(), WAIT_S)
+    await asyncio.wait_for(reconnector.close(), WAIT_S)
 
-    assert keeper.drain_notices() == ["no evidence of this is kept: it took too long to collect"]
+    assert reconnector.drain_notices() == ["no evidence of this is kept: it took too long to collect"]
 
 
 async def test_of_a_job_that_ended_before_anybody_looked_nothing_is_kept(session: Session, tmp_path: Path) -> None:
-    keeper = EvidenceKeeper(session, tmp_path)
+    reconnector = IncidentRecorder(session, tmp_path)
     for second in range(5):
-        keeper.observe([verdict(Cause.EXITED)], [("demo", 1), ("another", 0)], 10.0 + second)
+        reconnector.observe([verdict(Cause.EXITED)], [("demo", 1), ("another", 0)], 10.0 + second)
 
-    await keeper.close()
+    await reconnector.close()
 
     assert (session.asked, kept_in(tmp_path)) == ([], [])
 
@@ -180,8 +180,8 @@ async def test_of_a_job_that_ended_before_anybody_looked_nothing_is_kept(session
 )
 async def test_why_none_is_kept_is_said(session: Session, tmp_path: Path, failure: Exception, words: str) -> None:
     session.failure = failure
-    keeper = struck(session, tmp_path)
+    reconnector = struck(session, tmp_path)
 
-    await keeper.close()
+    await reconnector.close()
 
-    assert keeper.drain_notices() == [f"no evidence of this is kept: {words}"]
+    assert reconnector.drain_notices() == [f"no evidence of this is kept: {words}"]

@@ -24,7 +24,7 @@ from app.fleet.fleet import Fleet
 from app.recording import backfill
 from app.recording.backfill import MAX_REPORTS, MIN_AGE_S, look_back, plan
 from app.recording.events import EventKind
-from app.recording.playback import Lookout
+from app.recording.playback import ReplayModel
 from app.view.rows import FigureKey
 from tests.support.examples import few_and_many
 from tests.support.memories import one_long_story, remembered
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 MARK = "attached; what is above"
 
 
-def seen(sim: SimCluster, begin_s: float, end_s: float) -> Lookout:
+def seen(sim: SimCluster, begin_s: float, end_s: float) -> ReplayModel:
     """Return what a console sees that looks on between two moments, five times a second."""
-    lookout = Lookout([node.name for node in sim.nodes], Thresholds())
-    lookout.look(begin_s)
+    replay = ReplayModel([node.name for node in sim.nodes], Thresholds())
+    replay.look(begin_s)
     for at_s, node, frame in sim.heard:
         if begin_s < at_s <= end_s:
-            while lookout.at_s + 0.2 < at_s:
-                lookout.look(lookout.at_s + 0.2)
-            lookout.hear(node, decode_frame(frame), at_s)
-    lookout.look(end_s)
-    return lookout
+            while replay.at_s + 0.2 < at_s:
+                replay.look(replay.at_s + 0.2)
+            replay.receive(node, decode_frame(frame), at_s)
+    replay.look(end_s)
+    return replay
 
 
 class Joined:
@@ -67,13 +67,13 @@ class Joined:
         return self.live.history.shown
 
     def texts(self) -> list[str]:
-        return [event.text for event in self.events.newest_first()][::-1]
+        return [event.text for event in self.events.latest_first()][::-1]
 
 
 def said(events: EventLog) -> list[tuple[EventKind, tuple[int, ...]]]:
     """Return the verdicts that came and went."""
     kinds = {EventKind.VERDICT, EventKind.OVER}
-    return [(event.kind, event.ranks) for event in reversed(list(events.newest_first())) if event.kind in kinds]
+    return [(event.kind, event.ranks) for event in reversed(list(events.latest_first())) if event.kind in kinds]
 
 
 def test_a_verdict_that_came_and_went_before_the_attach_is_an_event_and_charts_and_waits_reach_back() -> None:
@@ -82,7 +82,7 @@ def test_a_verdict_that_came_and_went_before_the_attach_is_an_event_and_charts_a
     begun_s = sim.heard[0][0]
 
     assert said(joined.events) == [(EventKind.VERDICT, (2,)), (EventKind.OVER, (2,))]
-    frozen = next(event for event in joined.events.newest_first() if event.kind is EventKind.VERDICT)
+    frozen = next(event for event in joined.events.latest_first() if event.kind is EventKind.VERDICT)
     assert frozen.severity is Severity.CRITICAL
     assert 40 < frozen.at_s - begun_s < 46
     assert joined.job.begun_s is not None
@@ -102,7 +102,7 @@ def test_how_things_stood_at_the_attach_is_not_told_again() -> None:
     texts = [text for text in joined.texts() if MARK not in text]
     assert sum("up" in text and "demo-0" in text for text in texts) == 1
     assert texts.count("job demo: running") == 1
-    moments = [event.at_s for event in joined.events.newest_first()][::-1]
+    moments = [event.at_s for event in joined.events.latest_first()][::-1]
     assert moments == sorted(moments)
 
 
@@ -115,12 +115,12 @@ def test_a_verdict_that_stands_at_the_attach_keeps_its_begin_and_ends_once() -> 
     sim.run(20)
     joined = Joined(sim, sim.now_s - 8)
 
-    (frozen,) = [event for event in joined.events.newest_first() if event.kind is EventKind.VERDICT]
+    (frozen,) = [event for event in joined.events.latest_first() if event.kind is EventKind.VERDICT]
     assert abs(frozen.at_s - named_s) < 2
     sim.thaw(2)
     sim.run_until(lambda: not sim.verdicts(), 20, "its end")
     joined.events.observe(sim.view())
-    (over,) = [event for event in joined.events.newest_first() if event.kind is EventKind.OVER]
+    (over,) = [event for event in joined.events.latest_first() if event.kind is EventKind.OVER]
     stood_s = float(over.text.rpartition("after ")[2].removesuffix(" s"))
     assert 20 <= stood_s < 40
 
@@ -135,11 +135,11 @@ def test_a_straggler_that_takes_a_while_to_be_seen_again_is_not_told_twice() -> 
     attached_s = sim.now_s
     sim.run(4.5)
     joined = Joined(sim, attached_s, seam_s=4.0)
-    live = Lookout([node.name for node in sim.nodes], Thresholds())
+    live = ReplayModel([node.name for node in sim.nodes], Thresholds())
     sim.run(40)
     for at_s, node, frame in sim.heard:
         if at_s > attached_s:
-            live.hear(node, decode_frame(frame), at_s)
+            live.receive(node, decode_frame(frame), at_s)
             live.look(at_s)
             if at_s > joined.events.now_s:
                 joined.events.observe(live.view())
@@ -166,8 +166,8 @@ def assert_past_and_present_are_one(after_s: float, seam_s: float, period_s: flo
     joined = Joined(sim, begun_s + after_s, seam_s, period_s)
 
     assert said(joined.events) == said(whole.events)
-    marks = [event for event in joined.events.newest_first() if MARK in event.text]
-    events: list[Event] = [event for event in joined.events.newest_first() if event not in marks][::-1]
+    marks = [event for event in joined.events.latest_first() if MARK in event.text]
+    events: list[Event] = [event for event in joined.events.latest_first() if event not in marks][::-1]
     assert len(marks) == 1
     assert [event.at_s for event in events] == sorted(event.at_s for event in events)
     assert len({(event.kind, event.text, event.ranks) for event in events}) == len(events)
@@ -275,7 +275,7 @@ def _reports(sim: SimCluster, node: str) -> list[tuple[float, bytes]]:
 async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out() -> None:
     sim = SimCluster()
     sim.run(40)
-    roads = {
+    channels = {
         "demo-0": Road(ages(20), frames_of(sim, "demo-0", 20)),
         "demo-1": Road([], lambda _: b""),
         "old": Road([], lambda _: b"", Refused(RefusalReason.MALFORMED, "not a command")),
@@ -283,12 +283,12 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
     }
     began_s = time.monotonic()
 
-    past = await look_back(Fleet(roads), list(roads), Thresholds())
+    past = await look_back(Fleet(channels), list(channels), Thresholds())
 
     assert past is not None
     assert began_s - 5 < past.at_s <= time.monotonic()
-    assert [command.since_seq for command in roads["demo-0"].asked] == [0, 10, 20, 30, 40]
-    assert {command.is_packed for command in roads["demo-0"].asked} == {True}
+    assert [command.since_seq for command in channels["demo-0"].asked] == [0, 10, 20, 30, 40]
+    assert {command.is_packed for command in channels["demo-0"].asked} == {True}
     job = past.view().job()
     assert job is not None
     assert job.job_id == "demo"
@@ -313,8 +313,8 @@ async def test_a_page_of_nonsense_ends_what_its_node_tells_and_raises_nothing() 
 async def test_the_loop_has_its_turn_while_the_past_is_looked_at() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=8)
     sim.run(40)
-    roads = {node: Road(ages(20), frames_of(sim, node, 20)) for node in ("demo-0", "demo-1")}
-    looking = asyncio.create_task(look_back(Fleet(roads), list(roads), Thresholds()))
+    channels = {node: Road(ages(20), frames_of(sim, node, 20)) for node in ("demo-0", "demo-1")}
+    looking = asyncio.create_task(look_back(Fleet(channels), list(channels), Thresholds()))
     num_turns = 0
     while not looking.done():
         num_turns += 1

@@ -9,7 +9,7 @@ from app.diagnosis.causes import Cause
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError
 from app.recording.playback import Playback, clock_text
-from app.recording.records import NoticeHeard, Recording, ReportHeard, StacksHeard
+from app.recording.records import NoticeRecord, Recording, ReportRecord, StacksRecord
 from app.recording.replay import Replay
 from app.view.summary import status_object
 from ddpcore.wire import Fault, FaultKind
@@ -62,7 +62,7 @@ def test_the_same_verdict_comes_at_the_same_moment_with_the_same_words() -> None
 def test_reports_that_cannot_be_decoded_are_counted_and_the_rest_is_played() -> None:
     sim = SimCluster()
     sim.run(8)
-    playback = Playback(recording_of(sim, ReportHeard(2.0, "demo-0", b"nonsense")), Thresholds())
+    playback = Playback(recording_of(sim, ReportRecord(2.0, "demo-0", b"nonsense")), Thresholds())
 
     while not playback.is_over:
         playback.step(playback.length_s)
@@ -79,7 +79,7 @@ def test_reports_that_cannot_be_decoded_are_told_of_in_the_end() -> None:
         (1, "rankdeck: 1 report in the recording could not be read"),
         (2, "rankdeck: 2 reports in the recording could not be read"),
     ):
-        replay = Replay(recording_of(sim, *[ReportHeard(2.0, "demo-0", b"nonsense")] * num_odd))
+        replay = Replay(recording_of(sim, *[ReportRecord(2.0, "demo-0", b"nonsense")] * num_odd))
         for _ in replay.play_to_end():
             pass
         assert replay.farewell() == told
@@ -201,7 +201,7 @@ async def test_what_a_recording_says_is_no_terminal_escape() -> None:
     hostile = "\x1b]52;c;eA==\x07"
     sim = SimCluster()
     sim.run(2)
-    replay = Replay(recording_of(sim, NoticeHeard(1.0, hostile), StacksHeard(1.0, "demo-0", None, hostile)))
+    replay = Replay(recording_of(sim, NoticeRecord(1.0, hostile), StacksRecord(1.0, "demo-0", None, hostile)))
     told = list(replay.play_to_end())
 
     assert told

@@ -25,7 +25,7 @@ from app.recording import recorder as module
 from app.recording.bundle import masked
 from app.recording.playback import Playback, clock_text
 from app.recording.recorder import Recorder
-from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, decode_recording
+from app.recording.records import LinesRecord, NoticeRecord, ReportRecord, decode_recording
 from tests.support.recordings import frozen_recording
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def test_what_is_heard_is_what_is_read_again(path: Path) -> None:
 
 def test_what_looks_like_a_secret_is_not_kept(path: Path) -> None:
     recorder = make(path)
-    recorder.add(LinesHeard(BEGAN_S, "demo-0", [LogLine(1, 0, "stdout", "token=hf_abcdefghijklmnopqrstuvwxyz1234")]))
+    recorder.add(LinesRecord(BEGAN_S, "demo-0", [LogLine(1, 0, "stdout", "token=hf_abcdefghijklmnopqrstuvwxyz1234")]))
     recorder.close()
     (record,) = read(path).records
-    assert isinstance(record, LinesHeard)
+    assert isinstance(record, LinesRecord)
     assert "hf_abcdefgh" not in record.lines[0].text
 
 
@@ -101,8 +101,8 @@ def test_a_full_file_gives_way_to_a_new_one_and_both_can_be_read(path: Path) -> 
     assert newer.records[0].at_s == 0.0
     assert len(older.records) + len(newer.records) <= len(FROZEN.records)
     last, kept = FROZEN.records[-1], newer.records[-1]
-    assert isinstance(last, ReportHeard)
-    assert isinstance(kept, ReportHeard)
+    assert isinstance(last, ReportRecord)
+    assert isinstance(kept, ReportRecord)
     assert kept.frame == last.frame
 
 
@@ -140,12 +140,12 @@ def test_a_full_disk_ends_the_recording_and_not_the_session(path: Path, monkeypa
 
 def test_a_record_that_cannot_be_written_ends_the_recording_with_a_notice(path: Path) -> None:
     recorder = make(path)
-    recorder.add(NoticeHeard(BEGAN_S, "heard"))
-    recorder.add(NoticeHeard(BEGAN_S + 1, "half a \ud800"))
+    recorder.add(NoticeRecord(BEGAN_S, "heard"))
+    recorder.add(NoticeRecord(BEGAN_S + 1, "half a \ud800"))
     until(lambda: not recorder._notices.empty())
     (told,) = recorder.drain_notices()
     assert told.startswith(f"the recording {path} has ended: 'utf-8' codec can't encode character")
-    recorder.add(NoticeHeard(BEGAN_S + 2, "more"))
+    recorder.add(NoticeRecord(BEGAN_S + 2, "more"))
     recorder.close()
     assert not recorder._thread.is_alive()
     assert recorder.drain_notices() == []
@@ -159,20 +159,20 @@ def test_a_record_that_cannot_be_written_ends_the_recording_with_a_notice(path: 
 def test_a_report_with_a_strange_field_of_another_version_is_kept_without_it_and_masked(
     path: Path, strange: bytes
 ) -> None:
-    report = next(record for record in FROZEN.records if isinstance(record, ReportHeard))
+    report = next(record for record in FROZEN.records if isinstance(record, ReportRecord))
     secret = msgspec.structs.replace(decode_node_report(report.frame), hostname="hf_abcdefghijklmnopqrstuvwxyz1234")
     frame = encode_node_report(secret)
     assert frame[0] == 0xDE, "a map, its length in two bytes"
     longer = frame[:2] + bytes([frame[2] + 1]) + frame[3:] + strange
     assert decode_node_report(longer) == secret
     recorder = make(path)
-    recorder.add(ReportHeard(BEGAN_S, "demo-0", longer))
-    recorder.add(NoticeHeard(BEGAN_S, "goes on"))
+    recorder.add(ReportRecord(BEGAN_S, "demo-0", longer))
+    recorder.add(NoticeRecord(BEGAN_S, "goes on"))
     recorder.close()
     assert recorder.drain_notices() == []
     kept, notice = read(path).records
-    assert isinstance(kept, ReportHeard)
-    assert isinstance(notice, NoticeHeard)
+    assert isinstance(kept, ReportRecord)
+    assert isinstance(notice, NoticeRecord)
     shown = decode_node_report(kept.frame)
     assert shown == msgspec.structs.replace(secret, hostname=shown.hostname)
     assert "hf_abcdefgh" not in shown.hostname
@@ -188,13 +188,13 @@ def test_what_waits_for_a_slow_disk_is_bounded_by_its_size(path: Path, monkeypat
 
     recorder = Recorder(path, FROZEN.opening.nodes, slow)
     for number in range(50):
-        recorder.add(ReportHeard(BEGAN_S + number, "demo-0", bytes(30_000)))
+        recorder.add(ReportRecord(BEGAN_S + number, "demo-0", bytes(30_000)))
     assert 45 <= recorder.num_lost <= 47
     assert recorder.drain_notices() == [f"the disk is too slow for the recording {path}: not all of it is kept"]
     goes_on.set()
     until(lambda: recorder._num_waiting_bytes == 0)
     num_lost = recorder.num_lost
-    recorder.add(NoticeHeard(BEGAN_S + 60, "there is room again"))
+    recorder.add(NoticeRecord(BEGAN_S + 60, "there is room again"))
     recorder.close()
     assert recorder.num_lost == num_lost
     assert len(read(path).records) == 51 - num_lost
@@ -205,7 +205,7 @@ def test_the_clock_of_a_recording_begins_with_what_is_heard_first(path: Path) ->
     made_at = datetime.now(UTC).replace(microsecond=0)
     until(lambda: datetime.now(UTC) >= made_at + timedelta(seconds=1))
     heard_at = datetime.now(UTC).replace(microsecond=0)
-    recorder.add(NoticeHeard(BEGAN_S, "first"))
+    recorder.add(NoticeRecord(BEGAN_S, "first"))
     recorder.close()
     seconds = range(1 + int((datetime.now(UTC) - heard_at).total_seconds()))
     assert clock_text(read(path), 0.0) in [f"{heard_at + timedelta(seconds=second):%H:%M:%S}Z" for second in seconds]
@@ -222,7 +222,7 @@ def test_what_the_disk_cannot_take_in_time_is_counted(path: Path, monkeypatch: p
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     recorder = make(path)
     for number in range(2000):
-        recorder.add(NoticeHeard(BEGAN_S + number, "x" * 100))
+        recorder.add(NoticeRecord(BEGAN_S + number, "x" * 100))
     recorder.close()
     assert len(read(path).records) + recorder.num_lost == 2000
     told = recorder.drain_notices()
@@ -234,9 +234,9 @@ def test_after_a_kill_all_but_the_last_second_is_there(path: Path) -> None:
         "import sys, time\n"
         "from pathlib import Path\n"
         "from app.recording.recorder import Recorder\n"
-        "from app.recording.records import NoticeHeard\n"
+        "from app.recording.records import NoticeRecord\n"
         "recorder = Recorder(Path(sys.argv[1]), ['n0'], lambda record: record)\n"
-        "recorder.add(NoticeHeard(time.monotonic(), 'the last words'))\n"
+        "recorder.add(NoticeRecord(time.monotonic(), 'the last words'))\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(path)]) as process:
@@ -246,7 +246,7 @@ def test_after_a_kill_all_but_the_last_second_is_there(path: Path) -> None:
             process.send_signal(signal.SIGKILL)
     found = read(path)
     assert found.is_cut
-    assert [record.text for record in found.records if isinstance(record, NoticeHeard)] == ["the last words"]
+    assert [record.text for record in found.records if isinstance(record, NoticeRecord)] == ["the last words"]
 
 
 def read_if_begun(path: Path) -> list[object]:

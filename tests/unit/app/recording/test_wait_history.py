@@ -50,7 +50,7 @@ def test_a_wait_that_is_over_is_kept_with_who_was_waited_for_and_how_long_each_w
     watched.hold_up(2, 3)
 
     (past,) = watched.over
-    assert (past.row.op, past.row.missing, past.told_row.waiting) == ("all_reduce", [2], [0, 1, 3])
+    assert (past.row.op, past.row.missing, past.shown_row.waiting) == ("all_reduce", [2], [0, 1, 3])
     assert past.ranks.tolist() == [0, 1, 3]
     assert [past.is_missing(rank) for rank in range(4)] == [False, False, True, False]
     assert past.waited_by(2) == past.waited_by(99) == 0

@@ -12,22 +12,24 @@ from app.errors import (
     IncompatibleAgentError,
     NoAgentError,
 )
-from app.model.absence import Lack
-from app.session.reconnector import absence_of
+from app.model.unreachable_reason import UnreachableKind
+from app.session.reconnector import unreachable_reason_of
 
 
 @pytest.mark.parametrize(
-    ("error", "lack"),
+    ("error", "unreachable_kind"),
     [
-        (NoAgentError("h1", "none serves there"), Lack.AGENT),
-        (AgentUnreachableError("h1", "/nfs/python does not run there"), Lack.ANSWER),
-        (IncompatibleAgentError("h1", "it speaks wire version 1"), Lack.FITTING_AGENT),
-        (HostUnreachableError("h1", "it does not answer in time"), Lack.CONNECTION),
-        (HostKeyError("h1", "its key has changed", "ask who keeps it"), Lack.CONNECTION),
+        (NoAgentError("h1", "none serves there"), UnreachableKind.AGENT),
+        (AgentUnreachableError("h1", "/nfs/python does not run there"), UnreachableKind.ANSWER),
+        (IncompatibleAgentError("h1", "it speaks wire version 1"), UnreachableKind.FITTING_AGENT),
+        (HostUnreachableError("h1", "it does not answer in time"), UnreachableKind.CONNECTION),
+        (HostKeyError("h1", "its key has changed", "ask who keeps it"), UnreachableKind.CONNECTION),
     ],
 )
-def test_an_agent_is_lacking_only_where_it_is_known_that_none_serves(error: AppError, lack: Lack) -> None:
-    absence = absence_of(error, "h1")
+def test_an_agent_is_lacking_only_where_it_is_known_that_none_serves(
+    error: AppError, unreachable_kind: UnreachableKind
+) -> None:
+    unreachable_reason = unreachable_reason_of(error, "h1")
 
-    assert absence.lack is lack
-    assert str(error).rpartition(": ")[2] in absence.why
+    assert unreachable_reason.unreachable_kind is unreachable_kind
+    assert str(error).rpartition(": ")[2] in unreachable_reason.why

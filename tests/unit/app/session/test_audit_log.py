@@ -16,13 +16,13 @@ import pytest
 
 from app.errors import AppError
 from app.session import audit
-from app.session.audit import Act, AuditLog, default_path
+from app.session.audit import AuditedAction, AuditLog, default_path
 from tests.support.obstacles import OBSTACLES, put_in_the_way
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ACT = Act("kill", ("gpu1",), "train")
+ACT = AuditedAction("kill", ("gpu1",), "train")
 
 
 @pytest.fixture
@@ -157,9 +157,10 @@ def test_consoles_that_find_it_full_at_once_rename_it_once(path: Path, monkeypat
 
 def test_after_a_line_that_a_full_disk_has_cut_the_next_one_stands_alone(path: Path) -> None:
     program = (
-        "import pathlib, resource, sys; from app.session.audit import Act; from app.session.audit import AuditLog\n"
+        "import pathlib, resource, sys; from app.session.audit import AuditedAction, AuditLog\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40)); log = AuditLog(pathlib.Path(sys.argv[1]))\n"
-        "log.add(Act('kill', ('gpu1',)), 'cut'); log.add(Act('kill', ('gpu1',)), 'lost'); print(*log.drain_notices())"
+        "kill = AuditedAction('kill', ('gpu1',)); log.add(kill, 'cut'); log.add(kill, 'lost')\n"
+        "print(*log.drain_notices())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60, check=True

@@ -101,16 +101,16 @@ def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
 
 def three_nodes(state: JobState = JobState.RUNNING) -> dict[str, NodeRoad]:
     """Return the roads to the nodes of a job, in the order of their ranks."""
-    roads = {f"n{index}": road(state, num_nodes=3) for index in range(3)}
-    for index, one in enumerate(roads.values()):
+    channels = {f"n{index}": road(state, num_nodes=3) for index in range(3)}
+    for index, one in enumerate(channels.values()):
         assert one.status is not None
         one.status = msgspec.structs.replace(one.status, node_rank=index)
-    return roads
+    return channels
 
 
-def control_over(**roads: NodeRoad) -> JobControl:
-    fleet = Fleet(roads)
-    return JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None))
+def control_over(**channels: NodeRoad) -> JobControl:
+    fleet = Fleet(channels)
+    return JobControl(lambda: fleet, list(channels), lambda _sentence: None, AuditLog(None))
 
 
 def unreachable(node: str) -> Callable[[], Reply]:
@@ -121,30 +121,30 @@ def unreachable(node: str) -> Callable[[], Reply]:
 
 
 async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart() -> None:
-    roads = three_nodes(JobState.STOPPED)
+    channels = three_nodes(JobState.STOPPED)
     again = PrepareAgain("j", 1, 4, 2, 6)
-    assert await roads["n2"].request(again) == Accepted()
-    assert roads["n2"].status is not None
-    assert roads["n2"].status.state is JobState.PREPARED
+    assert await channels["n2"].request(again) == Accepted()
+    assert channels["n2"].status is not None
+    assert channels["n2"].status.state is JobState.PREPARED
 
-    told = await control_over(**roads).restart("j")
+    told = await control_over(**channels).restart("j")
 
     assert told == "job j begins again: attempt 1 with 6 ranks"
-    assert roads["n2"].kinds() == ["PrepareAgain", "Abort", "PrepareAgain", "Commit"]
-    assert [one.status.state for one in roads.values() if one.status] == [JobState.RUNNING] * 3
+    assert channels["n2"].kinds() == ["PrepareAgain", "Abort", "PrepareAgain", "Commit"]
+    assert [one.status.state for one in channels.values() if one.status] == [JobState.RUNNING] * 3
 
 
-@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize("is_immediate", [False, True])
 @pytest.mark.parametrize(
     ("num_nodes", "num_ranks", "words"),
     [(1, 5000, "5000 ranks are too many"), (1, 0, "0 ranks are too few"), (2, None, "only 1 of the 2 nodes")],
 )
 async def test_a_job_that_cannot_begin_again_is_not_ended_for_it(
-    num_nodes: int, num_ranks: int | None, words: str, *, is_at_once: bool
+    num_nodes: int, num_ranks: int | None, words: str, *, is_immediate: bool
 ) -> None:
     node = road(num_nodes=num_nodes)
     with pytest.raises(UsageError, match=words):
-        await control_over(n0=node).restart("j", num_ranks, is_at_once=is_at_once)
+        await control_over(n0=node).restart("j", num_ranks, is_immediate=is_immediate)
     assert node.heard == []
 
 
@@ -235,70 +235,70 @@ async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
 
 
 async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> None:
-    roads = three_nodes()
-    roads["n0"].answers[GetStatus] = unreachable("n0")
-    fleet = Fleet(roads)
+    channels = three_nodes()
+    channels["n0"].answers[GetStatus] = unreachable("n0")
+    fleet = Fleet(channels)
     addresses = {"n1": ["10.0.0.1/24"], "n2": ["10.0.0.2/24"]}
-    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
-    assert await control.restart("j", is_at_once=True, without=())
-    assert roads["n1"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
-    again = roads["n2"].heard[1]
+    control = JobControl(lambda: fleet, list(channels), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    assert await control.restart("j", is_immediate=True, without=())
+    assert channels["n1"].kinds() == channels["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = channels["n2"].heard[1]
     assert isinstance(again, PrepareAgain)
     assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, "10.0.0.1")
 
 
 async def test_nodes_that_cannot_meet_are_not_ended_for_it() -> None:
-    roads = three_nodes()
-    del roads["n0"]
+    channels = three_nodes()
+    del channels["n0"]
     with pytest.raises(UsageError, match="n1 has no address"):
-        await control_over(**roads).restart("j", without=())
-    assert roads["n1"].heard == roads["n2"].heard == []
+        await control_over(**channels).restart("j", without=())
+    assert channels["n1"].heard == channels["n2"].heard == []
 
 
 async def test_nodes_whose_first_one_stays_meet_where_they_met() -> None:
-    roads = three_nodes()
-    assert await control_over(**roads).restart("j", is_at_once=True, without=("n1",))
-    assert roads["n1"].heard == []
-    assert roads["n0"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
-    again = roads["n2"].heard[1]
+    channels = three_nodes()
+    assert await control_over(**channels).restart("j", is_immediate=True, without=("n1",))
+    assert channels["n1"].heard == []
+    assert channels["n0"].kinds() == channels["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = channels["n2"].heard[1]
     assert isinstance(again, PrepareAgain)
     assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, None)
 
 
 async def test_a_node_that_comes_back_meanwhile_does_not_take_part() -> None:
-    roads = three_nodes()
-    lost = roads["n0"]
+    channels = three_nodes()
+    lost = channels["n0"]
     lost.answers[GetStatus] = unreachable("n0")
-    fleet = Fleet(roads)
+    fleet = Fleet(channels)
     control = JobControl(
-        lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), lambda node: [f"10.0.0.{node[1]}/24"]
+        lambda: fleet, list(channels), lambda _sentence: None, AuditLog(None), lambda node: [f"10.0.0.{node[1]}/24"]
     )
-    roads["n2"].gate.clear()
-    restart = asyncio.create_task(control.restart("j", is_at_once=True, without=()))
-    await until_async(lambda: "PrepareAgain" in roads["n2"].kinds(), 10, "the attempt to be prepared")
+    channels["n2"].gate.clear()
+    restart = asyncio.create_task(control.restart("j", is_immediate=True, without=()))
+    await until_async(lambda: "PrepareAgain" in channels["n2"].kinds(), 10, "the attempt to be prepared")
     del lost.answers[GetStatus]
-    roads["n2"].gate.set()
+    channels["n2"].gate.set()
     assert await restart == "job j begins again: attempt 1 with 4 ranks"
     assert lost.heard == []
 
 
 async def test_another_address_is_tried_where_one_leads_nowhere() -> None:
-    roads = three_nodes(JobState.STOPPED)
-    del roads["n0"]
+    channels = three_nodes(JobState.STOPPED)
+    del channels["n0"]
     tried: list[str | None] = []
 
     def knock() -> Reply:
-        again = roads["n2"].heard[-1]
+        again = channels["n2"].heard[-1]
         assert isinstance(again, PrepareAgain)
         tried.append(again.master_addr)
         if len(tried) == 2:
-            del roads["n2"].answers[PrepareAgain]
+            del channels["n2"].answers[PrepareAgain]
         return Refused(RefusalReason.UNREACHABLE, "no way") if len(tried) == 1 else Accepted()
 
-    roads["n2"].answers[PrepareAgain] = knock
-    fleet = Fleet(roads)
+    channels["n2"].answers[PrepareAgain] = knock
+    fleet = Fleet(channels)
     addresses = {"n1": ["10.0.0.1/24", "192.168.7.1/16"], "n2": ["10.0.0.2/24", "192.168.7.2/16"]}
-    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    control = JobControl(lambda: fleet, list(channels), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
     await control.restart("j", without=())
     assert tried == ["10.0.0.1", "192.168.7.1"]
 

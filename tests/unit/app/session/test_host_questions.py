@@ -9,7 +9,7 @@ from app.errors import HostKeyError, HostUnreachableError
 from app.session.hosts import Connections, HostQuestions
 from app.ssh.questions import QuestionDesk
 from tests.support.doors import Door
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
@@ -17,11 +17,11 @@ WAIT_S = 10.0
 
 
 async def test_a_host_that_is_given_up_while_another_one_asks_is_waited_for_by_nobody() -> None:
-    desk = QuestionDesk(Person([]))
+    desk = QuestionDesk(LocalUser([]))
     asking, locked = (Door(host, desk, ("Code:", "1", False)) for host in ("h1", "h2"))
-    locked.refusal = absence = HostUnreachableError("h2", "takes none of our keys")
-    absence.is_answerable = True
-    connections = Connections(these(asking, locked)._replace(away={"h2": absence}), lambda _: None)
+    locked.refusal = unreachable_reason = HostUnreachableError("h2", "takes none of our keys")
+    unreachable_reason.is_answerable = True
+    connections = Connections(these(asking, locked)._replace(away={"h2": unreachable_reason}), lambda _: None)
     questions = HostQuestions(desk, connections, lambda _: None)
     await connections.open(lambda _node, _frame, _age_s: None, math.inf, lambda _node: False, may_ask=True)
     try:

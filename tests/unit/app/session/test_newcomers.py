@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from app.model.newcomers import Newcomers
-from app.session.live import MAX_TOLD, MAX_WAIT_S, SETTLE_S, NewcomerWatch
-from app.view.nodes import newcomers_notice, newcomers_text
+from app.model.new_nodes import NewNodes
+from app.session.live import MAX_KNOWN, MAX_WAIT_S, SETTLE_S, NewNodeWatch
+from app.view.nodes import new_nodes_notice, new_nodes_text
 
-NONE = Newcomers()
+NONE = NewNodes()
 
 
-def come(*nodes: str) -> Newcomers:
-    return Newcomers("login1", nodes)
+def come(*nodes: str) -> NewNodes:
+    return NewNodes("login1", nodes)
 
 
 def test_those_that_come_together_are_told_of_together() -> None:
-    watch = NewcomerWatch()
+    watch = NewNodeWatch()
 
     assert watch.news(come(), 0.0) == NONE
     assert watch.news(come("a"), 1.0) == NONE
@@ -25,7 +25,7 @@ def test_those_that_come_together_are_told_of_together() -> None:
 
 
 def test_a_stream_of_them_is_told_of_before_it_ends() -> None:
-    watch = NewcomerWatch()
+    watch = NewNodeWatch()
     told_s = [
         float(number)
         for number in range(25)
@@ -36,7 +36,7 @@ def test_a_stream_of_them_is_told_of_before_it_ends() -> None:
 
 
 def test_one_that_goes_and_comes_again_is_told_of_once_and_the_next_one_too() -> None:
-    watch = NewcomerWatch()
+    watch = NewNodeWatch()
     watch.news(come("a"), 0.0)
     assert watch.news(come("a"), SETTLE_S) == come("a")
 
@@ -48,7 +48,7 @@ def test_one_that_goes_and_comes_again_is_told_of_once_and_the_next_one_too() ->
 
 
 def test_one_that_has_gone_before_it_was_told_of_is_not_told_of() -> None:
-    watch = NewcomerWatch()
+    watch = NewNodeWatch()
     watch.news(come("a"), 0.0)
 
     assert watch.news(come(), 1.0) == NONE
@@ -56,24 +56,24 @@ def test_one_that_has_gone_before_it_was_told_of_is_not_told_of() -> None:
 
 
 def test_the_words_say_how_many_and_what_to_do() -> None:
-    assert newcomers_text(come()) == ""
-    assert newcomers_text(come("a")) == "1 more node has come to the relay: leave and come in again"
+    assert new_nodes_text(come()) == ""
+    assert new_nodes_text(come("a")) == "1 more node has come to the relay: leave and come in again"
     many = come(*(f"gpu{number}" for number in range(1200)))
-    assert newcomers_text(many) == "1,200 more nodes have come to the relay: leave and come in again"
-    assert newcomers_notice(many, "rankdeck attach") == (
+    assert new_nodes_text(many) == "1,200 more nodes have come to the relay: leave and come in again"
+    assert new_nodes_notice(many, "rankdeck attach") == (
         "1,200 more nodes have come to the relay on login1 (gpu0, gpu1 and 1198 more): leave and come in again to see "
         "them, by rankdeck attach"
     )
 
 
 def test_names_of_nodes_are_safe_to_show() -> None:
-    assert "\x1b" not in newcomers_notice(come("\x1b[2J"), "rankdeck attach")
+    assert "\x1b" not in new_nodes_notice(come("\x1b[2J"), "rankdeck attach")
 
 
 def test_names_without_end_are_not_kept() -> None:
-    watch = NewcomerWatch()
-    for first in range(0, 4 * MAX_TOLD, MAX_TOLD // 2):
-        some = come(*(str(number) for number in range(first, first + MAX_TOLD // 2)))
+    watch = NewNodeWatch()
+    for first in range(0, 4 * MAX_KNOWN, MAX_KNOWN // 2):
+        some = come(*(str(number) for number in range(first, first + MAX_KNOWN // 2)))
         watch.news(some, float(first))
         assert watch.news(some, first + SETTLE_S) == some
-        assert len(watch._told) <= 2 * MAX_TOLD
+        assert len(watch._notified) <= 2 * MAX_KNOWN

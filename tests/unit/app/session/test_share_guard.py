@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.wire.jobs import JobState, JobStatus
-from app.session.control import PATIENCE_S, ShareGuard
+from app.session.control import PATIENCE_S, AssignmentGuard
 
 
 def shares(*states: JobState, attempt: int = 0) -> dict[str, JobStatus]:
@@ -19,7 +19,7 @@ R, F, L = JobState.RUNNING, JobState.FAILED, JobState.LOST
 
 @pytest.mark.parametrize("ended", [F, L])
 def test_what_runs_on_beside_a_failure_is_ended_after_a_while_each_node_once(ended: JobState) -> None:
-    guard = ShareGuard()
+    guard = AssignmentGuard()
     assert guard.to_end(shares(R, R, R), 0.0) == []
     assert guard.to_end(shares(R, ended, R), 100.0) == []
     assert guard.to_end(shares(R, ended, R), 99.9 + PATIENCE_S) == []
@@ -31,11 +31,11 @@ def test_what_runs_on_beside_a_failure_is_ended_after_a_while_each_node_once(end
 
 def test_an_elastic_job_is_left_alone() -> None:
     some = {node: msgspec.structs.replace(one, is_elastic=True) for node, one in shares(R, F).items()}
-    assert ShareGuard().to_end(some, math.inf) == []
+    assert AssignmentGuard().to_end(some, math.inf) == []
 
 
 def test_ranks_that_end_by_themselves_meanwhile_are_left_to_it() -> None:
-    guard = ShareGuard()
+    guard = AssignmentGuard()
     assert guard.to_end(shares(R, F), 0.0) == []
     assert guard.to_end(shares(F, F), 100.0) == []
 
@@ -53,17 +53,17 @@ def test_ranks_that_end_by_themselves_meanwhile_are_left_to_it() -> None:
     ],
 )
 def test_nothing_else_is_ended(states: tuple[JobState, ...]) -> None:
-    guard = ShareGuard()
+    guard = AssignmentGuard()
     for now_s in (0.0, 1000.0, 2000.0):
         assert guard.to_end(shares(*states), now_s) == []
 
 
 def test_whoever_looks_for_the_last_time_does_not_wait() -> None:
-    assert ShareGuard().to_end(shares(R, F), math.inf) == ["n0"]
+    assert AssignmentGuard().to_end(shares(R, F), math.inf) == ["n0"]
 
 
 def test_the_next_attempt_has_its_own_time() -> None:
-    guard = ShareGuard()
+    guard = AssignmentGuard()
     guard.to_end(shares(R, F), 0.0)
     assert guard.to_end(shares(R, F), 100.0) == ["n0"]
     assert guard.to_end(shares(R, F, attempt=1), 200.0) == []

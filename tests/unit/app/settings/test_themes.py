@@ -15,7 +15,7 @@ MOST = 7.0
 APART = 10.0
 """In CIELAB (CIE76): seen at a glance."""
 COLOURED = {name: theme.colours for name, theme in THEMES.items() if theme.colours is not None}
-WORDS = ("ink", "strong", "muted", "accent", "ok", "busy", "warning", "critical")
+LABEL = ("ink", "strong", "muted", "accent", "ok", "busy", "warning", "critical")
 GROUNDS = ("ground", "raised", "selected")
 STATES = ("ok", "busy", "warning", "critical")
 SEEN_BY = {
@@ -70,7 +70,7 @@ def test_every_ink_can_be_read_on_every_ground_it_stands_on(name: str, colours: 
     least = MOST if name == CONTRAST else READABLE
     for ground in GROUNDS:
         below = getattr(colours, ground)
-        for word in WORDS:
+        for word in LABEL:
             assert contrast(getattr(colours, word), below) >= least, (word, ground)
         assert contrast(colours.faint, below) >= FAINT, ground
         for rank in colours.ranks:

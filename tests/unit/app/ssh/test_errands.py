@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.ssh.worker_pool import Errands, Lane, errands_here, never_wait_here
+from app.ssh.worker_pool import SerialQueue, WorkerPool, current_workers, never_wait_here
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def errands() -> Iterator[Errands]:
-    errands = Errands()
+def errands() -> Iterator[WorkerPool]:
+    errands = WorkerPool()
     yield errands
     errands.close()
     until(lambda: not workers(), WAIT_S, "its threads end")
@@ -28,7 +28,7 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rankdeck-errand"]
 
 
-def test_an_errand_that_blocks_holds_up_no_other(errands: Errands) -> None:
+def test_an_errand_that_blocks_holds_up_no_other(errands: WorkerPool) -> None:
     may_end = threading.Event()
     done = threading.Event()
     for _ in range(3):
@@ -40,7 +40,7 @@ def test_an_errand_that_blocks_holds_up_no_other(errands: Errands) -> None:
     may_end.set()
 
 
-def test_a_thread_that_has_done_one_does_the_next(errands: Errands) -> None:
+def test_a_thread_that_has_done_one_does_the_next(errands: WorkerPool) -> None:
     seen: list[int] = []
     for number in range(50):
         errands.do(lambda: seen.append(threading.get_ident()))
@@ -49,9 +49,9 @@ def test_a_thread_that_has_done_one_does_the_next(errands: Errands) -> None:
     assert len(set(seen)) <= 3
 
 
-def test_in_a_lane_they_go_one_after_the_other_and_lanes_side_by_side(errands: Errands) -> None:
+def test_in_a_lane_they_go_one_after_the_other_and_lanes_side_by_side(errands: WorkerPool) -> None:
     may_go_on, told = threading.Event(), []
-    blocked, other = Lane(errands), Lane(errands)
+    blocked, other = SerialQueue(errands), SerialQueue(errands)
     blocked.put(lambda: may_go_on.wait(WAIT_S))
     for number in range(100):
         blocked.put(lambda number=number: told.append(number))  # type: ignore[misc]
@@ -65,24 +65,24 @@ def test_in_a_lane_they_go_one_after_the_other_and_lanes_side_by_side(errands: E
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_one_that_fails_is_told_of_by_its_thread_and_the_next_is_done(errands: Errands) -> None:
-    lane, done = Lane(errands), threading.Event()
-    lane.put(lambda: 1 // 0)
-    lane.put(done.set)
+def test_one_that_fails_is_told_of_by_its_thread_and_the_next_is_done(errands: WorkerPool) -> None:
+    connection, done = SerialQueue(errands), threading.Event()
+    connection.put(lambda: 1 // 0)
+    connection.put(done.set)
 
     assert done.wait(WAIT_S)
 
 
-def test_a_thread_that_must_not_wait_knows_who_does(errands: Errands) -> None:
-    found: list[Errands | None] = []
+def test_a_thread_that_must_not_wait_knows_who_does(errands: WorkerPool) -> None:
+    found: list[WorkerPool | None] = []
 
     def look() -> None:
         never_wait_here(errands)
-        found.append(errands_here())
+        found.append(current_workers())
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join(WAIT_S)
 
     assert found == [errands]
-    assert errands_here() is None
+    assert current_workers() is None

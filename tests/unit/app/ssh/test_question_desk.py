@@ -12,7 +12,7 @@ from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
 from app.ssh.questions import Question, QuestionDesk
 from tests.support.doors import Door
-from tests.support.people import Person
+from tests.support.people import LocalUser
 from tests.support.plain_hosts import these
 from tests.support.waiting import until
 
@@ -38,7 +38,7 @@ class Asker:
 
 @pytest.fixture
 def desk() -> QuestionDesk:
-    return QuestionDesk(Person(["from the terminal"]))
+    return QuestionDesk(LocalUser(["from the terminal"]))
 
 
 def asked(desk: QuestionDesk, after: int = 0) -> Question:
@@ -52,18 +52,18 @@ def asked(desk: QuestionDesk, after: int = 0) -> Question:
 
 
 def test_until_a_console_attends_the_terminal_asks_and_after_it_nobody() -> None:
-    person = Person(["first", "second"])
-    desk = QuestionDesk(person)
-    desk.tell("before")
+    local_user = LocalUser(["first", "second"])
+    desk = QuestionDesk(local_user)
+    desk.show("before")
     assert (desk.can_ask(), desk.ask("Well? ")) == (True, "first")
     desk.attend()
-    desk.tell("meanwhile")
+    desk.show("meanwhile")
     assert (desk.can_ask(), desk.ask("Well? ")) == (False, None), "nobody has said that they may be asked"
     desk.leave()
     assert (desk.can_ask(), desk.ask("Well? ")) == (False, None), "a way that was begun with the console is still gone"
-    desk.tell("after")
-    assert person.asked == ["Well? "]
-    assert person.told == ["before", "after"]
+    desk.show("after")
+    assert local_user.asked == ["Well? "]
+    assert local_user.notes == ["before", "after"]
 
 
 def test_questions_of_several_threads_come_one_after_the_other(desk: QuestionDesk) -> None:
@@ -83,17 +83,17 @@ def test_questions_of_several_threads_come_one_after_the_other(desk: QuestionDes
 def test_what_was_said_comes_with_the_next_question_and_else_at_the_end(desk: QuestionDesk) -> None:
     desk.attend()
     desk.begin("h1")
-    desk.tell("Lab\nHurry \x1b[2J.")
+    desk.show("Lab\nHurry \x1b[2J.")
     asker = Asker(desk, "Code: \x9b2J")
     question = asked(desk)
-    assert question.told == ("Lab", "Hurry \\x1b[2J.")
+    assert question.notes == ("Lab", "Hurry \\x1b[2J.")
     assert question.lines == ("Code: \\x9b2J",)
     desk.answer(question.number, "1")
     asker.end()
-    desk.tell("h1 is added")
-    assert desk.drain_told() == [], "a question may still come"
+    desk.show("h1 is added")
+    assert desk.drain_notes() == [], "a question may still come"
     assert not desk.end()
-    assert desk.drain_told() == ["h1 is added"]
+    assert desk.drain_notes() == ["h1 is added"]
 
 
 def test_not_now_holds_until_one_begins_again(desk: QuestionDesk) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import UsageError
 from app.ssh.config import (
     Destination,
-    Person,
+    LocalUser,
     SshSettings,
     Strictness,
     parse_destination,
@@ -22,7 +22,7 @@ from app.ssh.config import (
 )
 from app.ssh.way import agent_socket
 
-PERSON = Person("ada", "/home/ada")
+PERSON = LocalUser("ada", "/home/ada")
 PRINTED = """\
 host gpu1
 user root

@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import HostKeyError
 from app.ssh import config, way
-from app.ssh.config import Person, SshSettings, parse_settings, state_of
+from app.ssh.config import LocalUser, SshSettings, parse_settings, state_of
 from app.ssh.keys import KeyLockedError, Keyring, KeyUnreadableError
 from app.ssh.known_hosts import Verdict
 from app.ssh.questions import Nobody
@@ -32,7 +32,7 @@ def settings_of(known: Path, revoked: Path | None = None) -> SshSettings:
     printed = f"hostname gpu1\nport 22\nuser u\nuserknownhostsfile {known}\n"
     if revoked is not None:
         printed += f"revokedhostkeys {revoked}\n"
-    return parse_settings("gpu1", printed, Person("me", "/home/me"))
+    return parse_settings("gpu1", printed, LocalUser("me", "/home/me"))
 
 
 @pytest.fixture

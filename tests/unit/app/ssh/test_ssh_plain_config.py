@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ssh.config import Destination, Person, parse_settings, printed_settings, resolve_argv
+from app.ssh.config import Destination, LocalUser, parse_settings, printed_settings, resolve_argv
 
-PERSON = Person(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
+PERSON = LocalUser(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
 LINES = [
     "Host gpu*",
     "Host gpu1 !gpu2",

@@ -93,8 +93,8 @@ def test_all_that_is_said_arrives_in_its_order_and_a_half_that_is_closed_leaves_
         listener.start()
         far = pair.accept()
         heard_down, sent_up = bytearray(), bytearray()
-        for seed, (act, size) in enumerate(far_acts):
-            if act == "say":
+        for seed, (audited, size) in enumerate(far_acts):
+            if audited == "say":
                 far.sendall(pattern(size, seed))
                 sent_up += pattern(size, seed)
             elif size:

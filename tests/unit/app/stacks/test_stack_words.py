@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.wire.stacks import KernelFacts, RankStacks, StackSource
 from app.stacks.groups import NodeStacks, picture_of
-from app.stacks.words import MAX_GROUPS, Tone, picture_lines, summary_text
+from app.stacks.stack_text import MAX_GROUPS, Tone, picture_lines, summary_text
 from ddpcore.wire_stacks import Frame, ThreadStack
 from tests.support.stacks import BACKWARD, LIBRARIES, answer, frozen, in_step, one_frozen, standing, waiting
 

@@ -53,7 +53,7 @@ def test_charts_fill_the_screen_and_do_not_overflow_it(num_charts: int, width: i
 
 
 @pytest.mark.parametrize(
-    ("span_s", "width", "words"),
+    ("span_s", "width", "labels"),
     [
         (60.0, 60, "1 min ago    45 s           30 s          15 s           now"),
         (300.0, 60, "        4 min ago                2 min                   now"),
@@ -68,24 +68,24 @@ def test_charts_fill_the_screen_and_do_not_overflow_it(num_charts: int, width: i
         (30.0, 2, "no"),
     ],
 )
-def test_an_axis_says_how_long_ago_each_tick_was(span_s: float, width: int, words: str) -> None:
+def test_an_axis_says_how_long_ago_each_tick_was(span_s: float, width: int, labels: str) -> None:
     axis = time_axis(span_s, width)
 
-    assert axis.words == words
+    assert axis.labels == labels
     assert width - 1 in axis.ticks
 
 
 def test_the_axis_of_what_is_over_ends_at_its_end() -> None:
-    assert time_axis(60.0, 40, "end").words.endswith("end")
+    assert time_axis(60.0, 40, "end").labels.endswith("end")
 
 
 @given(span_s=st.floats(1e-3, 1e8), width=st.integers(1, 400))
 def test_an_axis_has_its_width_and_ticks_within_it(span_s: float, width: int) -> None:
     axis = time_axis(span_s, width)
 
-    assert len(axis.words) == width
+    assert len(axis.labels) == width
     assert axis.ticks <= set(range(width))
-    assert axis.words.rstrip() == axis.words
+    assert axis.labels.rstrip() == axis.labels
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_terminal_that_was_given_away_owes_nothing() -> None:
     over_a_link(pacer, bytes_s=1e5, round_trip_s=0.1)
     asked(pacer, 100.0)
 
-    pacer.begin_anew()
+    pacer.restart()
 
     assert moves(pacer)
     assert pacer.slice_bytes == float("inf")
@@ -150,7 +150,7 @@ def test_a_terminal_that_is_taken_again_is_asked_again() -> None:
         pacer.look((turn + 1) * PATIENCE_S)
     assert pacer.ask(FRAME, 99.0) is None
 
-    pacer.begin_anew()
+    pacer.restart()
 
     assert pacer.ask(FRAME, 100.0) is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.model.cluster import Cluster
-from app.view.actions import Deed, deed_question, deed_title, whom
+from app.view.actions import JobAction, action_question, action_title, whom
 from tests.support.sim import SimCluster
 
 
@@ -17,29 +17,29 @@ def sim() -> SimCluster:
 
 
 @pytest.mark.parametrize(
-    ("deed", "title"),
+    ("action", "title"),
     [
-        (Deed.STOP, "Stop job demo"),
-        (Deed.STOP_NOW, "Stop job demo now"),
-        (Deed.KILL, "Kill job demo"),
-        (Deed.RESTART, "Restart job demo"),
-        (Deed.RESTART_NOW, "Restart job demo now"),
+        (JobAction.STOP, "Stop job demo"),
+        (JobAction.STOP_NOW, "Stop job demo now"),
+        (JobAction.KILL, "Kill job demo"),
+        (JobAction.RESTART, "Restart job demo"),
+        (JobAction.RESTART_NOW, "Restart job demo now"),
     ],
 )
-def test_a_button_says_what_it_does(sim: SimCluster, deed: Deed, title: str) -> None:
+def test_a_button_says_what_it_does(sim: SimCluster, action: JobAction, title: str) -> None:
     job = sim.view().job()
     assert job is not None
-    assert deed_title(deed, job, has_ended=False) == title
-    question = deed_question(deed, sim.view(), job, has_ended=False, num_ranks=4)
+    assert action_title(action, job, has_ended=False) == title
+    question = action_question(action, sim.view(), job, has_ended=False, num_ranks=4)
     assert question.startswith(f"{title}? Ranks 0-1 on demo-0 (pids 4000, 4001) and ranks 2-3 on demo-1 (pids")
 
 
 def test_another_number_of_ranks_is_said_beside_the_old_one(sim: SimCluster) -> None:
     job = sim.view().job()
     assert job is not None
-    told = deed_question(Deed.RESTART, sim.view(), job, has_ended=False, num_ranks=1)
+    told = action_question(JobAction.RESTART, sim.view(), job, has_ended=False, num_ranks=1)
     assert told.endswith("then the job begins again with 1 rank instead of 4.")
-    told = deed_question(Deed.RESTART, sim.view(), job, has_ended=True, num_ranks=8)
+    told = action_question(JobAction.RESTART, sim.view(), job, has_ended=True, num_ranks=8)
     assert told.startswith("Start job demo again? Its next attempt has 8 ranks instead of 4, and goes on from its")
 
 

@@ -12,7 +12,7 @@ from agent.wire.reports import ExitReport
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
-from app.diagnosis.wait_share import EarlierCost
+from app.diagnosis.wait_fractions import EarlierCost
 from app.view.verdict_hints import hint
 from app.view.verdict_text import MAX_TEXT, sentence
 from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place

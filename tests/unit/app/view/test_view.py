@@ -36,7 +36,7 @@ class Console:
         self.now_s = 100.0
         self.seq = 0
 
-    def hear(self, node: str, *workers: WorkerReport, **fields: Any) -> View:
+    def receive(self, node: str, *workers: WorkerReport, **fields: Any) -> View:
         self.seq += 1
         fields.setdefault("jobs", [job_status(0 if node == "a" else 2)])
         self.cluster.apply(node, node_report(self.seq, workers=list(workers), **fields), self.now_s)
@@ -64,18 +64,18 @@ def test_an_empty_cluster_has_rows_for_its_nodes_and_nothing_else() -> None:
 
 def test_nodes_without_a_job_are_idle() -> None:
     console = Console()
-    console.hear("a", jobs=[])
-    view = console.hear("b", jobs=[])
+    console.receive("a", jobs=[])
+    view = console.receive("b", jobs=[])
 
     assert view.headline().text == "2 nodes up, no job yet"
-    assert console.hear("b", jobs=[]).nodes()[0].ranks == ""
+    assert console.receive("b", jobs=[]).nodes()[0].ranks == ""
     console.now_s += 4
     assert console.view().headline().text == "a and b have not reported for 4.0 s"
 
 
 def test_a_node_row_tells_memory_cpu_and_age() -> None:
     console = Console()
-    console.hear(
+    console.receive(
         "a",
         worker_report(0),
         dead_worker(1, code=0),
@@ -94,7 +94,7 @@ def test_a_node_row_tells_memory_cpu_and_age() -> None:
 
 
 def test_a_node_with_hardly_any_memory_left_is_a_warning() -> None:
-    row = Console().hear("a", memory_total_bytes=1000, memory_available_bytes=20, cpu_frac=math.nan).nodes()[0]
+    row = Console().receive("a", memory_total_bytes=1000, memory_available_bytes=20, cpu_frac=math.nan).nodes()[0]
 
     assert row.severity is Severity.WARNING
     assert row.cpu_frac is None
@@ -105,7 +105,7 @@ def test_a_job_row_tells_the_slowest_step_and_the_mean_loss() -> None:
     reports = [
         rank_report(rank, step=10 + rank, loss=2.0 + rank, loss_first=5.0, steps_done=9, epoch=1) for rank in (0, 1)
     ]
-    view = console.hear("a", *(worker_report(report.rank, report) for report in reports))
+    view = console.receive("a", *(worker_report(report.rank, report) for report in reports))
     job = view.job()
 
     assert job is not None
@@ -116,7 +116,7 @@ def test_a_job_row_tells_the_slowest_step_and_the_mean_loss() -> None:
 def test_a_job_row_tells_what_the_engine_knows_of_its_training() -> None:
     console = Console()
     training = TrainingReport(last_step=1000, goodput_frac=0.97, checkpoint_step=100, checkpoint_age_s=12.0)
-    view = console.hear("a", worker_report(0, rank_report(0, step=110, steps_done=10, training=training)))
+    view = console.receive("a", worker_report(0, rank_report(0, step=110, steps_done=10, training=training)))
     job = view.job()
 
     assert job is not None
@@ -132,13 +132,13 @@ def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None
     for second in range(10):
         report = rank_report(0, report_seq=second + 1, step=100 + 10 * second, training=training)
         console.now_s = 100.0 + second
-        view = console.hear("a", worker_report(0, report, seen_s=second))
+        view = console.receive("a", worker_report(0, report, seen_s=second))
     job = view.job()
 
     assert job is not None
     assert job.remaining_s == pytest.approx((1000 - 190) / 10)
 
-    view = console.hear("a", worker_report(0, report, process=ProcessState.FROZEN, process_s=5.0))
+    view = console.receive("a", worker_report(0, report, process=ProcessState.FROZEN, process_s=5.0))
     job = view.job()
     assert job is not None
     assert (job.severity, job.remaining_s) == (Severity.CRITICAL, None), "what hangs does not get there"
@@ -146,9 +146,9 @@ def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None
 
 def test_a_loss_that_is_no_number_is_shown_as_such_and_null_in_json() -> None:
     console = Console()
-    console.hear("b")
+    console.receive("b")
     reports = [rank_report(0, step=1, loss=math.inf), rank_report(1, step=1, loss=-math.inf)]
-    view = console.hear("a", *(worker_report(report.rank, report) for report in reports))
+    view = console.receive("a", *(worker_report(report.rank, report) for report in reports))
 
     job = view.job()
     assert job is not None
@@ -160,8 +160,8 @@ def test_a_loss_that_is_no_number_is_shown_as_such_and_null_in_json() -> None:
 
 def test_a_failed_job_tells_exit_code_and_detail_of_the_node_that_failed() -> None:
     console = Console()
-    console.hear("a", jobs=[job_status(state=JobState.SUCCEEDED, exit_code=0)])
-    view = console.hear("b", jobs=[job_status(2, state=JobState.FAILED, exit_code=3, detail=f"no port {HOSTILE}")])
+    console.receive("a", jobs=[job_status(state=JobState.SUCCEEDED, exit_code=0)])
+    view = console.receive("b", jobs=[job_status(2, state=JobState.FAILED, exit_code=3, detail=f"no port {HOSTILE}")])
 
     job = view.job()
     assert job is not None
@@ -173,8 +173,8 @@ def test_a_failed_job_tells_exit_code_and_detail_of_the_node_that_failed() -> No
 def test_a_job_between_two_attempts_says_when_it_begins_again() -> None:
     detail = "rank 1 was killed by SIGKILL; begins again in 2 s, 1 of 3 restarts left"
     console = Console()
-    console.hear("a", jobs=[job_status(state=JobState.RESTARTING, detail=detail)])
-    view = console.hear("b", jobs=[job_status(2, state=JobState.RESTARTING)])
+    console.receive("a", jobs=[job_status(state=JobState.RESTARTING, detail=detail)])
+    view = console.receive("b", jobs=[job_status(2, state=JobState.RESTARTING)])
 
     job = view.job()
     assert job is not None
@@ -184,10 +184,10 @@ def test_a_job_between_two_attempts_says_when_it_begins_again() -> None:
 
 def test_a_lost_job_is_as_bad_as_a_failed_one() -> None:
     console = Console()
-    console.hear("a", jobs=[job_status(state=JobState.LOST, detail="the node was rebooted")])
-    assert console.hear("b").headline().text == "job job was lost on a node and is ending: the node was rebooted"
+    console.receive("a", jobs=[job_status(state=JobState.LOST, detail="the node was rebooted")])
+    assert console.receive("b").headline().text == "job job was lost on a node and is ending: the node was rebooted"
 
-    view = console.hear("b", jobs=[job_status(2, state=JobState.SUCCEEDED)])
+    view = console.receive("b", jobs=[job_status(2, state=JobState.SUCCEEDED)])
 
     job = view.job()
     assert job is not None
@@ -198,10 +198,10 @@ def test_a_lost_job_is_as_bad_as_a_failed_one() -> None:
 
 def test_a_job_that_has_failed_on_one_node_is_ending_on_the_other() -> None:
     console = Console()
-    console.hear("a", jobs=[job_status(state=JobState.FAILED)])
+    console.receive("a", jobs=[job_status(state=JobState.FAILED)])
 
-    assert console.hear("b").headline().text == "job job has failed and is ending"
-    job = console.hear("b", jobs=[job_status(2, state=JobState.FAILED)]).job()
+    assert console.receive("b").headline().text == "job job has failed and is ending"
+    job = console.receive("b", jobs=[job_status(2, state=JobState.FAILED)]).job()
     assert job is not None
     assert job.exit_code is None
     assert console.view().headline().text == "job job failed"
@@ -210,7 +210,7 @@ def test_a_job_that_has_failed_on_one_node_is_ending_on_the_other() -> None:
 def test_a_rank_row_says_what_is_odd_about_it() -> None:
     console = Console()
     report = rank_report(0, slow_factor=8.0, recorder_missing=True, phase=Phase.DATA)
-    view = console.hear("a", worker_report(0, report, process=ProcessState.BLOCKED), worker_report(1))
+    view = console.receive("a", worker_report(0, report, process=ProcessState.BLOCKED), worker_report(1))
 
     rows = view.ranks()
     assert rows[0].detail == (
@@ -232,7 +232,7 @@ def test_a_rank_row_says_what_is_odd_about_it() -> None:
     ],
 )
 def test_an_ended_rank_says_how(end: dict[str, Any], state: RankState, detail: str) -> None:
-    row = Console().hear("a", dead_worker(0, **end)).ranks([0])[0]
+    row = Console().receive("a", dead_worker(0, **end)).ranks([0])[0]
 
     assert (row.state, row.detail, row.rss_bytes, row.waiting_s) == (state, detail, None, None)
 
@@ -244,7 +244,7 @@ def test_a_rank_row_tells_the_group_that_it_waits_in_longest() -> None:
         group_report(2, 4.0, group=BARRIER_GROUP, op="barrier", label="epoch"),
     ]
     console = Console()
-    view = console.hear("a", worker_report(0, rank_report(0, groups=groups, phase_s=1.0), report_age_s=0.25))
+    view = console.receive("a", worker_report(0, rank_report(0, groups=groups, phase_s=1.0), report_age_s=0.25))
     console.now_s += 0.5
     row = console.view().ranks([0])[0]
 
@@ -256,7 +256,7 @@ def test_a_rank_row_tells_the_group_that_it_waits_in_longest() -> None:
 
 
 def test_only_ranks_that_exist_have_rows_in_the_order_asked_for() -> None:
-    view = Console().hear("a")
+    view = Console().receive("a")
 
     assert [row.rank for row in view.ranks([3, 99, 1, -1])] == [3, 1]
     assert [row.rank for row in view.memory([2, 99, 0, -5])] == [2, 0]
@@ -266,7 +266,7 @@ def test_a_missing_rank_is_a_warning_once_others_have_waited_a_second() -> None:
     console = Console()
     waiting = rank_report(0, groups=[group_report(5, 0.9)])
     late = rank_report(1, groups=[group_report(4)])
-    view = console.hear("a", worker_report(0, waiting), worker_report(1, late))
+    view = console.receive("a", worker_report(0, waiting), worker_report(1, late))
     assert [(row.state, row.severity) for row in view.ranks([0, 1])] == [
         (RankState.WAITING, Severity.OK),
         (RankState.MISSING, Severity.OK),
@@ -278,10 +278,10 @@ def test_a_missing_rank_is_a_warning_once_others_have_waited_a_second() -> None:
 
 def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:
     console = Console()
-    console.hear("b", *(worker_report(rank, rank_report(rank, groups=[group_report(5, 2.0)])) for rank in (2, 3)))
+    console.receive("b", *(worker_report(rank, rank_report(rank, groups=[group_report(5, 2.0)])) for rank in (2, 3)))
     late = rank_report(1, groups=[group_report(4)], place=Place("/x/data.py", 7, "load"), phase=Phase.DATA, step=3)
     odd = rank_report(0, groups=[group_report(5, 6.0)], place=Place("/x/odd.py", 1, "f"))
-    view = console.hear("a", worker_report(0, odd), worker_report(1, late))
+    view = console.receive("a", worker_report(0, odd), worker_report(1, late))
 
     (row,) = view.barriers()
     assert (row.group, row.seq, row.op, row.waiting, row.missing) == ("0", 5, "all_reduce", [0, 2, 3], [1])
@@ -300,15 +300,15 @@ def test_ranks_that_wait_at_one_place_in_different_calls_are_told_apart() -> Non
         )
         for rank in range(4)
     ]
-    console.hear("b", *reports[2:])
-    view = console.hear("a", *reports[:2])
+    console.receive("b", *reports[2:])
+    view = console.receive("a", *reports[:2])
 
     (row,) = view.barriers()
     assert row.text == "rank 2 waits in barrier #5, ranks 0-1, 3 in all_reduce #5, 3.0 s"
 
 
 def test_a_wait_of_which_nothing_is_known_yet_is_for_others() -> None:
-    view = Console().hear("a", worker_report(0, rank_report(0, groups=[group_report(5, 1.5)], step=1)))
+    view = Console().receive("a", worker_report(0, rank_report(0, groups=[group_report(5, 1.5)], step=1)))
 
     (row,) = view.barriers()
     assert row.text == "rank 0 waits in all_reduce #5 for others, 1.5 s"
@@ -317,8 +317,8 @@ def test_a_wait_of_which_nothing_is_known_yet_is_for_others() -> None:
 
 def test_a_program_that_tells_no_steps_is_running() -> None:
     console = Console()
-    console.hear("b", *(worker_report(rank, rank_report(rank)) for rank in (2, 3)))
-    view = console.hear("a", *(worker_report(rank, rank_report(rank)) for rank in (0, 1)))
+    console.receive("b", *(worker_report(rank, rank_report(rank)) for rank in (2, 3)))
+    view = console.receive("a", *(worker_report(rank, rank_report(rank)) for rank in (0, 1)))
 
     assert view.headline().text == "4 ranks running, no step reported yet"
 
@@ -326,8 +326,8 @@ def test_a_program_that_tells_no_steps_is_running() -> None:
 def test_memory_is_told_beside_the_median() -> None:
     console = Console()
     sizes = (1000 * MIB, 1000 * MIB, 1000 * MIB, 1600 * MIB)
-    console.hear("a", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (0, 1)))
-    view = console.hear("b", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (2, 3)))
+    console.receive("a", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (0, 1)))
+    view = console.receive("b", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (2, 3)))
 
     summary = view.memory_summary()
     assert summary is not None
@@ -345,8 +345,8 @@ def test_memory_is_told_beside_the_median() -> None:
 
 def test_pages_that_ranks_share_are_counted_once_where_that_is_known_of_all_living() -> None:
     console = Console()
-    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB, pss_bytes=256 * MIB) for rank in (0, 1)))
-    view = console.hear("b", worker_report(2, rss_bytes=1000 * MIB, pss_bytes=512 * MIB), dead_worker(3, code=1))
+    console.receive("a", *(worker_report(rank, rss_bytes=1000 * MIB, pss_bytes=256 * MIB) for rank in (0, 1)))
+    view = console.receive("b", worker_report(2, rss_bytes=1000 * MIB, pss_bytes=512 * MIB), dead_worker(3, code=1))
 
     summary = view.memory_summary()
     assert summary is not None
@@ -356,8 +356,8 @@ def test_pages_that_ranks_share_are_counted_once_where_that_is_known_of_all_livi
 
 def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
     console = Console()
-    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB + rank) for rank in (0, 1)))
-    view = console.hear("b", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (2, 3)))
+    console.receive("a", *(worker_report(rank, rss_bytes=1000 * MIB + rank) for rank in (0, 1)))
+    view = console.receive("b", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (2, 3)))
 
     summary = view.memory_summary()
     assert summary is not None
@@ -365,7 +365,7 @@ def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
 
 
 def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:
-    view = Console().hear("a", worker_report(0, rss_bytes=0), dead_worker(1, code=0))
+    view = Console().receive("a", worker_report(0, rss_bytes=0), dead_worker(1, code=0))
 
     rows = view.memory()
     assert [(row.rss_bytes, row.severity) for row in rows[:2]] == [(0, Severity.OK), (None, Severity.QUIET)]
@@ -379,10 +379,10 @@ def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:
 def test_when_no_rank_lives_any_more_their_peaks_are_told() -> None:
     console = Console()
     sizes = (1000 * MIB, 1000 * MIB, 1000 * MIB, 1600 * MIB)
-    console.hear("a", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (0, 1)))
-    console.hear("b", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (2, 3)))
-    console.hear("a", *(dead_worker(rank, code=1) for rank in (0, 1)))
-    view = console.hear("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
+    console.receive("a", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (0, 1)))
+    console.receive("b", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (2, 3)))
+    console.receive("a", *(dead_worker(rank, code=1) for rank in (0, 1)))
+    view = console.receive("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
 
     summary = view.memory_summary()
     assert summary is not None
@@ -397,9 +397,9 @@ def test_when_no_rank_lives_any_more_their_peaks_are_told() -> None:
 
 def test_the_peak_of_a_rank_that_is_gone_stands_beside_what_the_living_hold() -> None:
     console = Console()
-    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (0, 1)))
-    console.hear("b", *(worker_report(rank, rss_bytes=3000 * MIB) for rank in (2, 3)))
-    view = console.hear("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
+    console.receive("a", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (0, 1)))
+    console.receive("b", *(worker_report(rank, rss_bytes=3000 * MIB) for rank in (2, 3)))
+    view = console.receive("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
 
     summary = view.memory_summary()
     assert summary is not None
@@ -414,10 +414,10 @@ def test_no_string_of_any_row_holds_what_a_terminal_would_act_on() -> None:
     quiet = group_report(4, group=HOSTILE, op=HOSTILE[:60], label=HOSTILE)
     fields: dict[str, Any] = {"hostname": HOSTILE, "jobs": [job_status(job_id="job", detail=HOSTILE)]}
     for _ in range(3):
-        console.hear(
+        console.receive(
             "b", dead_worker(2, code=1, error=HOSTILE), worker_report(3, rank_report(3, groups=[quiet], place=place))
         )
-        console.hear(
+        console.receive(
             "a",
             worker_report(0, rank_report(0, groups=[hostile], place=place)),
             worker_report(1, rank_report(1, groups=[quiet], place=place), process=ProcessState.FROZEN),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.cli.hosts import served_command
 from app.errors import UsageError
-from app.web.gate import LOOPBACK_NAMES, Answer, Knock, answer
+from app.web.access import LOOPBACK_NAMES, Answer, Knock, answer
 
 SECRET = "the-secret"
 HOST = "127.0.0.1:4000"

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.barriers.arrivals import gate_key, go_key, readers_key, value_key
+from ddpcore.barriers.arrivals import barrier_key, go_key, readers_key, value_key
 from ddpcore.barriers.deadlock_check import gives_up_first, needs, never_text
 from ddpcore.barriers.own_collectives import gloo_tree
-from ddpcore.barriers.rank_status import Beat, Call, GateKind, Sighting, Wait
+from ddpcore.barriers.rank_status import BarrierKind, Call, RankHeartbeat, Sighting, Wait
 from ddpcore.wire import Place
 
-GATES = [GateKind.BARRIER, GateKind.EXCHANGE]
+GATES = [BarrierKind.BARRIER, BarrierKind.EXCHANGE]
 
 
 class OwnCalls:
     """Rank 0, which has called everything twice, and finished one block."""
 
-    def count(self, kind: GateKind, label: str) -> int:
-        return {(GateKind.BARRIER, "epoch"): 2, (GateKind.EXCHANGE, "epoch"): 2}.get((kind, label), 0)
+    def count(self, kind: BarrierKind, label: str) -> int:
+        return {(BarrierKind.BARRIER, "epoch"): 2, (BarrierKind.EXCHANGE, "epoch"): 2}.get((kind, label), 0)
 
-    def finished(self, kind: GateKind, label: str) -> int:
-        return {(GateKind.FIRST, "corpus"): 1, (GateKind.LOCAL_FIRST, "corpus"): 1}.get((kind, label), 0)
+    def finished(self, kind: BarrierKind, label: str) -> int:
+        return {(BarrierKind.FIRST, "corpus"): 1, (BarrierKind.LOCAL_FIRST, "corpus"): 1}.get((kind, label), 0)
 
     def collectives(self, group: str) -> int:
         return {"0": 2}.get(group, 0)
@@ -32,31 +32,31 @@ def is_needed(wait: Wait, rank: int = 0) -> bool:
 
 @pytest.mark.parametrize("kind", GATES)
 def test_a_gate_that_this_rank_has_not_come_to_needs_it_and_one_it_has_passed_or_given_up_does_not(
-    kind: GateKind,
+    kind: BarrierKind,
 ) -> None:
     assert is_needed(Wait(kind, "epoch", 3))
     assert not is_needed(Wait(kind, "epoch", 2))
 
 
-@pytest.mark.parametrize("kind", [GateKind.FIRST, GateKind.LOCAL_FIRST])
-def test_a_first_block_needs_its_master_until_that_has_finished_it(kind: GateKind) -> None:
+@pytest.mark.parametrize("kind", [BarrierKind.FIRST, BarrierKind.LOCAL_FIRST])
+def test_a_first_block_needs_its_master_until_that_has_finished_it(kind: BarrierKind) -> None:
     assert is_needed(Wait(kind, "corpus", 2, master=0))
     assert not is_needed(Wait(kind, "corpus", 1, master=0))
     assert not is_needed(Wait(kind, "corpus", 2, master=4))
 
 
 def test_a_collective_needs_its_members_that_have_not_called_it() -> None:
-    assert is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0"))
-    assert is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(0, 2)))
-    assert not is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(1, 2)))
-    assert not is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 2, group="0"))
+    assert is_needed(Wait(BarrierKind.COLLECTIVE, "all_reduce", 3, group="0"))
+    assert is_needed(Wait(BarrierKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(0, 2)))
+    assert not is_needed(Wait(BarrierKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(1, 2)))
+    assert not is_needed(Wait(BarrierKind.COLLECTIVE, "all_reduce", 2, group="0"))
 
 
 def test_a_broadcast_needs_only_those_of_whom_that_is_certain_and_that_have_not_called_it() -> None:
-    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0"))
-    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0", needed=(1, 2)))
-    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 2, group="0", needed=(0,)))
-    assert is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0", needed=(0, 2)))
+    assert not is_needed(Wait(BarrierKind.COLLECTIVE, "broadcast", 3, group="0"))
+    assert not is_needed(Wait(BarrierKind.COLLECTIVE, "broadcast", 3, group="0", needed=(1, 2)))
+    assert not is_needed(Wait(BarrierKind.COLLECTIVE, "broadcast", 2, group="0", needed=(0,)))
+    assert is_needed(Wait(BarrierKind.COLLECTIVE, "broadcast", 3, group="0", needed=(0, 2)))
 
 
 def test_in_gloo_s_broadcast_a_rank_waits_for_all_above_it_and_for_those_right_below() -> None:
@@ -67,7 +67,7 @@ def test_in_gloo_s_broadcast_a_rank_waits_for_all_above_it_and_for_those_right_b
 
 
 def wait(timeout_s: float | None, left_s: float | None) -> Wait:
-    return Wait(GateKind.BARRIER, "epoch", 1, timeout_s=timeout_s, left_s=left_s)
+    return Wait(BarrierKind.BARRIER, "epoch", 1, timeout_s=timeout_s, left_s=left_s)
 
 
 def test_of_two_waits_the_shorter_one_is_given_up_so_that_the_program_may_go_on_to_the_other() -> None:
@@ -83,19 +83,19 @@ def test_of_two_long_waits_both_are_given_up() -> None:
 
 
 def test_a_collective_cannot_be_given_up_so_the_gate_is() -> None:
-    assert gives_up_first(wait(1800.0, 1700.0), Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0"))
+    assert gives_up_first(wait(1800.0, 1700.0), Wait(BarrierKind.COLLECTIVE, "all_reduce", 3, group="0"))
 
 
 def test_the_words_name_who_never_comes_and_who_waits_with_counts_and_lines() -> None:
-    mine = Wait(GateKind.BARRIER, "epoch", 2, place=Place("/home/user/train.py", 20, "main"))
-    call = Call(GateKind.BARRIER, "epoch", 1, Place("/home/user/train.py", 12, "main"))
-    gone = Sighting(Beat(9.0, 2.0, "node-1", "m", 7, 8, calls=(call,), has_left=True))
+    mine = Wait(BarrierKind.BARRIER, "epoch", 2, place=Place("/home/user/train.py", 20, "main"))
+    call = Call(BarrierKind.BARRIER, "epoch", 1, Place("/home/user/train.py", 12, "main"))
+    gone = Sighting(RankHeartbeat(9.0, 2.0, "node-1", "m", 7, 8, calls=(call,), has_left=True))
 
     assert never_text(mine, 0, {1: gone}) == (
         "barrier 'epoch' can never be passed: rank 1 has ended after 1 call of barrier 'epoch' "
         "(the last at train.py:12 in main); rank 0 waits in its 2nd call of barrier 'epoch' at train.py:20 in main"
     )
-    block = Wait(GateKind.FIRST, "corpus", 1, master=1)
+    block = Wait(BarrierKind.FIRST, "corpus", 1, master=1)
     assert never_text(block, 0, {1: gone}).startswith(
         "first 'corpus' can never end: rank 1 has ended without a call of"
     )
@@ -103,14 +103,18 @@ def test_the_words_name_who_never_comes_and_who_waits_with_counts_and_lines() ->
 
 def test_no_two_gates_share_a_key() -> None:
     labels = ["epoch", "epoch|go", "1/epoch", "e" * 201, "e" * 202, "\xfc", ""]
-    gates = [
+    named_barriers = [
         f"{start}{number}{end}"
-        for kind in GateKind
+        for kind in BarrierKind
         for scope in ("", "0@node")
         for label in labels
-        for start, end in [gate_key(kind, scope, label)]
+        for start, end in [barrier_key(kind, scope, label)]
         for number in (1, 2, 11)
     ]
-    keys = [key for gate in gates for key in (go_key(gate), readers_key(gate), value_key(gate, 0), value_key(gate, 1))]
+    keys = [
+        key
+        for gate in named_barriers
+        for key in (go_key(gate), readers_key(gate), value_key(gate, 0), value_key(gate, 1))
+    ]
 
     assert len(set(keys)) == len(keys)

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from ddpcore import barriers
-from ddpcore.barriers.arrivals import beat_key
-from ddpcore.barriers.gate import pass_gate
-from ddpcore.barriers.gate_session import GateSession
-from ddpcore.barriers.heartbeat import Heart
+from ddpcore.barriers.arrivals import heartbeat_key
+from ddpcore.barriers.barrier_session import BarrierSession
+from ddpcore.barriers.heartbeat import HeartbeatThread
 from ddpcore.barriers.observer import process_state, started_ticks
-from ddpcore.barriers.rank_status import Beat, GateKind, ProcessState, encode_beat
+from ddpcore.barriers.rank_status import BarrierKind, ProcessState, RankHeartbeat, encode_heartbeat
+from ddpcore.barriers.store_barrier import pass_barrier
 from ddpcore.errors import BarrierTimeoutError, BarrierUseError, StoreLostError
 from ddpcore.placement import Placement
 from ddpcore.probe import probe
@@ -45,13 +45,13 @@ def server() -> TCPStore:
     return serve()
 
 
-def session_of(store: Store, rank: int, machine: str = "here", world_size: int = WORLD_SIZE) -> GateSession:
+def session_of(store: Store, rank: int, machine: str = "here", world_size: int = WORLD_SIZE) -> BarrierSession:
     placement = Placement(rank, world_size, rank, world_size, 0)
-    return GateSession(store, placement, machine=machine, is_open=lambda: True)
+    return BarrierSession(store, placement, machine=machine, is_open=lambda: True)
 
 
 @pytest.fixture
-def sessions(server: TCPStore) -> list[GateSession]:
+def sessions(server: TCPStore) -> list[BarrierSession]:
     return [session_of(server, rank) for rank in range(WORLD_SIZE)]
 
 
@@ -61,16 +61,16 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def come(session: GateSession, label: str, timeout_s: float = 60.0) -> None:
-    pass_gate(session, GateKind.BARRIER, label, timeout_s)
+def come(session: BarrierSession, label: str, timeout_s: float = 60.0) -> None:
+    pass_barrier(session, BarrierKind.BARRIER, label, timeout_s)
 
 
-def meet(threads: ThreadPoolExecutor, sessions: list[GateSession], label: str) -> None:
+def meet(threads: ThreadPoolExecutor, sessions: list[BarrierSession], label: str) -> None:
     for passing in [threads.submit(come, session, label) for session in sessions]:
         passing.result()
 
 
-def test_all_pass_when_the_last_has_come(threads: ThreadPoolExecutor, sessions: list[GateSession]) -> None:
+def test_all_pass_when_the_last_has_come(threads: ThreadPoolExecutor, sessions: list[BarrierSession]) -> None:
     early = [threads.submit(come, session, "load") for session in sessions[:2]]
     assert not any(passing.done() for passing in early)
 
@@ -80,7 +80,7 @@ def test_all_pass_when_the_last_has_come(threads: ThreadPoolExecutor, sessions: 
         passing.result(timeout=60)
 
 
-def test_every_rank_that_gives_up_names_all_that_are_missing(sessions: list[GateSession]) -> None:
+def test_every_rank_that_gives_up_names_all_that_are_missing(sessions: list[BarrierSession]) -> None:
     with pytest.raises(BarrierTimeoutError) as caught:
         come(sessions[1], "load", 0.1)
 
@@ -92,7 +92,7 @@ def test_every_rank_that_gives_up_names_all_that_are_missing(sessions: list[Gate
 
 
 def test_ranks_that_have_called_other_barriers_differently_often_still_meet(
-    threads: ThreadPoolExecutor, sessions: list[GateSession]
+    threads: ThreadPoolExecutor, sessions: list[BarrierSession]
 ) -> None:
     with pytest.raises(BarrierTimeoutError):
         come(sessions[0], "only rank 0", 0.05)
@@ -102,7 +102,7 @@ def test_ranks_that_have_called_other_barriers_differently_often_still_meet(
 
 
 def test_a_rank_that_comes_after_the_others_gave_up_finds_them_at_the_next(
-    threads: ThreadPoolExecutor, sessions: list[GateSession]
+    threads: ThreadPoolExecutor, sessions: list[BarrierSession]
 ) -> None:
     for session in sessions[:2]:
         with pytest.raises(BarrierTimeoutError):
@@ -112,10 +112,10 @@ def test_a_rank_that_comes_after_the_others_gave_up_finds_them_at_the_next(
     meet(threads, sessions, "epoch")
 
 
-def test_texts_are_exchanged_in_the_order_of_ranks(threads: ThreadPoolExecutor, sessions: list[GateSession]) -> None:
+def test_texts_are_exchanged_in_the_order_of_ranks(threads: ThreadPoolExecutor, sessions: list[BarrierSession]) -> None:
     for text in ("", "ümlaut", "x" * 100_000):
         passing = [
-            threads.submit(pass_gate, session, GateKind.EXCHANGE, "settings", 60.0, f"{rank}{text}")
+            threads.submit(pass_barrier, session, BarrierKind.EXCHANGE, "settings", 60.0, f"{rank}{text}")
             for rank, session in enumerate(sessions)
         ]
         assert [one.result() for one in passing] == [[f"0{text}", f"1{text}", f"2{text}"]] * WORLD_SIZE
@@ -127,7 +127,8 @@ def test_texts_that_are_too_large_together_are_one_error_on_every_rank(
     sessions = [session_of(server, rank, world_size=5) for rank in range(5)]
     with ThreadPoolExecutor(5) as pool:
         passing = [
-            pool.submit(pass_gate, session, GateKind.EXCHANGE, "state", 60.0, "x" * 900_000) for session in sessions
+            pool.submit(pass_barrier, session, BarrierKind.EXCHANGE, "state", 60.0, "x" * 900_000)
+            for session in sessions
         ]
         messages = {str(one.exception()) for one in passing}
     (message,) = messages
@@ -136,17 +137,17 @@ def test_texts_that_are_too_large_together_are_one_error_on_every_rank(
 
 
 def test_a_text_too_large_alone_and_a_time_of_nothing_are_refused_before_any_waiting(
-    sessions: list[GateSession],
+    sessions: list[BarrierSession],
 ) -> None:
     with pytest.raises(BarrierUseError, match="exchange 'state': a text of 2,000,000 characters, at most 1,048,576"):
-        pass_gate(sessions[0], GateKind.EXCHANGE, "state", 10.0, "x" * 2_000_000)
+        pass_barrier(sessions[0], BarrierKind.EXCHANGE, "state", 10.0, "x" * 2_000_000)
     for timeout_s in (0.0, -1.0, float("nan")):
         with pytest.raises(BarrierUseError, match="timeout_s is"):
             come(sessions[0], "epoch", timeout_s)
 
 
 @pytest.mark.parametrize("label", ["", "a/b|go", "ü" * 1000, "\udcff", "x" * 20_000, "line\nbreak"])
-def test_any_label_is_a_label(threads: ThreadPoolExecutor, sessions: list[GateSession], label: str) -> None:
+def test_any_label_is_a_label(threads: ThreadPoolExecutor, sessions: list[BarrierSession], label: str) -> None:
     meet(threads, sessions, label)
     meet(threads, sessions, label)
     with pytest.raises(BarrierTimeoutError):
@@ -154,21 +155,21 @@ def test_any_label_is_a_label(threads: ThreadPoolExecutor, sessions: list[GateSe
 
 
 def test_the_heart_deletes_the_keys_of_gates_that_everybody_has_left(
-    server: TCPStore, threads: ThreadPoolExecutor, sessions: list[GateSession]
+    server: TCPStore, threads: ThreadPoolExecutor, sessions: list[BarrierSession]
 ) -> None:
-    hearts = [Heart(session) for session in sessions]
-    for heart in hearts:
-        heart.start(server)
+    hearts = [HeartbeatThread(session) for session in sessions]
+    for heartbeat_thread in hearts:
+        heartbeat_thread.start(server)
     for number in range(200):
         meet(threads, sessions, f"epoch {number % 2}")
-        pass_gates = [threads.submit(pass_gate, one, GateKind.EXCHANGE, "x", 60.0, "text") for one in sessions]
+        pass_gates = [threads.submit(pass_barrier, one, BarrierKind.EXCHANGE, "x", 60.0, "text") for one in sessions]
         assert [one.result() for one in pass_gates] == [["text"] * WORLD_SIZE] * WORLD_SIZE
 
     # Each thread of the pool is a way of its own: each keeps its last gate.
     most = NEVER_DELETED + WORLD_SIZE + 3 * WORLD_SIZE * (2 + WORLD_SIZE)
     until(lambda: server.num_keys() <= most, 60, "old keys are gone")
-    for heart in hearts:
-        heart.end()
+    for heartbeat_thread in hearts:
+        heartbeat_thread.end()
 
 
 def test_a_store_that_has_gone_is_said_to_be_gone() -> None:
@@ -215,30 +216,30 @@ def test_what_raises_in_a_block_without_a_job_is_not_changed() -> None:
 
 def test_a_heart_beats_at_once_and_says_goodbye_at_its_end(server: TCPStore) -> None:
     session = session_of(server, 0, machine=None)  # type: ignore[arg-type] # as in a real process
-    heart = Heart(session)
-    heart.start(server)
+    heartbeat_thread = HeartbeatThread(session)
+    heartbeat_thread.start(server)
 
     seen = session.observer.look_at(server, 0, 0.0)
     assert seen.process is ProcessState.RUNNING
     assert not seen.has_ended
-    heart.end()
+    heartbeat_thread.end()
     assert session.observer.look_at(server, 0, 0.0).has_ended
     assert not any(thread.name == "rankdeck-heart" for thread in threading.enumerate())
 
 
 def test_a_process_that_dies_without_a_word_is_told_to_other_machines_by_its_neighbour(server: TCPStore) -> None:
     with subprocess.Popen(["sleep", "60"]) as sleeper:
-        beat = Beat(1.0, 2.0, "here", "here", sleeper.pid, started_ticks(sleeper.pid))
-        server.set(beat_key(1), encode_beat(beat))
+        tick = RankHeartbeat(1.0, 2.0, "here", "here", sleeper.pid, started_ticks(sleeper.pid))
+        server.set(heartbeat_key(1), encode_heartbeat(tick))
         neighbour, far_away = session_of(server, 0), session_of(server, 2, machine="elsewhere")
-        heart = Heart(neighbour)
-        heart.start(server)
+        heartbeat_thread = HeartbeatThread(neighbour)
+        heartbeat_thread.start(server)
         assert not far_away.observer.look_at(server, 1, 0.0).has_ended
         assert far_away.observer.look_at(server, 1, 0.0).process is ProcessState.UNKNOWN
         sleeper.kill()
 
     until(lambda: far_away.observer.look_at(server, 1, 0.0).process is ProcessState.GONE, 60, "the death is told")
-    heart.end()
+    heartbeat_thread.end()
 
 
 class StoreThatIsFar:
@@ -257,7 +258,7 @@ def test_a_thread_that_is_still_connecting_is_one_that_may_come(server: TCPStore
     far = StoreThatIsFar(server, lambda: seen.append(session.journal.num_threads))
     session = session_of(cast("Store", far), 0)
 
-    session.lane()
+    session.connection()
 
     assert seen == [1]
 
@@ -274,21 +275,21 @@ def test_a_thread_that_does_not_get_through_to_the_store_is_counted_once_however
     session = session_of(cast("Store", StoreThatIsFar(server, look)), 0)
     for _ in range(2):
         with pytest.raises(Exception, match=r"no way there|does not answer"):
-            session.lane()
+            session.connection()
 
-    session.lane()
+    session.connection()
 
     assert session.journal.num_threads == 1
 
 
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:
     session = session_of(server, 0)
-    heart = Heart(session)
-    heart.start(server)
-    heart.end()
-    second = GateSession(server, session.placement, machine="here", number=2, is_open=lambda: True)
+    heartbeat_thread = HeartbeatThread(session)
+    heartbeat_thread.start(server)
+    heartbeat_thread.end()
+    second = BarrierSession(server, session.placement, machine="here", number=2, is_open=lambda: True)
 
-    assert second.observer.look_at(server, 0, 0.0).beat is None
+    assert second.observer.look_at(server, 0, 0.0).heartbeat is None
 
 
 def test_the_kernel_tells_processes_that_run_stop_and_have_gone() -> None:
@@ -312,6 +313,6 @@ def test_neighbours_are_known_whatever_order_the_launcher_has_numbered_them_in(s
     assert Neighbours(Placement(5, 8, 1, 4, 1)).ranks(server) == (4, 5, 6, 7)
 
     for one in neighbours:
-        one.tell(server)
+        one.publish(server)
 
     assert [one.ranks(server) for one in neighbours] == [(0, 2, 4), (1, 3, 5)] * 3

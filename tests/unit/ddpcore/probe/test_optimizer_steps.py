@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcore.probe import progress
-from ddpcore.probe.bootstrap import hear_optimizers
+from ddpcore.probe.bootstrap import watch_optimizers
 from ddpcore.probe.progress import OptimizerSteps
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def heard() -> Iterator[list[int]]:
     module: Any = sys.modules["torch.optim.optimizer"]
     before = dict(module._global_optimizer_post_hooks)
     ids: list[int] = []
-    assert hear_optimizers(ids.append)
+    assert watch_optimizers(ids.append)
     yield ids
     module._global_optimizer_post_hooks.clear()
     module._global_optimizer_post_hooks.update(before)
@@ -145,4 +145,4 @@ def test_a_step_inside_a_compiled_program_is_not_heard_and_not_disturbed(heard: 
 def test_a_torch_without_such_hooks_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.optim.optimizer")
 
-    assert not hear_optimizers(lambda _: None)
+    assert not watch_optimizers(lambda _: None)

@@ -8,14 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpcore.probe.reporting import (
-    BEAT_SLACK_S,
     SECOND_LOOK_S,
-    SLOW_BEAT_S,
+    SLOW_TICK_S,
     TICK_S,
+    TICK_SLACK_S,
     TICK_SPREAD_S,
     WAITING_TICK_S,
     Pace,
-    beat_of,
+    tick_of,
 )
 
 
@@ -64,7 +64,7 @@ def test_beats_hardly_shorten_the_ticks_and_lengthen_none(began_s: float) -> Non
     for _ in range(num_samples):
         pace.end_sample(now_s, now_s, is_pending=False, is_waiting=False)
         pause_s = pace.pause_s(now_s)
-        assert pause_s <= TICK_S + TICK_SPREAD_S + BEAT_SLACK_S + 1e-6
+        assert pause_s <= TICK_S + TICK_SPREAD_S + TICK_SLACK_S + 1e-6
         now_s += pause_s
     assert (now_s - began_s) / num_samples > 0.97 * TICK_S
 
@@ -111,7 +111,7 @@ def test_a_tick_that_comes_a_little_early_still_reports() -> None:
 @given(st.floats(0.0, 1e9), st.booleans(), st.booleans())
 def test_no_sample_goes_past_a_beat_and_none_comes_before_it(wall_s: float, is_pending: bool, is_waiting: bool) -> None:
     pause_s = sampled(5.0, wall_s, is_pending=is_pending, is_waiting=is_waiting).pause_s(5.0)
-    next_beat_s = (beat_of(wall_s) + 1) * SLOW_BEAT_S
-    assert wall_s + pause_s <= next_beat_s + BEAT_SLACK_S + 1e-5
+    next_beat_s = (tick_of(wall_s) + 1) * SLOW_TICK_S
+    assert wall_s + pause_s <= next_beat_s + TICK_SLACK_S + 1e-5
     if wall_s + pause_s > next_beat_s:
-        assert beat_of(wall_s + pause_s) == beat_of(wall_s) + 1
+        assert tick_of(wall_s + pause_s) == tick_of(wall_s) + 1

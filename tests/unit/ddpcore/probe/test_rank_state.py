@@ -16,7 +16,7 @@ from ddpcore.probe.rank_state import (
     RankIdentity,
     RankState,
 )
-from ddpcore.probe.reporting import SLOW_BEAT_S
+from ddpcore.probe.reporting import SLOW_TICK_S
 from ddpcore.probe.samples import BarrierMark, CounterKey, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
 from ddpcore.probe.stack import CodeRoots, StackLine, StackReader
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, ArrivalsReport, GroupReport, Phase, Place, RankReport
@@ -76,7 +76,7 @@ class Rank:
     ) -> None:
         self.now_s += after_s
         reading = self._reader.read([USER] if stack is None else stack)
-        beat = int((self.now_s + TICK_S / 2) / SLOW_BEAT_S)
+        tick = int((self.now_s + TICK_S / 2) / SLOW_TICK_S)
         self.state.observe(
             Sample(
                 self.now_s,
@@ -87,7 +87,7 @@ class Rank:
                 phases,
                 barrier,
                 num_openings=num_openings,
-                beat=beat,
+                tick=tick,
             )
         )
         self.state.validate()
@@ -256,7 +256,7 @@ def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -
             rank.learn([entry(number + 1)], {GLOO: (number, number)})
 
     # The first dump is made at once, the others at the beats.
-    assert [later - earlier for earlier, later in pairwise(wanted_s)][1:] == [pytest.approx(SLOW_BEAT_S)] * 2
+    assert [later - earlier for earlier, later in pairwise(wanted_s)][1:] == [pytest.approx(SLOW_TICK_S)] * 2
 
 
 def test_a_group_that_rests_while_another_moves_waits_for_its_dump(rank: Rank) -> None:
@@ -314,11 +314,11 @@ def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> N
 
     rank.see({GLOO: (10, 10)})
     rank.learn([entry(10, called_us=1000)], {GLOO: (10, 10)})  # quiet, within the same beat
-    assert (rank.state.report().beat, rank.state.report().arrivals) == (first.beat, first.arrivals)
+    assert (rank.state.report().tick, rank.state.report().arrivals) == (first.tick, first.arrivals)
 
-    rank.see({GLOO: (11, 11)}, after_s=SLOW_BEAT_S)
+    rank.see({GLOO: (11, 11)}, after_s=SLOW_TICK_S)
     rank.learn([entry(11, called_us=1100)], {GLOO: (11, 11)})
-    assert rank.state.report().beat == first.beat + 1
+    assert rank.state.report().tick == first.tick + 1
     assert rank.state.report().arrivals == [ArrivalsReport(DEFAULT_GROUP, [11], [1100])]
 
 
@@ -368,7 +368,7 @@ def test_dumps_that_cost_much_come_less_often_but_at_the_slow_beat_at_least(rank
     for _ in range(2):
         rank.see({GLOO: (3, 3)})
     assert not rank.wants_dump()
-    rank.see({GLOO: (3, 3)}, after_s=SLOW_BEAT_S)
+    rank.see({GLOO: (3, 3)}, after_s=SLOW_TICK_S)
     assert rank.wants_dump()
 
 

@@ -44,7 +44,7 @@ def reader() -> StackReader:
         ),
         (Phase.CHECKPOINT, [torch_frame("serialization.py", "save")]),
         (Phase.BARRIER, [torch_frame("distributed/distributed_c10d.py", "all_reduce")]),
-        (Phase.BARRIER, [("/venv/lib/python3.11/site-packages/ddpcore/barriers/gates.py", 1, "barrier")]),
+        (Phase.BARRIER, [("/venv/lib/python3.11/site-packages/ddpcore/barriers/named_barriers.py", 1, "barrier")]),
         (Phase.JOINING, [torch_frame("distributed/rendezvous.py", "_env_rendezvous_handler")]),
         (Phase.OTHER, [torch_frame("nn/modules/module.py", "state_dict")]),
         (Phase.OTHER, []),

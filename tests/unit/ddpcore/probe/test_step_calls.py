@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcore.probe.group_track import MAX_PAST, GroupTrack
-from ddpcore.probe.progress import NUM_NEWEST, NUM_OLDER, CallsAtSteps
+from ddpcore.probe.progress import NUM_LATEST, NUM_OLDER, CallsAtSteps
 from ddpcore.probe.samples import RecorderEntry, StepEnd
 from ddpcore.wire import PastCall
 
@@ -81,7 +81,7 @@ def test_ranks_that_look_at_other_moments_agree_in_every_step_that_both_know(
         found.append(known(steps))
 
     assert all(true[step] == seq for one in found for step, seq in one.items())
-    assert all(len(one) <= NUM_NEWEST + NUM_OLDER for one in found)
+    assert all(len(one) <= NUM_LATEST + NUM_OLDER for one in found)
 
 
 def test_a_track_reports_its_last_calls_while_it_knows_that_they_are_the_last() -> None:

@@ -12,9 +12,9 @@ from ddpcore.probe.process_facts import (
     GROUPLESS_STEPS,
     Surroundings,
     stands_in_launcher,
-    variables_oddities,
+    variable_anomalies,
 )
-from ddpcore.wire import Oddity
+from ddpcore.wire import Anomaly
 from tests.support.waiting import until
 
 JOIN = "/lib/python3.11/multiprocessing/process.py"
@@ -25,14 +25,14 @@ JOIN = "/lib/python3.11/multiprocessing/process.py"
     [
         ({}, []),
         ({"TORCH_FR_BUFFER_SIZE": "64", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, []),
-        ({"TORCH_FR_BUFFER_SIZE": "0"}, [Oddity.RECORDER_OFF]),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, [Oddity.RECORDER_OFF]),
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, [Anomaly.RECORDER_OFF]),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, [Anomaly.RECORDER_OFF]),
         ({"TORCH_FR_BUFFER_SIZE": "64", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, []),
-        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, [Oddity.DEBUG_DETAIL]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, [Anomaly.DEBUG_DETAIL]),
     ],
 )
-def test_variables_that_blind_or_slow_are_recognised(environ: dict[str, str], expected: list[Oddity]) -> None:
-    assert variables_oddities(environ) == expected
+def test_variables_that_blind_or_slow_are_recognised(environ: dict[str, str], expected: list[Anomaly]) -> None:
+    assert variable_anomalies(environ) == expected
 
 
 def test_a_main_thread_that_waits_for_ranks_of_its_own_is_recognised() -> None:
@@ -44,7 +44,7 @@ def test_a_main_thread_that_waits_for_ranks_of_its_own_is_recognised() -> None:
 def test_a_main_thread_that_joins_processes_of_its_own_before_any_group_is_recognised() -> None:
     stack = [("/lib/python3.11/multiprocessing/popen_fork.py", 27, "poll"), (JOIN, 149, "join"), ("/own.py", 3, "main")]
 
-    assert Surroundings(1).look(0.0, lambda: stack, has_process_group=False) == (Oddity.OWN_RANKS,)
+    assert Surroundings(1).look(0.0, lambda: stack, has_process_group=False) == (Anomaly.OWN_RANKS,)
     assert Surroundings(1).look(0.0, lambda: stack, has_process_group=True) == ()
 
 
@@ -60,7 +60,7 @@ def test_variables_count_once_torch_has_read_them(monkeypatch: pytest.MonkeyPatc
     surroundings = Surroundings(2)
 
     assert surroundings.look(0.0, list, has_process_group=False) == ()
-    assert surroundings.look(0.1, list, has_process_group=True) == (Oddity.DEBUG_DETAIL,)
+    assert surroundings.look(0.1, list, has_process_group=True) == (Anomaly.DEBUG_DETAIL,)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_a_rank_that_trains_on_its_own_is_recognised(
 ) -> None:
     looked = Surroundings(world_size).look(0.0, list, has_process_group=has_process_group, num_steps=num_steps)
 
-    assert (Oddity.GROUPLESS in looked) == is_alone
+    assert (Anomaly.GROUPLESS in looked) == is_alone
 
 
 def test_a_rank_that_has_closed_its_process_group_has_not_trained_alone() -> None:
     surroundings = Surroundings(2)
     surroundings.look(0.0, list, has_process_group=True, num_steps=50)
 
-    assert Oddity.GROUPLESS not in surroundings.look(1.0, list, has_process_group=False, num_steps=51)
+    assert Anomaly.GROUPLESS not in surroundings.look(1.0, list, has_process_group=False, num_steps=51)
 
 
 def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
@@ -95,11 +95,11 @@ def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         assert surroundings.look(FIRST_PERIOD_S - 1, list, has_process_group=False) == ()
         until(
-            lambda: Surroundings(2).look(0.0, list, has_process_group=False) == (Oddity.OWN_RANKS,),
+            lambda: Surroundings(2).look(0.0, list, has_process_group=False) == (Anomaly.OWN_RANKS,),
             30,
             "the child is seen",
         )
-        assert surroundings.look(FIRST_PERIOD_S + 1, list, has_process_group=False) == (Oddity.OWN_RANKS,)
+        assert surroundings.look(FIRST_PERIOD_S + 1, list, has_process_group=False) == (Anomaly.OWN_RANKS,)
         child.communicate(b"\n")
 
 

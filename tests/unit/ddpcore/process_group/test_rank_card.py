@@ -17,11 +17,11 @@ from ddpcore.errors import (
 )
 from ddpcore.process_group.rank_info import (
     Presence,
-    RankCard,
+    RankInfo,
     Refusal,
     Verdict,
-    decode_card,
     decode_presence,
+    decode_rank_info,
     decode_seat,
     decode_verdict,
     duplicate_text,
@@ -39,26 +39,26 @@ from ddpcore.process_group.rank_info import (
 )
 
 
-def card(rank: int, host: str = "a", **more: Any) -> RankCard:
+def info(rank: int, host: str = "a", **more: Any) -> RankInfo:
     options: dict[str, Any] = {
         "world_size": 4,
         "pid": 100 + rank,
         "machine": f"boot-{host} pid:[1]",
         "started_ticks": 7,
     } | more
-    return RankCard(rank=rank, host=host, **options)
+    return RankInfo(rank=rank, host=host, **options)
 
 
-def cards(hosts: str, **more: Any) -> list[RankCard]:
-    return [card(rank, host, address=f"10.0.0.{ord(host)}", **more) for rank, host in enumerate(hosts)]
+def infos(hosts: str, **more: Any) -> list[RankInfo]:
+    return [info(rank, host, address=f"10.0.0.{ord(host)}", **more) for rank, host in enumerate(hosts)]
 
 
 def test_everything_comes_back_as_it_was_sent() -> None:
-    one = card(1, local_rank=0, strict={"torch": "2.13.0"}, soft={"Python": "3.11"}, allows_unequal=True)
-    (seat,) = seats([card(0, world_size=1)])
+    one = info(1, local_rank=0, strict={"torch": "2.13.0"}, soft={"Python": "3.11"}, allows_unequal=True)
+    (seat,) = seats([info(0, world_size=1)])
     verdict = Verdict(Refusal.MISSING, "gone", [2], 5.0)
 
-    assert decode_card(encode(one).encode()) == one
+    assert decode_rank_info(encode(one).encode()) == one
     assert decode_seat(encode(seat).encode()) == seat
     assert decode_presence(encode(Presence("GPU-1")).encode()) == Presence("GPU-1")
     assert decode_verdict(encode(verdict).encode()) == verdict
@@ -66,20 +66,20 @@ def test_everything_comes_back_as_it_was_sent() -> None:
 
 
 def test_without_a_launcher_ranks_of_one_machine_are_a_node() -> None:
-    placed = [(seat.local_rank, seat.local_world_size, seat.node_rank) for seat in seats(cards("baba"))]
+    placed = [(seat.local_rank, seat.local_world_size, seat.node_rank) for seat in seats(infos("baba"))]
 
     assert placed == [(0, 2, 0), (0, 2, 1), (1, 2, 0), (1, 2, 1)]
 
 
 def test_containers_of_one_machine_are_nodes_of_their_own() -> None:
-    ranks = [card(0, "c1", machine="boot pid:[1]"), card(1, "c2", machine="boot pid:[2]")]
+    ranks = [info(0, "c1", machine="boot pid:[1]"), info(1, "c2", machine="boot pid:[2]")]
 
     assert [seat.node_rank for seat in seats(ranks)] == [0, 1]
     assert {seat.num_machines for seat in seats(ranks)} == {2}
 
 
 def test_what_a_launcher_says_counts() -> None:
-    pretended = [card(rank, local_rank=rank % 2, local_world_size=2, node_rank=rank // 2) for rank in range(4)]
+    pretended = [info(rank, local_rank=rank % 2, local_world_size=2, node_rank=rank // 2) for rank in range(4)]
 
     assert [(seat.local_rank, seat.local_world_size, seat.node_rank) for seat in seats(pretended)] == [
         (0, 2, 0),
@@ -91,15 +91,15 @@ def test_what_a_launcher_says_counts() -> None:
 
 
 def test_each_machine_is_told_an_address_of_another() -> None:
-    first, second, third = seats(cards("abb"))
+    first, second, third = seats(infos("abb"))
 
     assert first.peer_address == "10.0.0.98"
     assert second.peer_address == third.peer_address == "10.0.0.97"
-    assert seats(cards("aa"))[0].peer_address == ""
+    assert seats(infos("aa"))[0].peer_address == ""
 
 
 def test_different_backends_are_a_contradiction() -> None:
-    ranks = [card(0, backend="cpu:gloo,cuda:nccl"), card(1, backend="cpu:gloo,cuda:nccl"), card(2, "b", backend="gloo")]
+    ranks = [info(0, backend="cpu:gloo,cuda:nccl"), info(1, backend="cpu:gloo,cuda:nccl"), info(2, "b", backend="gloo")]
 
     verdict = judge(ranks)
 
@@ -111,13 +111,13 @@ def test_different_backends_are_a_contradiction() -> None:
 
 
 def test_one_local_rank_twice_on_a_machine_is_a_contradiction() -> None:
-    verdict = judge([card(0, local_rank=0), card(1, "b", local_rank=0), card(2, "b", local_rank=0), card(3)])
+    verdict = judge([info(0, local_rank=0), info(1, "b", local_rank=0), info(2, "b", local_rank=0), info(3)])
 
     assert verdict.text.startswith("rank 1 (pid 101 on b) and rank 2 (pid 102 on b) both have LOCAL_RANK=0")
 
 
 def test_different_code_is_refused_unless_it_is_allowed() -> None:
-    ranks = [card(0, strict={"torch": "2.13.0"}), card(1, "b", strict={"torch": "2.12.1"}, soft={"Python": "3.12"})]
+    ranks = [info(0, strict={"torch": "2.13.0"}), info(1, "b", strict={"torch": "2.12.1"}, soft={"Python": "3.12"})]
 
     verdict = judge(ranks)
 
@@ -125,7 +125,7 @@ def test_different_code_is_refused_unless_it_is_allowed() -> None:
     assert verdict.differences == ["torch differs: 2.13.0 on rank 0 (a), 2.12.1 on rank 1 (b)"]
     assert seats(ranks)[0].warnings == ["Python differs: nothing on rank 0 (a), 3.12 on rank 1 (b)"]
 
-    allowed = [card(0, strict={"torch": "2.13.0"}, allows_unequal=True), ranks[1]]
+    allowed = [info(0, strict={"torch": "2.13.0"}, allows_unequal=True), ranks[1]]
     assert judge(allowed) == Verdict()
     assert seats(allowed)[1].warnings == [
         "Python differs: nothing on rank 0 (a), 3.12 on rank 1 (b)",
@@ -134,7 +134,7 @@ def test_different_code_is_refused_unless_it_is_allowed() -> None:
 
 
 def test_one_gpu_for_two_ranks_is_a_contradiction() -> None:
-    ranks = cards("aab")
+    ranks = infos("aab")
     shared = [Presence("GPU-1"), Presence("GPU-1"), Presence("GPU-2")]
 
     assert judge_presences(ranks, [Presence("GPU-1"), Presence("GPU-3"), Presence("GPU-2")]) == Verdict()
@@ -145,36 +145,36 @@ def test_one_gpu_for_two_ranks_is_a_contradiction() -> None:
 
 
 def test_a_process_is_told_from_another_with_its_number() -> None:
-    assert card(0).is_process_of(card(0, world_size=8))
-    assert not card(0).is_process_of(card(0, started_ticks=8))
+    assert info(0).is_process_of(info(0, world_size=8))
+    assert not info(0).is_process_of(info(0, started_ticks=8))
 
 
 def test_lines_for_people() -> None:
     where, path = "file:///shared/meet", "/shared/meet"
-    old = card(1, joined_at="at 2026-01-01 00:00:00 UTC")
+    old = info(1, joined_at="at 2026-01-01 00:00:00 UTC")
 
-    assert duplicate_text(old, card(1, "b"), where).startswith(
+    assert duplicate_text(old, info(1, "b"), where).startswith(
         "two processes claim rank 1 at file:///shared/meet: rank 1 (pid 101 on a), at 2026-01-01 00:00:00 UTC, was "
         "there before pid 101 on b: "
     )
-    assert "another rank 1 was there before" in duplicate_text(None, card(1), where)
+    assert "another rank 1 was there before" in duplicate_text(None, info(1), where)
     assert "Remove it (rm /shared/meet) and start all ranks anew" in stale_text(old, where, path)
     assert "End all ranks and start them anew" in stale_text(old, "tcp://gpu1:4711", "")
-    assert "remove the file (rm /shared/meet)" in unknown_claim_text(old, card(1, "b"), where, path)
-    assert "end all ranks" in unknown_claim_text(old, card(1, "b"), "tcp://gpu1:4711", "")
+    assert "remove the file (rm /shared/meet)" in unknown_claim_text(old, info(1, "b"), where, path)
+    assert "end all ranks" in unknown_claim_text(old, info(1, "b"), "tcp://gpu1:4711", "")
     assert "in a world of 4, rank 1 (pid 101 on b) in a world of 3" in world_text(
-        old, card(1, "b", world_size=3), where
+        old, info(1, "b", world_size=3), where
     )
-    assert missing_text([1], [card(0)], where, 60).startswith(
+    assert missing_text([1], [info(0)], where, 60).startswith(
         "rank 1 of 2 has not come to file:///shared/meet in 60 s; rank 0 (pid 100 on a) is there. Look at how it was"
     )
     assert "ranks [0, 1] of 2 have not come to" in missing_text([0, 1], [], where, 60)
     assert "nobody is there" in missing_text([0, 1], [], where, 60)
-    assert vanished_text([card(2)], where, 60).startswith("rank 2 (pid 102 on a) had come to file:///shared/meet, and")
+    assert vanished_text([info(2)], where, 60).startswith("rank 2 (pid 102 on a) had come to file:///shared/meet, and")
 
 
 def test_many_ranks_are_told_by_their_machines() -> None:
-    assert who_has_come(cards("a" * 9 + "b" * 3)) == "ranks [0-8] on a, ranks [9-11] on b"
+    assert who_has_come(infos("a" * 9 + "b" * 3)) == "ranks [0-8] on a, ranks [9-11] on b"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_verdict_is_raised_as_what_it_is(verdict: Verdict, kind: type[DdpcoreE
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=24))
 def test_places_number_each_node_s_ranks_and_the_nodes_without_gaps(hosts: list[str]) -> None:
-    placed = seats(cards("".join(hosts)))
+    placed = seats(infos("".join(hosts)))
 
     for host in set(hosts):
         mine = [seat for seat, other in zip(placed, hosts, strict=True) if other == host]
@@ -209,10 +209,10 @@ def test_places_number_each_node_s_ranks_and_the_nodes_without_gaps(hosts: list[
         assert len({seat.node_rank for seat in mine}) == 1
     assert {seat.node_rank for seat in placed} == set(range(len(set(hosts))))
     assert {seat.num_machines for seat in placed} == {len(set(hosts))}
-    assert judge(cards("".join(hosts))) == Verdict()
+    assert judge(infos("".join(hosts))) == Verdict()
 
 
 def test_of_very_many_machines_the_first_are_told() -> None:
-    told = who_has_come([card(rank, f"h{rank}") for rank in range(12)])
+    told = who_has_come([info(rank, f"h{rank}") for rank in range(12)])
 
     assert told.endswith("rank 7 on h7, and those on 4 more hosts")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddpcore.errors import SamplerArgumentError
-from ddpcore.samplers.order import SequentialOrder, ShuffledOrder, random_words, sample_seed
+from ddpcore.samplers.order import SequentialOrder, ShuffledOrder, random_bits, sample_seed
 
 FROZEN = [
     # (num_samples, seed, epoch, begin, samples): what checkpoints with the tag "xm8-v1" rely on.
@@ -48,7 +48,7 @@ def test_seeds_of_neighbouring_samples_epochs_and_runs_differ() -> None:
 
 def test_random_words_are_those_of_splitmix64() -> None:
     # Source: the first outputs of the reference implementation, https://prng.di.unimi.it/splitmix64.c, for state 0.
-    assert random_words(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert random_bits(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 @pytest.mark.parametrize("num_samples", [10**9, 10**12, 2**39 + 1, 2**62])

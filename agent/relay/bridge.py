@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Pump:
+class StreamBridge:
     """A connected socket and its end of a stream, from `start` until it is over."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._is_reading = False
         self._is_writing = False
-        self._has_told_near = False
+        self._has_ended_near = False
         self._is_closed = False
 
     def start(self) -> None:
@@ -49,18 +49,18 @@ class Pump:
     def take(self, message: OfStream) -> None:
         """Take what the far end says."""
         try:
-            self._end.far_said(message)
+            self._end.on_far_message(message)
         except StreamBrokenError:
-            self.close(says_so=not isinstance(message, Reset))
+            self.close(notifies_peer=not isinstance(message, Reset))
             return
         self._write()
 
-    def close(self, *, says_so: bool = True) -> None:
-        """End the stream; the far end is told unless `says_so` is False."""
+    def close(self, *, notifies_peer: bool = True) -> None:
+        """End the stream; the far end is told unless `notifies_peer` is False."""
         if self._is_closed:
             return
         self._is_closed = True
-        if says_so:
+        if notifies_peer:
             self._send(Reset(self._end.number))
         fd = self._near.fileno()
         self._loop.remove_reader(fd)
@@ -77,7 +77,7 @@ class Pump:
             self.close()
             return
         if chunk:
-            self._end.near_said(chunk)
+            self._end.on_near_bytes(chunk)
         else:
             self._end.near_ended()
         self._go_on()
@@ -92,8 +92,8 @@ class Pump:
             except OSError:
                 self.close()
                 return
-        if self._end.is_near_to_end and not self._has_told_near:
-            self._has_told_near = True
+        if self._end.is_near_to_end and not self._has_ended_near:
+            self._has_ended_near = True
             with contextlib.suppress(OSError):
                 self._near.shutdown(socket.SHUT_WR)
         self._go_on()
@@ -102,10 +102,10 @@ class Pump:
         """Tell the far end what there is to tell, and wait for what there is room for."""
         for message in self._end.for_far():
             if not self._send(message):
-                self.close(says_so=False)
+                self.close(notifies_peer=False)
                 return
         if self._end.is_over:
-            self.close(says_so=False)
+            self.close(notifies_peer=False)
             return
         fd = self._near.fileno()
         if self._is_reading != (wants := self._end.room > 0):

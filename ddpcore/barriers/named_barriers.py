@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from ddpcore.arguments import check_is, check_number, check_text
 from ddpcore.barriers import journal
-from ddpcore.barriers.gate import pass_gate
 from ddpcore.barriers.open_session import current_session, end_session
-from ddpcore.barriers.rank_status import GateKind
+from ddpcore.barriers.rank_status import BarrierKind
+from ddpcore.barriers.store_barrier import pass_barrier
 from ddpcore.errors import BarrierUseError
 
 
@@ -45,7 +45,7 @@ def barrier(label: str, timeout_s: float = 1800.0) -> None:
     _check(label, timeout_s)
     session = current_session()
     if session is not None and not journal.is_left_out():
-        pass_gate(session, GateKind.BARRIER, label, timeout_s)
+        pass_barrier(session, BarrierKind.BARRIER, label, timeout_s)
 
 
 def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
@@ -68,7 +68,7 @@ def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
     _check(label, timeout_s)
     check_is(BarrierUseError, "value", value, str, "a text")
     session = current_session()
-    return [value] if session is None else pass_gate(session, GateKind.EXCHANGE, label, timeout_s, value)
+    return [value] if session is None else pass_barrier(session, BarrierKind.EXCHANGE, label, timeout_s, value)
 
 
 def announce() -> None:

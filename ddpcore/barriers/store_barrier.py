@@ -3,7 +3,7 @@
 A rank adds itself to the gate's tally. The last one sets `|go`, for which the others wait: two round trips, one for the
 last. Each key is deleted by one rank, in its heart, once a later gate is passed.
 
-A gate may also be condemned (`heartbeat.Examiner`). To make that cost nothing where all is well, the mark in the
+A gate may also be condemned (`heartbeat.DeadlockCheck`). To make that cost nothing where all is well, the mark in the
 tally comes half a second before `|go` is set to an error: who comes later sees the mark, and who came before has waited
 so long that it reads what `|go` says. A shorter wait than `TRUST_S` has ended well for certain.
 """
@@ -17,34 +17,34 @@ import torch.distributed as dist
 
 from ddpcore.barriers import journal, one_rank_blocks
 from ddpcore.barriers.arrivals import PASSED, Arrival, Reason, decode_result, go_key, value_key
+from ddpcore.barriers.barrier_session import await_go, complete, store_lost
 from ddpcore.barriers.failure_notice import first_failure
-from ddpcore.barriers.gate_session import await_go, complete, store_lost
-from ddpcore.barriers.rank_status import fates_text, gate_text
+from ddpcore.barriers.rank_status import barrier_text, missing_ranks_text
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, BarrierUseError
 from ddpcore.probe.stack import caller_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from ddpcore.barriers.arrivals import GateResult
-    from ddpcore.barriers.gate_session import GateSession
+    from ddpcore.barriers.arrivals import BarrierResult
+    from ddpcore.barriers.barrier_session import BarrierSession
     from ddpcore.barriers.journal import OpenWait
-    from ddpcore.barriers.rank_status import GateKind
+    from ddpcore.barriers.rank_status import BarrierKind
 
 TimeoutT = TypeVar("TimeoutT", bound=BarrierTimeoutError)
 
 TRUST_S = 0.25
-"""Half of `examiner.CONDEMN_DELAY_S`."""
+"""Half of `deadlock_checker.FAILURE_DELAY_S`."""
 
 MAX_VALUE_BYTES = 1 << 20
 """Of one rank's text: 8 MiB in one value, and TCPStore closes the connection."""
 
-MAX_FATES = 64
+MAX_MISSING = 64
 """Missing ranks whose place is asked for when the time is over."""
 
 
-def pass_gate(
-    session: GateSession, kind: GateKind, label: str, timeout_s: float, value: str | None = None
+def pass_barrier(
+    session: BarrierSession, kind: BarrierKind, label: str, timeout_s: float, value: str | None = None
 ) -> list[str]:
     """Wait until every rank has come; return each rank's text if this rank brings one, else nothing.
 
@@ -58,38 +58,38 @@ def pass_gate(
     check_use(kind, label, timeout_s, one_rank_blocks.current_block() if one_rank_blocks.num_open else "")
     if value is not None and len(value.encode()) > MAX_VALUE_BYTES:
         raise BarrierUseError(
-            f"{gate_text(kind, label)}: a text of {len(value):,} characters, at most {MAX_VALUE_BYTES:,} bytes fit"
+            f"{barrier_text(kind, label)}: a text of {len(value):,} characters, at most {MAX_VALUE_BYTES:,} bytes fit"
         )
-    lane = session.lane()
+    connection = session.connection()
     wait = calls.enter(time.monotonic(), timeout_s)
     try:
         if value is not None:
-            lane.store.set(value_key(wait.key, session.placement.rank), value)
-        arrival = session.tally.arrive(lane.store, wait.key)
+            connection.store.set(value_key(wait.key, session.placement.rank), value)
+        arrival = session.arrival_counter.arrive(connection.store, wait.key)
         text: str | bytes = ""
         if arrival is Arrival.LAST:
-            text = complete(lane.store, wait, session.placement.world_size)
+            text = complete(connection.store, wait, session.placement.world_size)
         # What nobody waits for comes after the arrival.
         calls.line = caller_line()
-        if lane.is_main:
+        if connection.is_main:
             journal.open_barrier(calls.label, wait.entered_s)
         if arrival is not Arrival.LAST:
-            must_read = value is not None or arrival is Arrival.CONDEMNED
-            text = _await(session, lane.store, wait, is_main=lane.is_main, must_read=must_read)
+            must_read = value is not None or arrival is Arrival.FAILED
+            text = _await(session, connection.store, wait, is_main=connection.is_main, must_read=must_read)
     except dist.DistNetworkError as error:
-        raise store_lost(f"at {gate_text(kind, label)}") from error
+        raise store_lost(f"at {barrier_text(kind, label)}") from error
     finally:
-        if lane.is_main:
+        if connection.is_main:
             session.journal.wait = None
             journal.close_barrier()
     result = decode_result(text) if text else PASSED
     if result.reason is not None:
         raise _refused(wait, result)
-    lane.passed(wait)
+    connection.passed(wait)
     return result.values
 
 
-def check_use(kind: GateKind, label: str, timeout_s: float | None, block: str) -> None:
+def check_use(kind: BarrierKind, label: str, timeout_s: float | None, block: str) -> None:
     """Refuse a gate that nobody could pass.
 
     Args:
@@ -102,20 +102,20 @@ def check_use(kind: GateKind, label: str, timeout_s: float | None, block: str) -
         BarrierUseError: It says why.
     """
     if timeout_s is not None and not timeout_s > 0:
-        raise BarrierUseError(f"{gate_text(kind, label)}: timeout_s is {timeout_s}, and must be above 0")
+        raise BarrierUseError(f"{barrier_text(kind, label)}: timeout_s is {timeout_s}, and must be above 0")
     if block:
         raise BarrierUseError(
-            f"{gate_text(kind, label)} inside {block}: the other ranks do not run this block now and would never come; "
-            "move it behind the block"
+            f"{barrier_text(kind, label)} inside {block}: the other ranks do not run this block now and would never "
+            "come; move it behind the block"
         )
 
 
-def _await(session: GateSession, store: Store, wait: OpenWait, *, is_main: bool, must_read: bool) -> str | bytes:
+def _await(session: BarrierSession, store: Store, wait: OpenWait, *, is_main: bool, must_read: bool) -> str | bytes:
     """Wait until the gate is decided, and return what stands there, as far as it matters."""
     if is_main:
         session.journal.wait = wait
     if not await_go(store, wait):
-        missing = list(session.tally.missing(store, wait.key))
+        missing = list(session.arrival_counter.missing(store, wait.key))
         if missing:
             raise _explained(_timed_out(session, store, wait, missing))
         return complete(store, wait, session.placement.world_size)
@@ -124,18 +124,18 @@ def _await(session: GateSession, store: Store, wait: OpenWait, *, is_main: bool,
     return ""
 
 
-def _timed_out(session: GateSession, store: Store, wait: OpenWait, missing: list[int]) -> BarrierTimeoutError:
-    sightings = session.observer.look(store, missing[:MAX_FATES], time.monotonic())
-    more = f"; {len(missing) - MAX_FATES} more are not told" if len(missing) > MAX_FATES else ""
-    details = fates_text(wait.kind, wait.label, sightings) + more
+def _timed_out(session: BarrierSession, store: Store, wait: OpenWait, missing: list[int]) -> BarrierTimeoutError:
+    sightings = session.observer.look(store, missing[:MAX_MISSING], time.monotonic())
+    more = f"; {len(missing) - MAX_MISSING} more are not told" if len(missing) > MAX_MISSING else ""
+    details = missing_ranks_text(wait.kind, wait.label, sightings) + more
     error = BarrierTimeoutError(wait.label, missing, wait.timeout_s or 0.0, details, did_not=f"reach {wait.kind}")
     error.ended = sorted(rank for rank, sighting in sightings.items() if sighting.has_ended)
     return error
 
 
-def _refused(wait: OpenWait, result: GateResult) -> BarrierDeadlockError | BarrierUseError:
+def _refused(wait: OpenWait, result: BarrierResult) -> BarrierDeadlockError | BarrierUseError:
     if result.reason is Reason.TOO_LARGE:
-        return BarrierUseError(f"{gate_text(wait.kind, wait.label)}: {result.text}")
+        return BarrierUseError(f"{barrier_text(wait.kind, wait.label)}: {result.text}")
     error = BarrierDeadlockError(wait.label, result.missing, time.monotonic() - wait.entered_s, result.text)
     error.ended = result.ended
     return _explained(error)

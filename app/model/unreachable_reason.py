@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Lack(StrEnum):
+class UnreachableKind(StrEnum):
     """What there is not; in words that a node's name follows."""
 
     CONNECTION = "no connection to"
@@ -15,13 +15,13 @@ class Lack(StrEnum):
     FITTING_AGENT = "no agent that fits on"
 
 
-class Absence(NamedTuple):
+class UnreachableReason(NamedTuple):
     """What there is not, and why; the reason may come from a host, and is not safe to show."""
 
     why: str
-    lack: Lack = Lack.CONNECTION
+    unreachable_kind: UnreachableKind = UnreachableKind.CONNECTION
 
     @property
     def beside_name(self) -> str:
         """The words for the row of the node, where its name stands already."""
-        return f"no agent: {self.why}" if self.lack is Lack.AGENT else self.why
+        return f"no agent: {self.why}" if self.unreachable_kind is UnreachableKind.AGENT else self.why

@@ -161,7 +161,7 @@ class _Mark(NamedTuple):
         return cls(now_s, np.vstack(figures), job.lowest_step(), np.maximum(job.node_of, 0))
 
 
-class WaitShare:
+class WaitFractions:
     """The sliding window of one job."""
 
     def __init__(self, world_size: int) -> None:
@@ -255,9 +255,9 @@ class WaitShare:
         observed = job.observed_s - self._followed[0]
         waited = np.clip(job.waited_s - self._followed[1], 0.0, np.clip(observed, 0.0, None))
         if self._followed_s != -np.inf:
-            share = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=observed > 0.0)
-            before = np.where(np.isnan(self.recent_frac), share, self.recent_frac)
-            self.recent_frac = before + SMOOTHING * (share - before)
+            waited_frac = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=observed > 0.0)
+            before = np.where(np.isnan(self.recent_frac), waited_frac, self.recent_frac)
+            self.recent_frac = before + SMOOTHING * (waited_frac - before)
         self._followed, self._followed_s = np.stack((job.observed_s, job.waited_s)), now_s
 
     def _take(self, mark: _Mark) -> None:
@@ -311,26 +311,30 @@ class WaitShare:
 
     def _recent(self, num_slots: int) -> Recent:
         """Return the sums over the newest slots, but for the phases."""
-        newest = self._newest(num_slots)
+        latest_slots = self._latest_slots(num_slots)
         total = np.zeros((4 + len(LATENESS), self._window.shape[2]), np.float32)
-        for slot in newest:
+        for slot in latest_slots:
             total[:4] += self._window[:4, slot]
             total[4:] += self._window[EXACT_ROWS, slot]
-        longest_s = float(self._longest[newest].max(initial=0.0))
+        longest_s = float(self._longest[latest_slots].max(initial=0.0))
         return Recent(
-            total, self._window[-2:, newest], self._window[:2, newest], longest_s, SAMPLES_HZ / self._crowding
+            total,
+            self._window[-2:, latest_slots],
+            self._window[:2, latest_slots],
+            longest_s,
+            SAMPLES_HZ / self._crowding,
         )
 
     def _sums(self, rows: slice) -> NDArray[np.float32]:
         """Return the sums of some rows over the window."""
-        sums: NDArray[np.float32] = self._window[rows, self._newest(WINDOW_SLOTS)].sum(axis=1)
+        sums: NDArray[np.float32] = self._window[rows, self._latest_slots(WINDOW_SLOTS)].sum(axis=1)
         return sums
 
     def _window_s(self, num_slots: int) -> float:
         """Return how much clean time the newest slots hold, 0 where there are fewer."""
-        return float(self._lengths[self._newest(num_slots)].sum()) if self._num_filled >= num_slots else 0.0
+        return float(self._lengths[self._latest_slots(num_slots)].sum()) if self._num_filled >= num_slots else 0.0
 
-    def _newest(self, num_slots: int) -> list[int]:
+    def _latest_slots(self, num_slots: int) -> list[int]:
         """Return the places of the newest slots, with the one that is being filled."""
         end = self._num_filled + self._is_slot_begun
         return [index % NUM_SLOTS for index in range(max(0, end - num_slots), end)]
@@ -347,9 +351,9 @@ class WaitShare:
         self.input_frac = None
         if not self._has_steps or self._num_filled < LATE_SLOTS or judged.sum() < 0.9 * len(judged):
             return
-        newest = self._newest(WINDOW_SLOTS)
-        at_input = self._window[4 + PHASES.index(Phase.DATA), newest][:, judged]
-        of_all = self._window[0, newest][:, judged]
+        latest_slots = self._latest_slots(WINDOW_SLOTS)
+        at_input = self._window[4 + PHASES.index(Phase.DATA), latest_slots][:, judged]
+        of_all = self._window[0, latest_slots][:, judged]
         # Half of the shares must be as large for the median to be; to count them is cheap.
         if 2 * np.count_nonzero(at_input >= (least - TINY) * of_all) < at_input.size:
             return
@@ -406,10 +410,10 @@ class WaitShare:
         whole = self._sums(slice(2))
         # On crowded machines the same time holds fewer samples.
         min_observed_s = MIN_OBSERVED_S * self._crowding
-        by_share = find_laggards(whole[1], whole[0], min_observed_s, (MIN_GAP, MAX_LOW, MIN_HIGH))
-        longest_s = float(self._longest[self._newest(WINDOW_SLOTS)].max(initial=0.0))
-        is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * longest_s
-        return by_share if is_habit else None
+        by_frac = find_laggards(whole[1], whole[0], min_observed_s, (MIN_GAP, MAX_LOW, MIN_HIGH))
+        longest_s = float(self._longest[self._latest_slots(WINDOW_SLOTS)].max(initial=0.0))
+        is_habit = by_frac is not None and float(whole[1].max()) >= MIN_WAITS * longest_s
+        return by_frac if is_habit else None
 
     def _find_exact(self, num_slots: int, limits: Limits) -> Laggards | None:
         recent = self._recent(num_slots)

@@ -1,7 +1,7 @@
 """What the store barriers of one process group share in this process, and their calls to the job's store.
 
-`GateSession` holds what is shared, `Lane` is one thread's passage through store barriers. `connect`, `await_go` and
-`complete` are the calls to the store.
+`BarrierSession` holds what is shared, `ThreadConnection` is one thread's passage through store barriers. `connect`,
+`await_go` and `complete` are the calls to the store.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddpcore.barriers.arrivals import Tally, go_key, passed_with, value_key
+from ddpcore.barriers.arrivals import ArrivalCounter, go_key, passed_with, value_key
 from ddpcore.barriers.journal import Journal, is_main_thread
 from ddpcore.barriers.observer import Observer, this_machine
-from ddpcore.barriers.rank_status import GateKind
+from ddpcore.barriers.rank_status import BarrierKind
 from ddpcore.errors import StoreLostError
 from ddpcore.process_group.machine import Neighbours
 
@@ -95,14 +95,14 @@ def await_go(store: Store, wait: OpenWait) -> bool:
 def complete(store: Store, wait: OpenWait, world_size: int) -> str:
     """Decide a gate to which everybody has come; return what stands at it."""
     text = ""
-    if wait.kind is GateKind.EXCHANGE:
+    if wait.kind is BarrierKind.EXCHANGE:
         raw = store.multi_get([value_key(wait.key, rank) for rank in range(world_size)])
         text = passed_with([value.decode() for value in raw])
     store.set(go_key(wait.key), text)
     return text
 
 
-class Lane:
+class ThreadConnection:
     """One thread's way through gates.
 
     Attributes:
@@ -118,14 +118,14 @@ class Lane:
         self._left = left
         self._last: OpenWait | None = None
 
-    def passed(self, gate: OpenWait) -> None:
+    def passed(self, passed_wait: OpenWait) -> None:
         """Take the gate that the thread has just passed: everybody has come to it, and so has left the one before."""
         if self._last is not None:
             self._left.append(self._last)
-        self._last = gate
+        self._last = passed_wait
 
 
-class GateSession:
+class BarrierSession:
     """All that gates share in this process.
 
     Args:
@@ -155,7 +155,7 @@ class GateSession:
         self.machine = this_machine() if machine is None else machine
         self.journal = journal or Journal()
         self.observer = Observer(self.machine, number)
-        self.tally = Tally(placement.rank, placement.world_size)
+        self.arrival_counter = ArrivalCounter(placement.rank, placement.world_size)
         self.neighbours = Neighbours(placement)
         self.deletable: deque[str] = deque()
         """Keys that nobody needs any more: the heart deletes them."""
@@ -164,22 +164,22 @@ class GateSession:
         self._left: deque[OpenWait] = deque()
         self._local = threading.local()
 
-    def lane(self) -> Lane:
+    def connection(self) -> ThreadConnection:
         """Return the calling thread's own way.
 
         Raises:
             StoreLostError: There is no store any more.
         """
-        lane: Lane | None = getattr(self._local, "lane", None)
-        if lane is None:
+        connection: ThreadConnection | None = getattr(self._local, "connection", None)
+        if connection is None:
             # Counted before it connects, which may take seconds: nobody must take it for one that never comes.
             self.journal.num_threads += 1
             try:
-                lane = self._local.lane = Lane(self.connect(), self._left)
+                connection = self._local.connection = ThreadConnection(self.connect(), self._left)
             finally:
-                if lane is None:
+                if connection is None:
                     self.journal.num_threads -= 1
-        return lane
+        return connection
 
     def connect(self, timeout_s: float | None = None) -> Store:
         """Return one more connection to the store.
@@ -196,12 +196,12 @@ class GateSession:
         """Yield the keys that this rank is to delete and that nobody needs any more."""
         rank, world_size = self.placement.rank, self.placement.world_size
         while self._left:
-            gate = self._left.popleft()
-            yield from self.tally.keys_to_delete(gate.key, gate.nth)
-            if rank == (gate.nth + 1) % world_size:
-                yield go_key(gate.key)
-            if gate.kind is GateKind.EXCHANGE:
-                yield value_key(gate.key, rank)
+            passed_wait = self._left.popleft()
+            yield from self.arrival_counter.keys_to_delete(passed_wait.key, passed_wait.nth)
+            if rank == (passed_wait.nth + 1) % world_size:
+                yield go_key(passed_wait.key)
+            if passed_wait.kind is BarrierKind.EXCHANGE:
+                yield value_key(passed_wait.key, rank)
         while self.deletable:
             yield self.deletable.popleft()
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpcore.checkpoint.meeting import Site
 
 
-class Share(NamedTuple):
+class FileContent(NamedTuple):
     """What a rank's file will hold.
 
     Attributes:
@@ -80,7 +80,7 @@ class SavePlan:
         self._specs = self.flat.specs()
         self._shares = _assign(self.flat, site.ranks)
 
-    def share(self) -> Share:
+    def content(self) -> FileContent:
         """Return this rank's share."""
         tensors = _pieces(self.flat, self._shares[self._site.position])
         tensors |= self._own.tensors
@@ -90,7 +90,7 @@ class SavePlan:
         entries = lay_out(spec_of(name, tensor) for name, tensor in tensors.items())
         header = encode_header(entries, texts)
         items = [(len(header) + entry.begin, tensors[entry.spec.name]) for entry in entries]
-        return Share(header, items, len(header) + (entries[-1].end if entries else 0))
+        return FileContent(header, items, len(header) + (entries[-1].end if entries else 0))
 
     def manifest_body(
         self,
@@ -143,9 +143,9 @@ def _assign(flat: FlatState, ranks: Sequence[int]) -> list[list[Piece]]:
     return shares
 
 
-def _pieces(flat: FlatState, share: list[Piece]) -> dict[str, Tensor]:
+def _pieces(flat: FlatState, content: list[Piece]) -> dict[str, Tensor]:
     found = {}
-    for name, begin, end in share:
+    for name, begin, end in content:
         tensor = flat.tensors[name]
         if is_sharded(tensor):
             found[name] = tensor.to_local()

@@ -35,7 +35,7 @@ from app.preflight.findings import Answers, ClockDifference, Failure, FailureKin
 from app.preflight.mesh import routes, target_text
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 from app.text import LINE_LIMIT, clean
-from app.threads import at_once
+from app.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,42 +52,42 @@ _FOUND_BAD = (1,)
 def preflight(
     links: Sequence[tuple[Wanted, AgentLink | AppError]],
     port: int = 0,
-    tell: Callable[[str, Step], None] = lambda _host, _step: None,
+    notify: Callable[[str, Step], None] = lambda _host, _step: None,
 ) -> Preflight:
     """Examine hosts and compare them; blocks for as long as the slowest takes, a minute at most.
 
     Args:
         links: Of each host: a link that is connected, and stays so; or why there is none.
         port: At which each host is to be reached by the others; 0 is a free one.
-        tell: Takes a host and how far it is, from any thread.
+        notify: Takes a host and how far it is, from any thread.
     """
     answers = {}
     for wanted, link in links:
         failure = failure_of(wanted.host, link) if isinstance(link, AppError) else None
         answers[wanted.host] = Answers(wanted, wanted.host != THIS_MACHINE, failure)
-        tell(wanted.host, Step.FAILED if failure else Step.EXAMINING)
+        notify(wanted.host, Step.FAILED if failure else Step.EXAMINING)
     connected = {wanted.host: (wanted, link) for wanted, link in links if not isinstance(link, AppError)}
 
     def examine(wanted: Wanted, link: AgentLink) -> Examination:
         examination = _examine(wanted, link)
-        tell(wanted.host, Step.WAITING)
+        notify(wanted.host, Step.WAITING)
         return examination
 
-    asked = at_once([*connected.values()], lambda one: examine(*one))
+    asked = run_parallel([*connected.values()], lambda one: examine(*one))
     for host, examination in zip(connected, asked, strict=True):
         if isinstance(examination, AppError):
             answers[host] = msgspec.structs.replace(answers[host], failure=failure_of(host, examination))
-            tell(host, Step.FAILED)
+            notify(host, Step.FAILED)
         else:
             answers[host] = msgspec.structs.replace(answers[host], examination=examination)
     fit = {host: link for host, (_, link) in connected.items() if answers[host].examination is not None}
     with ExitStack() as talks:
         for step, ask in ((Step.LISTENING, partial(_listen, port=port, talks=talks)), (Step.REACHING, _reach)):
             for host in fit:
-                tell(host, step)
+                notify(host, step)
             ask(fit, answers)
     for host in fit:
-        tell(host, Step.DONE)
+        notify(host, Step.DONE)
     return compare([*answers.values()])
 
 
@@ -100,7 +100,7 @@ def failure_of(host: str, error: AppError) -> Failure:
     else:
         kind = FailureKind.UNREACHABLE
     return Failure(
-        kind, clean(error.said_of(host), LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code)
+        kind, clean(error.text_for(host), LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code)
     )
 
 
@@ -130,7 +130,7 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
         except MalformedMessageError as error:
             raise AgentUnreachableError(host, clean(str(error))) from error
 
-    for host, begun in zip(links, at_once([*links], begin), strict=True):
+    for host, begun in zip(links, run_parallel([*links], begin), strict=True):
         if isinstance(begun, AppError):
             listening = Listening(1, error=failure_of(host, begun).message[:1024])
             answers[host] = msgspec.structs.replace(answers[host], listening=listening)
@@ -143,11 +143,11 @@ def _clock(talk: Talk) -> ClockDifference:
     best: ClockDifference | None = None
     for _ in range(NUM_PINGS):
         asked_s, wall_time_s = time.monotonic(), time.time()  # noqa: TID251 - clocks are what is compared
-        talk.say(b"")
-        said = decode_clock(talk.line())
+        talk.send(b"")
+        answer = decode_clock(talk.line())
         half_s = (time.monotonic() - asked_s) / 2
         if best is None or half_s < best.uncertainty_s:
-            best = ClockDifference(said.wall_time_s - wall_time_s - half_s, half_s)
+            best = ClockDifference(answer.wall_time_s - wall_time_s - half_s, half_s)
     assert best is not None
     return best
 
@@ -165,7 +165,7 @@ def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
         hosts = {targets[other]: other for other in wanted[host]}
         return {hosts[target]: reached for target, reached in _tried(links[host], [*hosts]).items()}
 
-    for host, found in zip(wanted, at_once([*wanted], ask), strict=True):
+    for host, found in zip(wanted, run_parallel([*wanted], ask), strict=True):
         if isinstance(found, AppError):
             answers[host] = msgspec.structs.replace(answers[host], reach_error=failure_of(host, found).message)
         else:

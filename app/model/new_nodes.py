@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Newcomers(NamedTuple):
+class NewNodes(NamedTuple):
     """Who they are, and where.
 
     Attributes:

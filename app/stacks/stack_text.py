@@ -146,10 +146,10 @@ def _note_text(row: RankStackRow, note: str) -> str:
 
 
 def _threads_text(num_threads: int, names: Sequence[str]) -> str:
-    words = f"{num_threads} more thread{'' if num_threads == 1 else 's'}"
+    label = f"{num_threads} more thread{'' if num_threads == 1 else 's'}"
     shown = ", ".join(names[:MAX_THREAD_NAMES])
     more = ", ..." if len(names) > MAX_THREAD_NAMES else ""
-    return f"{words}: {shown}{more}" if shown else words
+    return f"{label}: {shown}{more}" if shown else label
 
 
 def _thread_lines(thread: ThreadRow, *, is_whole: bool) -> Iterator[StackText]:
@@ -188,8 +188,8 @@ def _place_text(frame: FrameRow, *, is_whole: bool = False) -> str:
 def _folded_text(frames: Sequence[FrameRow], *, is_more: bool) -> str:
     """Return `... 5 more frames of torch, runpy`."""
     packages = list(dict.fromkeys(_package(frame) for frame in frames))
-    words = f"{'more ' if is_more else ''}frame{'' if len(frames) == 1 else 's'}"
-    return f"... {len(frames)} {words} of {', '.join(packages[:3])}{', ...' if len(packages) > 3 else ''}"
+    label = f"{'more ' if is_more else ''}frame{'' if len(frames) == 1 else 's'}"
+    return f"... {len(frames)} {label} of {', '.join(packages[:3])}{', ...' if len(packages) > 3 else ''}"
 
 
 def _package(frame: FrameRow) -> str:
@@ -201,8 +201,8 @@ def _package(frame: FrameRow) -> str:
 
 
 def _kernel_text(kernel: KernelRow) -> str:
-    words = _KERNEL_STATES.get(kernel.state, f"is in state {kernel.state}")
+    label = _KERNEL_STATES.get(kernel.state, f"is in state {kernel.state}")
     if kernel.stack:
-        return f"{words}, in {' < '.join(kernel.stack)}"
+        return f"{label}, in {' < '.join(kernel.stack)}"
     where = f" in {kernel.wchan}" if kernel.wchan else ""
-    return f"{words}{where}" + ("" if kernel.syscall is None else f", system call {kernel.syscall}")
+    return f"{label}{where}" + ("" if kernel.syscall is None else f", system call {kernel.syscall}")

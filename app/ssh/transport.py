@@ -323,6 +323,10 @@ def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None])
         raise TimeoutError
 
 
+_PLAINER = {"No existing session": "the connection ended during the login: the host may hang, or limit logins"}
+"""What paramiko says where its own words help nobody. Source: paramiko/transport.py, 5.1."""
+
+
 @contextlib.contextmanager
 def ssh_errors_of(host: str) -> Iterator[None]:
     """Turn what paramiko and the network raise into an error that names the host."""
@@ -339,5 +343,5 @@ def ssh_errors_of(host: str) -> Iterator[None]:
         hint = "its sshd is too old, or set up for old clients: let it offer what OpenSSH does by itself"
         raise HostUnreachableError(host, f"it offers no algorithm that is still safe: {reason}", hint) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        reason = clean(str(error)) or type(error).__name__
+        reason = _PLAINER.get(str(error)) or clean(str(error)) or type(error).__name__
         raise HostUnreachableError(host, f"SSH failed: {reason}", f"try: ssh {host}") from error

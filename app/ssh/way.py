@@ -12,6 +12,7 @@ import getpass
 import os
 import pwd
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -165,12 +166,13 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             )
             raise unknown
         case Verdict.CHANGED:
-            places = ", ".join(entry.place for entry in known.about(name) if not entry.mark)
+            places = [entry.place for entry in known.about(name) if not entry.mark]
+            file = shlex.quote(places[0].rpartition(":")[0])
             message = (
-                f"THE HOST KEY OF {name} HAS CHANGED: it shows {shown}, another one is in {places}; "
+                f"THE HOST KEY OF {name} HAS CHANGED: it shows {shown}, another one is in {', '.join(places)}; "
                 "either the host was set up anew, or somebody stands between; nothing was sent"
             )
-            hint = f"ask its keeper; only if the new key is right: ssh-keygen -R '{name}'"
+            hint = f"ask its keeper; only if the new key is right: ssh-keygen -R {shlex.quote(name)} -f {file}"
             raise HostKeyError(settings.alias, message, hint)
         case Verdict.REVOKED:
             raise HostKeyError(settings.alias, f"THE KEY OF {name} IS REVOKED: {shown}; nothing was sent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import paramiko
 import pytest
 
 from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.ssh.config import Destination
 from app.ssh.connection import ForwardingRefusedError, SshConnection
 from app.ssh.login import connect
-from app.ssh.transport import execute
+from app.ssh.transport import execute, ssh_errors_of
 from app.ssh.tunnel import Tunnel
 from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
@@ -153,6 +155,16 @@ def test_a_changed_key_is_refused_loudly_and_nothing_is_sent(network: Network) -
 
     assert f"{network.known_hosts}:1" in str(caught.value)
     assert "Accepted publickey" not in (host.directory / "sshd.log").read_text()
+    command = caught.value.hint.rpartition(": ")[2]
+    assert command.startswith("ssh-keygen -R ")
+    subprocess.run(shlex.split(command), check=True, capture_output=True)
+    with pytest.raises(HostKeyError, match="is not a known host"):
+        connect("h1", str(network.ssh_config))
+
+
+def test_a_connection_that_ends_during_the_login_is_told_in_words() -> None:
+    with pytest.raises(HostUnreachableError, match="ended during the login: the host may hang"), ssh_errors_of("h1"):
+        raise paramiko.SSHException("No existing session")
 
 
 def test_a_revoked_key_is_refused(network: Network) -> None:

@@ -223,6 +223,8 @@ _HEAD = """\
 _HINTS = """\
 # python = "~/venvs/train/bin/python"   # on the hosts: the one that has rankdeck
 # workdir = "~/project"
+#
+# A node's nproc is how many ranks it has; without it one for each GPU, without GPUs one for every two cores.
 """
 
 
@@ -233,8 +235,9 @@ def inventory_text(inventory: Inventory) -> str:
 
 
 def _node(entry: HostEntry) -> str:
-    ranks = f'"{GPU}"' if entry.num_ranks is None else str(entry.num_ranks)
-    fields = {"host": _quoted(entry.host), "nproc": ranks}
+    fields = {"host": _quoted(entry.host)}
+    if entry.num_ranks is not None:
+        fields["nproc"] = str(entry.num_ranks)
     for name in ("python", "workdir"):
         if value := getattr(entry, name):
             fields[name] = _quoted(value)

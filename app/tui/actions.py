@@ -343,6 +343,9 @@ ACTIONS = (
         footer=3,
         in_palette=False,
     ),
+    Action(
+        "suspend", "app.suspend_process", "ctrl+z", "To the shell", "Go to the shell; fg comes back.", in_palette=False
+    ),
     Action("quit", "app.quit", "q", "Quit", "End the session and leave.", footer=1),
     *(
         Action(f"theme_{name}", f"app.wear('{name}')", "", f"Theme: {name}", f"Change the colours: {theme.sentence}.")

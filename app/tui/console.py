@@ -22,7 +22,7 @@ from app.tui.widgets.line_view import FilterBar
 from app.view.actions import NOT_AGAIN
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
+    from textual.app import App, ComposeResult
     from textual.events import Resize
     from textual.screen import Screen
 
@@ -74,6 +74,7 @@ class Console(PersonalApp):
 
     def on_mount(self) -> None:
         """Show the first view and start the frames."""
+        self.app_resume_signal.subscribe(self, self._paint_anew)
         self._arrange()
         self.start_frames()
 
@@ -84,6 +85,12 @@ class Console(PersonalApp):
     def on_ready(self) -> None:
         """Have the collector out of the way of keys."""
         calm_collector()
+
+    def _paint_anew(self, _app: App[object]) -> None:
+        """Paint every line, also those that have not changed: the shell has had the terminal meanwhile."""
+        for screen in self.screen_stack:
+            for widget in screen.walk_children():
+                widget.refresh()
 
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""

@@ -127,6 +127,30 @@ def test_rankdeck_alone_in_the_directory_of_a_cluster_opens_its_console_and_prog
 
 
 @pytest.mark.slow
+def test_ctrl_z_goes_to_the_shell_and_fg_paints_everything_anew(house: DemoHouse) -> None:
+    shell = ["env", "PS1=> ", "bash", "--norc", "-i"]
+    terminal = Terminal(house.directory, house.environment, shell, 100, 24)
+    terminal.tmux("send-keys", "-l", shlex.join(house.argv("--ranks", "2")))
+    terminal.keys("Enter")
+    terminal.until_it_shows("2 ranks training", START_S)
+
+    terminal.keys("C-z")
+    terminal.until_it_shows("Stopped", LOOK_S)
+    terminal.tmux("send-keys", "-l", "clear; echo in the shell")
+    terminal.keys("Enter")
+    until(lambda: terminal.text().startswith("in the shell"), LOOK_S, "the screen is the shell's")
+    terminal.tmux("send-keys", "-l", "fg")
+    terminal.keys("Enter")
+
+    # These lines have not changed meanwhile.
+    for line in ("NODE    STATE", "RANK  NODE", "nobody waits", "1-8 Views"):
+        terminal.until_it_shows(line, LOOK_S)
+    terminal.keys("q")
+    terminal.until_it_shows("rankdeck run train.py", LOOK_S)
+    end_terminals(house.directory)
+
+
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv(), 80, 24)
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")

@@ -58,7 +58,18 @@ def test_names_of_actions_stay_what_files_call_them() -> None:
         *("next_view", "previous_view", "up", "down", "page_up", "page_down", "first", "last", "left", "right"),
         *("zoom_in", "zoom_out", "open", "copy", "filter", "problems", "back", "freeze", "sort", "grid"),
         *("next_error", "previous_error", "collapse", "root_cause", "stacks", "control", "doctor", "answer", "fault"),
-        *("pause", "next_verdict", "replay_back", "replay_on", "slower", "faster", "help", "palette", "quit"),
+        *(
+            "pause",
+            "next_verdict",
+            "replay_back",
+            "replay_on",
+            "slower",
+            "faster",
+            "help",
+            "palette",
+            "suspend",
+            "quit",
+        ),
     ]
 
 

@@ -90,11 +90,7 @@ def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 
     Exit codes are those of `status`. For example: `rankdeck ranks --rank 0,3-5 --watch`.
     """
-
-    def rows(view: View) -> Sequence[Any]:
-        return view.ranks(_chosen(view, wanted_ranks))
-
-    _list(_Table("ranks", rows, rank_lines), **how)
+    _list(_Table("ranks", lambda view: view.ranks(_chosen(view, wanted_ranks)), rank_lines), **how)
 
 
 @click.command()
@@ -117,11 +113,7 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 
     Exit codes are those of `status`. For example: `rankdeck memory --watch`.
     """
-
-    def rows(view: View) -> Sequence[Any]:
-        return view.memory(_chosen(view, wanted_ranks))
-
-    _list(_Table("memory", rows, memory_lines), **how)
+    _list(_Table("memory", lambda view: view.memory(_chosen(view, wanted_ranks)), memory_lines), **how)
 
 
 @click.command()

@@ -136,7 +136,7 @@ def test_a_terminal_that_a_screen_is_drawn_on_is_not_asked_on(is_shown: bool) ->
         "person = TerminalPrompter()\n"
         "print(person.can_ask())\n"
         "tty.setcbreak(0)\n"
-        "person.tell('in the way')\n"
+        "person.show('in the way')\n"
         f"print(person.can_ask(), person.ask('in the way', is_shown={is_shown}))\n"
     )
 

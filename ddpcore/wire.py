@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 1
 
 MAX_REPORT_BYTES = 65_536
 """A larger datagram is refused before it is decoded."""
@@ -346,7 +346,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The highest request id that the probe has carried out."""
     recorder_missing: bool = False
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
-    anomalies: Annotated[list[Anomaly], msgspec.Meta(max_length=16)] = []
+    anomalies: Annotated[list[Anomaly], msgspec.Meta(max_length=16)] = msgspec.field(default=[], name="oddities")
     stood_s: Seconds = 0.0
     """How long no frame of the main thread's stack has moved; 0 while the rank makes steps."""
     step_age_s: Seconds = 0.0
@@ -371,7 +371,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     training: TrainingReport | None = None
     gpu_memory: Annotated[list[GpuMemoryReport], msgspec.Meta(max_length=64)] = []
     """GPUs on which torch has reserved memory, as of a recent `report_step`."""
-    tick: Count = 0
+    tick: Count = msgspec.field(default=0, name="beat")
     """Number of the machine's slow beat at which `arrivals` were read."""
     arrivals: Annotated[list[ArrivalsReport], msgspec.Meta(max_length=32)] = []
     step_ends_us: Annotated[list[Count], msgspec.Meta(max_length=64)] = []

@@ -27,7 +27,7 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """When patience ends: set while stopping, and after a rank has failed."""
     terminate_at_s: float | None = None
     """When patience with an agreed stop ends: set while there is one."""
-    restart_at_s: float | None = None
+    restart_at_s: float | None = msgspec.field(default=None, name="begin_again_at_s")
     """When the next attempt begins: set while restarting."""
     round: Round | None = None
     """Of an elastic job, once the launcher has gathered nodes."""

@@ -194,7 +194,7 @@ class RosterEntry(msgspec.Struct, frozen=True):
     is_here: bool
     why: LongText = ""
     """It is not."""
-    silent_ms: Count = 0
+    silent_ms: Count = msgspec.field(default=0, name="heard_ms")
     """Ago."""
     place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)] = b""
     """The JSON line of `agent.service.agent_info`."""

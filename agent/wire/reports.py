@@ -28,7 +28,7 @@ from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 5
+WIRE_VERSION = 4
 """Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests; 4
 has no commands to listen over TCP."""
 
@@ -140,7 +140,7 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None while it has not been compared with another rank of its node."""
     outside: OutsideLook | None = None
     """None unless the rank does not report, or waits for a child."""
-    store_port_owner: LongText = ""
+    store_port_owner: LongText = msgspec.field(default="", name="store_listener")
     """The process of its node that listens where the rank waits for the others in `init_process_group`; empty where it
     has not been looked for, nobody is seen to listen, or it is another node."""
     memory: MemoryReport | None = None

@@ -48,8 +48,9 @@ class Reconnector:
 
     Attributes:
         unreachable_reason: What there is not at present, a connection or an agent at its end, and why; None while both
-        are there. error: What the last attempt to go there met; None while all is there. failure: What ended the
-        attempts: patience has, or the host is not who it was, or wants a person. None while
+            are there.
+        error: What the last attempt to go there met; None while all is there.
+        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
             there is hope.
     """
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 """How long to look for the cause: a neighbour on its own machine sees a rank's death within
-`heartbeat_thread.HEARTBEAT_S`."""
+`heartbeat.HEARTBEAT_S`."""
 
 POLL_S = 0.1
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TimeoutT = TypeVar("TimeoutT", bound=BarrierTimeoutError)
 
 TRUST_S = 0.25
-"""Half of `deadlock_checker.FAILURE_DELAY_S`."""
+"""Half of `deadlock_check.FAILURE_DELAY_S`."""
 
 MAX_VALUE_BYTES = 1 << 20
 """Of one rank's text: 8 MiB in one value, and TCPStore closes the connection."""

@@ -73,7 +73,7 @@ Job = dict[str, Any]
 
 
 class Modesty:
-    """How far this process stands back behind others: wholly, until it gets less than LEAST_SHARE of a core.
+    """How far this process stands back behind others: wholly, until it gets less than LEAST_FRAC of a core.
 
     Where the kernel shares the cores between sessions first, niceness counts only within one, and a session's own may
     go up and down again. Elsewhere only a privileged process gets its niceness back. Source: sched(7), setpriority(2).

@@ -7,7 +7,7 @@ earlier run. A verdict is set once: the rank that first finds a reason against o
 Traffic grows with the number of ranks, not its square.
 
     rankdeck/<generation>/claim <rank>       a counter: 1 for the rank's owner
-    rankdeck/<generation>/card <rank>        RankCard
+    rankdeck/<generation>/card <rank>        RankInfo
     rankdeck/<generation>/world              the first rank's card: all must name its world size
     rankdeck/<generation>/seat <rank>        Seat, by the last to come
     rankdeck/<generation>/presence <rank>    Presence

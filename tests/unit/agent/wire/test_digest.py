@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from agent.jobs.job_memory import JobMemory
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import (
     HAS_LOSS,
@@ -23,15 +24,17 @@ from agent.wire.digest import (
     digest_of,
     encode_frame,
 )
+from agent.wire.relay import RosterEntry
 from agent.wire.reports import (
     MAX_NODE_REPORT_BYTES,
     NodeReport,
     ProcessState,
+    WorkerReport,
     decode_node_report,
     encode_node_report,
 )
 from app.model.rank_batch import COUNT, RANKS, SECOND, STANDINGS, RankBatch
-from ddpcore.wire import Phase
+from ddpcore.wire import Phase, RankReport
 from tests.support.node_reports import (
     PLACE,
     dead_worker,
@@ -173,3 +176,19 @@ def test_standings_that_point_nowhere_are_left_out() -> None:
 def test_records_are_of_one_size_on_both_sides() -> None:
     assert (RANKS.itemsize, STANDINGS.itemsize) == (RANK_RECORD.size, STANDING_RECORD.size)
     assert RANK_RECORD.size % 8 == STANDING_RECORD.size % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "sent"),
+    [
+        (JobMemory, "restart_at_s", "begin_again_at_s"),
+        (RosterEntry, "silent_ms", "heard_ms"),
+        (WorkerReport, "store_port_owner", "store_listener"),
+        (RankReport, "anomalies", "oddities"),
+        (RankReport, "tick", "beat"),
+    ],
+)
+def test_fields_are_sent_and_stored_by_the_names_that_other_versions_know(
+    kind: type[msgspec.Struct], field: str, sent: str
+) -> None:
+    assert kind.__struct_encode_fields__[kind.__struct_fields__.index(field)] == sent

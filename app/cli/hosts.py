@@ -26,6 +26,7 @@ from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
     audit_log,
     evidence_option,
+    follow_one_job,
     json_option,
     no_evidence_option,
     present,
@@ -94,7 +95,7 @@ def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watchin
     Exit code 10 while a verdict stands, 1 if the job has failed. For example: `rankdeck status --watch`.
     """
     with looking_on(wanted, job_id, settings) as session:
-        code = look(session, partial(_print_status, is_json=is_json), is_watching=is_watching)
+        code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
     raise SystemExit(code)
 
 
@@ -163,22 +164,22 @@ async def first_view(session: RemoteSession) -> View:
         await asyncio.sleep(POLL_S)
 
 
-def look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
+async def look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
     """Show the rows of now, once or every second until the job has ended; return what the shell is told.
 
     Raises:
         AppError: As of `first_view`, or the connection is lost for good.
     """
-    return asyncio.run(_look(session, show, is_watching=is_watching))
-
-
-async def _look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
+    if is_watching:
+        follow_one_job(session)
     try:
         view = await first_view(session)
         while True:
             if is_watching and sys.stdout.isatty():
                 click.clear()
             show(view)
+            for notice in session.drain_notices():
+                print_line(f"rankdeck: {notice}")
             if not is_watching or is_over(view):
                 return exit_code(view)
             await asyncio.sleep(WATCH_PERIOD_S)

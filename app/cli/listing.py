@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import time
@@ -15,8 +16,9 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.cli.chosen_hosts import HostsWanted, takes_hosts
+from app.cli.headless import print_line
 from app.cli.hosts import POLL_S, first_view, look, looking_on
-from app.cli.options import json_option, print_json, watch_option
+from app.cli.options import follow_one_job, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
@@ -27,7 +29,7 @@ from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from agent.wire.logs import LogLine
     from app.recording.events import Event
@@ -37,40 +39,32 @@ if TYPE_CHECKING:
 
 LAST_LINES_S = 0.5
 """After a job's end, for what its ranks printed last to be told of."""
+SILENT_S = 5.0
+"""Waited for lines that a node has told of: it may have ended meanwhile."""
+NO_JOB = "no job is known there"
 
 
-class RankRanges(click.ParamType[NumberTerm, str]):
-    """Ranks as in the console's filters: `0,3-5`, `8-`, `launcher`."""
-
-    name = "ranks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NumberTerm:
-        """Return what says which ranks are meant."""
-        if isinstance(value, NumberTerm):
-            return value
-        found = read_filter(f"rank={value}", LOG_KEYS)
-        if isinstance(found, WrongFilter):
-            self.fail(found.why, param, ctx)
-        if len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
-            self.fail("numbers and ranges, as in 0,3-5", param, ctx)
-        return found.terms[0]
+def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
+    """Return which ranks are meant: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
+    if value is None:
+        return None
+    found = read_filter(f"rank={value}", LOG_KEYS)
+    if isinstance(found, WrongFilter):
+        raise click.BadParameter(found.why)
+    if len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
+        raise click.BadParameter("numbers and ranges, as in 0,3-5")
+    return found.terms[0]
 
 
-class Pattern(click.ParamType["re.Pattern[str]", str]):
-    """A regular expression, as Python reads it."""
-
-    name = "pattern"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[str]:
-        """Return it compiled."""
-        try:
-            return re.compile(value)
-        except re.error as error:
-            self.fail(f"{clean(value)}: {error}", param, ctx)
+def _pattern(_context: click.Context, _parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{clean(value or '')}: {error}") from error
 
 
 rank_option = click.option(
-    "--rank", "wanted_ranks", type=RankRanges(), metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
+    "--rank", "wanted_ranks", callback=_ranks, metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
 )
 
 
@@ -125,40 +119,49 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     """
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
-        texts = [session.time_text(event.at_s) for event in found]
     if is_json:
         now_s = time.monotonic()
-        print_json({"events": [_event_object(event, now_s) for event in found]})
+        rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
+        print_json({"events": [{key: value for key, value in row.items() if key != "at_s"} for row in rows]})
         return
-    for text, event in zip(texts, found, strict=True):
-        click.echo(f"{text}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+    for event in found:
+        click.echo(f"{session.time_text(event.at_s)}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
 
 
 @click.command()
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
 @rank_option
-@click.option("--grep", "pattern", type=Pattern(), metavar="RE", help="Only lines in which this is found")
+@click.option("--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found")
 @click.option("-n", "--tail", "num_last", type=click.IntRange(min=0), help="Of those there are, only so many [all]")
 @lists_rows
-def logs(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
+def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
     """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
 
     The agents keep the last lines; `python -P -m agent logs` reads whole files. For example: `rankdeck logs -f --rank
     0,3-5 --grep loss`.
     """
+    wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"])
     with looking_on(wanted, job_id, settings) as session:
-        asyncio.run(_logs(session, is_json=is_json, **how))
+        asyncio.run(_logs(session, wish, num_last=how["num_last"], is_following=how["is_following"]))
+
+
+class _LineWish(NamedTuple):
+    """Which lines are wanted, and whether as JSON."""
+
+    is_json: bool
+    ranks: NumberTerm | None
+    pattern: re.Pattern[str] | None
+
+    def among(self, pairs: Iterable[tuple[str, LogLine]], job_id: str) -> Iterator[tuple[str, LogLine]]:
+        """Yield the (node, line) pairs of a job that are wanted."""
+        for node, line in pairs:
+            is_its = line.job_id in ("", job_id) and (self.pattern is None or self.pattern.search(line.text))
+            if is_its and (self.ranks is None or any(a <= line.rank <= b for a, b in self.ranks.ranges)):
+                yield node, line
 
 
 class _Table(NamedTuple):
-    """One kind of rows.
-
-    Attributes:
-        name: Of their list in JSON.
-        rows: Returns them.
-        lines: Returns them as text.
-        nothing: What is printed without a row.
-    """
+    """One kind of rows: the name of their list in JSON, what returns them, and as text; what is said without a row."""
 
     name: str
     rows: Callable[[View], Sequence[Any]]
@@ -176,12 +179,12 @@ def _list(
         if is_json:
             print_json({"job_id": view.job_id, table.name: json_value(found)})
         elif view.job() is None:
-            click.echo("no job is known there")
+            click.echo(NO_JOB)
         else:
             click.echo("\n".join(table.lines(found)) or table.nothing)
 
     with looking_on(wanted, job_id, settings) as session:
-        raise SystemExit(look(session, show, is_watching=is_watching))
+        raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))
 
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
@@ -192,62 +195,51 @@ async def _events(session: RemoteSession) -> list[Event]:
     try:
         await first_view(session)
         await session.session.reach_back()
-        return [event for event in reversed([*session.events.latest_first()]) if event.text]
+        return [*session.events.latest_first()][::-1]
     finally:
         await session.close()
 
 
-def _event_object(event: Event, now_s: float) -> dict[str, Any]:
-    return {
-        "age_s": round(now_s - event.at_s, 1),
-        "kind": event.kind.value,
-        "severity": event.severity.value,
-        "ranks": list(event.ranks),
-        "text": event.text,
-    }
-
-
-async def _logs(
-    session: RemoteSession,
-    *,
-    is_json: bool,
-    is_following: bool,
-    wanted_ranks: NumberTerm | None,
-    pattern: re.Pattern[str] | None,
-    num_last: int | None,
-) -> None:
-    """Print the lines there are, and those that come as long as they are followed."""
-
-    def is_wanted(line: LogLine, job_id: str) -> bool:
-        if line.job_id not in ("", job_id) or (pattern is not None and not pattern.search(line.text)):
-            return False
-        return wanted_ranks is None or bool(wanted_ranks.among(np.array([line.rank]))[0])
-
+async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:
+    """Print the lines there are, and those that come until the job has ended, if it is followed."""
+    if is_following:
+        follow_one_job(session)
     try:
-        view = await first_view(session)
+        job_id = (await first_view(session)).job_id
+        if not job_id:
+            print_line(f"rankdeck: {NO_JOB}")
+            return
         kept = deque[tuple[str, "LogLine"]](maxlen=num_last)
-        while not session.session.has_all_lines:
-            kept.extend(pair for pair in session.drain_logs() if is_wanted(pair[1], view.job_id))
-            await asyncio.sleep(POLL_S)
-            view = session.view()
-        kept.extend(pair for pair in session.drain_logs() if is_wanted(pair[1], view.job_id))
-        _print_lines(kept, is_json=is_json)
-        over_s: float | None = None
-        while is_following and (over_s is None or time.monotonic() < over_s or not session.session.has_all_lines):
-            await asyncio.sleep(POLL_S)
-            view = session.view()
-            if is_over(view) and over_s is None:
-                over_s = time.monotonic() + LAST_LINES_S
-            _print_lines((pair for pair in session.drain_logs() if is_wanted(pair[1], view.job_id)), is_json=is_json)
+        while pairs := await _more_lines(session):
+            kept.extend(wish.among(pairs, job_id))
+        _print_lines(kept, wish)
+        is_over_there = not is_following
+        while not is_over_there:
+            is_over_there = is_over(session.view())
+            await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
+            for notice in session.drain_notices():
+                print_line(f"rankdeck: {notice}")
+            while pairs := await _more_lines(session):
+                _print_lines(wish.among(pairs, job_id), wish)
     finally:
         await session.close()
 
 
-def _print_lines(pairs: Iterable[tuple[str, LogLine]], *, is_json: bool) -> None:
+async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
+    """Return lines that have come, nothing once all that the nodes have told of are here, or none comes any more."""
+    deadline_s = time.monotonic() + SILENT_S
+    session.view()
+    while not (pairs := session.drain_logs()) and not session.session.has_all_lines and time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
+        session.view()
+    return pairs
+
+
+def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
     for node, line in pairs:
-        if is_json:
+        if wish.is_json:
             fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text}
-            click.echo(msgspec.json.encode(fields).decode())
+            click.echo(json.dumps(fields))  # ASCII alone: a line may hold what a terminal obeys
             continue
         who = "launcher" if line.rank == LAUNCHER_RANK else line.rank
         click.echo(f"{click.style(f'{clean_name(node)}:{who}', dim=True)}  {clean(line.text, LINE_LIMIT)}")

@@ -160,13 +160,18 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
     """Show a session on the screen, or print it where there is none, and end with its code."""
     session.guards_rest = True
     if is_headless or is_json or not is_terminal():
-        session.patience_s = HEADLESS_PATIENCE_S
-        session.session.choice.stays = True
+        follow_one_job(session)
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
     session.patience_s = math.inf
     session.looks_back = True
     session.asked_at = desk_of(session)
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
+
+
+def follow_one_job(session: RemoteSession) -> None:
+    """Let a script follow the job that is shown to its end; call it before the session connects."""
+    session.patience_s = HEADLESS_PATIENCE_S
+    session.session.choice.stays = True
 
 
 def desk_of(session: RemoteSession) -> QuestionDesk | None:

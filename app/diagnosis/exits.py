@@ -388,7 +388,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
-    # All by the same request: the launcher, once it has ended, says whether it was its own. It never sends SIGINT.
+    # All by the same request: the launcher, once it has ended, says whether it was its own. SIGINT never is.
     by = {death.exit.signal for death in unrequested}
     is_asked = len(unrequested) > 1 and by <= ASKED_SIGNALS
     patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,13 @@ class Console(PersonalApp):
 
         await ask_for_program(self)
 
+    def action_suspend_process(self) -> None:
+        """Go to the shell; where none has started this console, nobody could bring it back."""
+        if _has_shell():
+            super().action_suspend_process()
+        else:
+            self.show_notice("No shell has started this console: there is nothing to go to.", "warning")
+
     async def action_quit(self) -> None:
         """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
         if self.ui.farewell:
@@ -195,3 +203,9 @@ class Console(PersonalApp):
     async def _leave(self) -> None:
         await self.ui.source.close()
         self.exit()
+
+
+def _has_shell() -> bool:
+    """Return whether a shell with jobs has started this process: in a group of its own, of the same session."""
+    parent = os.getppid()
+    return os.getsid(0) == os.getsid(parent) and os.getpgid(parent) != os.getpgrp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from app.text import bytes_cell, call_text, loss_text, percent_text, ranges_text, seconds_cell
+from app.text import UNKNOWN, bytes_cell, call_text, loss_text, percent_text, ranges_text, seconds_cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
-GAP = "  "
-
 
 class _Column(NamedTuple, Generic[Row]):
-    """A column; one that is empty in every row is left out.
+    """A column; one of which nothing is known in any row is left out.
 
     Attributes:
         name: Its header; figures stand to the right below it, where it begins with a space.
-        cell: Returns the text of a row; empty is not known.
+        cell: Returns the text of a row.
     """
 
     name: str
@@ -35,14 +33,14 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
         _Column("STATE", lambda row: row.state.value),
-        _Column(" STEP", lambda row: "" if row.step is None else str(row.step)),
-        _Column(" LOSS", lambda row: "" if row.loss is None else loss_text(row.loss)),
+        _Column(" STEP", lambda row: UNKNOWN if row.step is None else str(row.step)),
+        _Column(" LOSS", lambda row: loss_text(row.loss)),
         _Column("PHASE", lambda row: row.phase),
         _Column("LAST CALL", lambda row: call_text(row.group, row.seq, row.op, row.label) if row.op else ""),
-        _Column(" WAITS", lambda row: _seconds(row.waiting_s)),
-        _Column(" WAITED", lambda row: "" if row.wait_frac is None else percent_text(row.wait_frac)),
-        _Column(" MEMORY", lambda row: _bytes(row.rss_bytes)),
-        _Column(" GPU MEMORY", lambda row: _bytes(row.gpu_used_bytes)),
+        _Column(" WAITS", lambda row: seconds_cell(row.waiting_s)),
+        _Column(" WAITED", lambda row: percent_text(row.wait_frac)),
+        _Column(" MEMORY", lambda row: bytes_cell(row.rss_bytes)),
+        _Column(" GPU MEMORY", lambda row: bytes_cell(row.gpu_used_bytes)),
         _Column("AT", lambda row: row.where or row.detail),
     ]
     return _lines(columns, rows)
@@ -66,33 +64,23 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
     columns: list[_Column[MemoryRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
-        _Column(" RSS", lambda row: _bytes(row.rss_bytes)),
-        _Column(" PSS", lambda row: _bytes(row.pss_bytes)),
-        _Column(" PEAK", lambda row: _bytes(row.peak_rss_bytes)),
-        _Column(" MEDIAN", lambda row: "" if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"),
-        _Column(" GPU", lambda row: "" if row.gpu is None else str(row.gpu)),
-        _Column(" GPU USED", lambda row: _bytes(row.gpu_used_bytes)),
-        _Column(" ALLOCATED", lambda row: _bytes(row.torch_allocated_bytes)),
-        _Column(" RESERVED", lambda row: _bytes(row.torch_reserved_bytes)),
+        _Column(" RSS", lambda row: bytes_cell(row.rss_bytes)),
+        _Column(" PSS", lambda row: bytes_cell(row.pss_bytes)),
+        _Column(" PEAK", lambda row: bytes_cell(row.peak_rss_bytes)),
+        _Column(
+            " MEDIAN", lambda row: UNKNOWN if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"
+        ),
+        _Column(" GPU", lambda row: UNKNOWN if row.gpu is None else str(row.gpu)),
+        _Column(" GPU USED", lambda row: bytes_cell(row.gpu_used_bytes)),
+        _Column(" ALLOCATED", lambda row: bytes_cell(row.torch_allocated_bytes)),
+        _Column(" RESERVED", lambda row: bytes_cell(row.torch_reserved_bytes)),
         _Column("LIMIT", lambda row: row.limit),
-        _Column(" USED", lambda row: _bytes(row.limit_used_bytes)),
-        _Column(" OF", lambda row: _bytes(row.limit_bytes)),
-        _Column(" A MINUTE", lambda row: _growth(row.growth_bytes_per_min)),
-        _Column(" FULL IN", lambda row: _seconds(row.remaining_s)),
+        _Column(" USED", lambda row: bytes_cell(row.limit_used_bytes)),
+        _Column(" OF", lambda row: bytes_cell(row.limit_bytes)),
+        _Column(" GROWTH/MIN", lambda row: bytes_cell(row.growth_bytes_per_min)),
+        _Column(" FULL IN", lambda row: seconds_cell(row.remaining_s)),
     ]
     return _lines(columns, rows)
-
-
-def _bytes(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else bytes_cell(num_bytes)
-
-
-def _growth(bytes_per_min: float | None) -> str:
-    return "" if bytes_per_min is None else f"+{bytes_cell(bytes_per_min)}"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else seconds_cell(seconds)
 
 
 def _lines(columns: Sequence[_Column[Row]], rows: Sequence[Row]) -> list[str]:
@@ -102,9 +90,9 @@ def _lines(columns: Sequence[_Column[Row]], rows: Sequence[Row]) -> list[str]:
     parts: list[list[str]] = []
     for column in columns:
         cells = [column.cell(row) for row in rows]
-        if not any(cells):
+        if not set(cells) - {"", UNKNOWN}:
             continue
         width = max(len(column.name.strip()), *map(len, cells))
         align = str.rjust if column.name.startswith(" ") else str.ljust
         parts.append([align(text, width) for text in (column.name.strip(), *cells)])
-    return [GAP.join(line).rstrip() for line in zip(*parts, strict=True)]
+    return ["  ".join(line).rstrip() for line in zip(*parts, strict=True)]

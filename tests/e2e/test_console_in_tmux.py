@@ -49,6 +49,8 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     house.ranks()[1].send_signal(signal.SIGCONT)
     terminal.until_it_no_longer_shows("is frozen", LOOK_S)
 
+    terminal.keys("C-z")
+    terminal.until_it_shows("No shell has started this console", LOOK_S)
     terminal.keys("q")
     terminal.until_it_shows("exit code 0", LOOK_S)
     end_terminals(house.directory)

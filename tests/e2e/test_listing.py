@@ -100,3 +100,15 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert watching.returncode == 0
     assert "job gpt: succeeded" in recording.communicate(timeout=60)[0]
     assert "job gpt: succeeded" in here.run("replay", "--headless", str(tmp_path / "gpt.rdk"))
+
+
+def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: DemoHouse) -> None:
+    here = Here(house)
+    here.run("up", "localhost")
+
+    assert here.run("ranks") == "no job is known there\n"
+    process = here.start("logs", "-f")
+
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (0, "")
+    assert "no job is known there" in stderr

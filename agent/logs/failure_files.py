@@ -63,7 +63,7 @@ def last_failure(job_dir: Path, rank: int) -> FoundFailure | None:
 
 
 def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
-    """Return the first failure in the files of some ranks, else in the launcher's; where it passed SIGINT on, its own."""
+    """Return the first failure in the files of some ranks, else in the launcher's; its own, if it got SIGINT."""
     found = [failure for rank in ranks if (failure := find_failure(job_dir, rank))]
     found.sort(key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
     own = [failure for failure in found if not failure.text.exception.startswith(INTERRUPTED)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from app.tui.widgets.line_view import FilterBar
 from app.view.actions import NOT_AGAIN
 
 if TYPE_CHECKING:
-    from textual.app import App, ComposeResult
+    from textual.app import ComposeResult
     from textual.events import Resize
     from textual.screen import Screen
 
@@ -75,7 +74,7 @@ class Console(PersonalApp):
 
     def on_mount(self) -> None:
         """Show the first view and start the frames."""
-        self.app_resume_signal.subscribe(self, self._paint_anew)
+        self.app_resume_signal.subscribe(self, self.paint_anew)
         self._arrange()
         self.start_frames()
 
@@ -86,12 +85,6 @@ class Console(PersonalApp):
     def on_ready(self) -> None:
         """Have the collector out of the way of keys."""
         calm_collector()
-
-    def _paint_anew(self, _app: App[object]) -> None:
-        """Paint every line, also those that have not changed: the shell has had the terminal meanwhile."""
-        for screen in self.screen_stack:
-            for widget in screen.walk_children():
-                widget.refresh()
 
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
@@ -135,13 +128,6 @@ class Console(PersonalApp):
         from app.tui.job_actions import ask_for_program  # noqa: PLC0415
 
         await ask_for_program(self)
-
-    def action_suspend_process(self) -> None:
-        """Go to the shell; where none has started this console, nobody could bring it back."""
-        if _has_shell():
-            super().action_suspend_process()
-        else:
-            self.show_notice("No shell has started this console: there is nothing to go to.", "warning")
 
     async def action_quit(self) -> None:
         """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
@@ -203,9 +189,3 @@ class Console(PersonalApp):
     async def _leave(self) -> None:
         await self.ui.source.close()
         self.exit()
-
-
-def _has_shell() -> bool:
-    """Return whether a shell with jobs has started this process: in a group of its own, of the same session."""
-    parent = os.getppid()
-    return os.getsid(0) == os.getsid(parent) and os.getpgid(parent) != os.getpgrp()

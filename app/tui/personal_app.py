@@ -22,6 +22,7 @@ from app.tui.widgets.line_view import LineView
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from textual.app import App
     from textual.binding import BindingType
     from textual.filter import LineFilter
     from textual.notifications import SeverityLevel
@@ -81,6 +82,19 @@ class PersonalApp(KeysInOrder, PacedApp):
     def paint(self) -> None:
         """Build and paint all that is shown."""
 
+    def action_suspend_process(self) -> None:
+        """Go to the shell; where none has started this console, nobody could bring it back."""
+        if _has_shell():
+            super().action_suspend_process()
+        else:
+            self.show_notice("No shell has started this console: there is nothing to go to.", "warning")
+
+    def paint_anew(self, _app: App[object]) -> None:
+        """Paint every line, also those that have not changed: the shell has had the terminal meanwhile."""
+        for screen in self.screen_stack:
+            for widget in screen.walk_children():
+                widget.refresh()
+
     def show_notice(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
         """Show a notification."""
         self.notify(self.ui.tellable(text), title=title, severity=severity, markup=False)
@@ -120,3 +134,9 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.look.wear(theme)
         self.no_color = not self.look.has_colour
         self.theme = theme
+
+
+def _has_shell() -> bool:
+    """Return whether a shell with jobs has started this process: in a group of its own, of the same session."""
+    parent = os.getppid()
+    return os.getsid(0) == os.getsid(parent) and os.getpgid(parent) != os.getpgrp()

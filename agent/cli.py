@@ -367,20 +367,13 @@ def reach(targets: tuple[str, ...]) -> None:
 
 @cli.command("proxy")
 @directory_option
-def proxy_verb(directory: Path) -> None:
+@click.option("--reports", is_flag=True, help="Carry the reports socket, of an agent or a relay.")
+def proxy_verb(directory: Path, *, reports: bool) -> None:
     """Carry the command socket over standard input and output."""
-    from agent.transport.proxy import proxy  # noqa: PLC0415
+    from agent.transport.proxy import carry_commands, carry_reports  # noqa: PLC0415
 
-    proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
-
-
-@cli.command("telemetry")
-@directory_option
-def telemetry_verb(directory: Path) -> None:
-    """Carry the stream of reports over standard input and output."""
-    from agent.transport.proxy import carry_reports  # noqa: PLC0415
-
-    carry_reports(directory, sys.stdin.fileno(), sys.stdout.fileno())
+    carry = carry_reports if reports else carry_commands
+    carry(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 for verb in (relay, roster, *COMMAND_VERBS):

@@ -33,8 +33,8 @@ from agent.transport.command_socket import ControlSocket
 from agent.transport.control_lease import ControlLease
 from agent.transport.history import PastFrames
 from agent.transport.inbox import Inbox
-from agent.transport.subscribers import Publisher, ReportStream
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.transport.subscribers import NodeReports
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET
 from agent.wire.commands import (
     Abort,
     Accepted,
@@ -107,8 +107,8 @@ class Daemon:
         self._host = HostSampler(state_dir.path)
         self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.receive)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
-        self._publisher: Publisher | None = None
-        self._reports = ReportStream(state_dir.socket_path(REPORTS_SOCKET), self.epoch)
+        self.reports = NodeReports(state_dir.socket_path(REPORTS_SOCKET), self.epoch)
+        """Sends reports to whoever watches."""
         self._publish_timer: asyncio.TimerHandle | None = None
         self._published_at_s = 0.0
         self._attended_at_s = time.monotonic()
@@ -144,10 +144,9 @@ class Daemon:
         """
         become_subreaper()
         try:
-            self._publisher = Publisher(self._state_dir.socket_path(TELEMETRY_SOCKET))
+            self.reports.open()
             self._jobs.adopt()
             self._inbox.open()
-            await self._reports.open()
             await self._control.open()
             on_ready()
             async with asyncio.TaskGroup() as tasks:
@@ -169,7 +168,7 @@ class Daemon:
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
     def _tick(self, now_s: float) -> None:
-        if self._reports.has_listeners or (self._publisher and self._publisher.has_listeners()):
+        if self.reports.look():
             self._attended_at_s = now_s
         if now_s >= self._next_host_s:
             self._next_host_s = now_s + HOST_PERIOD_S
@@ -199,14 +198,12 @@ class Daemon:
     async def _close(self) -> None:
         self._publish()
         await self._control.close()
-        await self._reports.close()
+        self.reports.close()
         self._inbox.close()
         self._gpus.close()
         self._host.close()
         if self._publish_timer:
             self._publish_timer.cancel()
-        if self._publisher:
-            self._publisher.close()
         if self._history:
             self._history.close()
         self._jobs.close()
@@ -320,10 +317,7 @@ class Daemon:
             self._publish_timer = None
         self._published_at_s = time.monotonic()
         self.latest_report = self._report()
-        if self._publisher:
-            frame = encode_frame(self.latest_report)
-            self._publisher.publish(frame)
-            self._reports.publish(frame)
+        self.reports.publish(encode_frame(self.latest_report))
 
     def _keep(self, now_s: float) -> None:
         """Add the newest report to the past, as long as there is room for it."""

@@ -126,7 +126,8 @@ class _Server:
             return None
         from agent.relay.dialer import Dialer  # noqa: PLC0415 - whoever dials nobody does not pay for it
 
-        return Dialer(self.invitation.absolute(), self._state_dir.path, self._node, daemon.epoch, os.environ)
+        directory, epoch = self._state_dir.path, daemon.epoch
+        return Dialer(self.invitation.absolute(), directory, self._node, epoch, daemon.reports, os.environ)
 
     def _begin(self, daemon: Daemon, dialer: Dialer | None, metrics_port: int) -> None:
         if dialer is not None:

@@ -4,7 +4,7 @@ agent.lock      held (flock) for the agent's life; its pid
 agent.log       what a daemon says; agent.log.1 before that
 audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
 holder.json     the newest claim on control
-*.sock          telemetry, reports, control, inbox; 0600
+*.sock          reports, control, inbox; 0600
 history/        reports of the past
 jobs/ID         job.json, the job's record
 gpu-sampler.log what the GPU sampler says
@@ -26,7 +26,7 @@ from agent.errors import AgentRunningError, StateDirError
 from agent.files import is_locked, try_lock
 from agent.processes.shim import write_record
 from agent.transport.control_lease import Holder
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ LOCK_PATIENCE_S = 0.5
 """Whoever only looks whether an agent serves holds the lock for some microseconds."""
 _OF_CONSOLES = frozenset({"work"})
 """What a console puts into the directory of a private agent."""
-SOCKETS = (TELEMETRY_SOCKET, REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
+SOCKETS = (REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
 
 
 def check_socket_path(path: Path) -> str:

@@ -33,7 +33,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 _PREFIX = "rankdeck-ssh-"
 _LOCK = "lock"
-_LONGEST_NAME = f"/{_PREFIX}12345678/4095/telemetry.sock"
+_LONGEST_NAME = f"/{_PREFIX}12345678/4095/control.sock"
 
 
 def runtime_directory(longest_name: str) -> Path:
@@ -105,9 +105,9 @@ def _sweep(parent: Path) -> None:
                 os.close(fd)
 
 
-FILES_A_NODE = 10
-"""Of a node's socket of telemetry and its connection, the road to its agent, and, over SSH, the connection, a
-listener and what comes through it."""
+FILES_A_NODE = 12
+"""The socket of its reports and the connection to its agent; over SSH the connection, two listeners and their
+connections."""
 SPARE_FILES = 256
 
 

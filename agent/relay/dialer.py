@@ -21,8 +21,8 @@ from agent.relay.relay_dir import Invitation, expected_nodes, read_invitation
 from agent.service.agent_info import own
 from agent.slow_reader import SlowReader
 from agent.transport.command_socket import channel_address
-from agent.transport.relay_sockets import DialSocket, ReportTap
-from agent.wire.codec import CONTROL_SOCKET, TELEMETRY_SOCKET, MalformedMessageError
+from agent.transport.relay_sockets import DialSocket
+from agent.wire.codec import CONTROL_SOCKET, MalformedMessageError
 from agent.wire.relay import (
     HEARTBEAT_S,
     SILENT_S,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from agent.transport.subscribers import NodeReports
+
 MAX_STREAMS = 32
 """Of consoles at one agent, which itself takes 64 connections."""
 LOOK_S = 0.5
@@ -71,7 +73,9 @@ class _Look(NamedTuple):
 class Dialer:
     """Keeps an agent known to a relay, from `run` until that is cancelled; lives on the agent's loop."""
 
-    def __init__(self, invitation: Path, directory: Path, node: str, epoch: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, invitation: Path, directory: Path, node: str, epoch: str, reports: NodeReports, environ: Mapping[str, str]
+    ) -> None:
         """Of an agent that serves already in a directory.
 
         Raises:
@@ -94,7 +98,7 @@ class Dialer:
         self._socket: DialSocket | None = None
         self._lost: asyncio.Future[str] | None = None
         self._bridges: dict[int, StreamBridge] = {}
-        self._tap: ReportTap | None = None
+        self._reports = reports
         self._kept: tuple[bytes, float] | None = None
         """The newest report that was not sent, and when it came."""
         self._wanted_at_s: float | None = None
@@ -176,8 +180,8 @@ class Dialer:
             self._lose("it says nothing")
         if now_s - self._spoke_at_s >= HEARTBEAT_S:
             self._send(RelayHeartbeat())
-        if self._tap is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:
-            self._close_tap()
+        if self._reports.follower is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:
+            self._unfollow()
 
     def _greet(self) -> None:
         self._let_go()
@@ -188,13 +192,11 @@ class Dialer:
         """End what was for a relay that knows nothing of it any more."""
         for bridge in list(self._bridges.values()):
             bridge.close(notifies_peer=False)
-        self._close_tap()
+        self._unfollow()
         self._wanted_at_s = None
 
-    def _close_tap(self) -> None:
-        if self._tap is not None:
-            self._tap.close()
-        self._tap = self._kept = None
+    def _unfollow(self) -> None:
+        self._reports.follower = self._kept = None
 
     def _lose(self, why: str) -> None:
         if self._lost is not None and not self._lost.done():
@@ -242,12 +244,7 @@ class Dialer:
 
     def _wanted(self, now_s: float) -> None:
         self._wanted_at_s = self._asked_at_s = now_s
-        if self._tap is None:
-            try:
-                self._tap = ReportTap(self._directory / TELEMETRY_SOCKET, self._reported)
-            except OSError as error:
-                self._lose(f"no report can be sent there: {error.strerror}")
-                return
+        self._reports.follower = self._reported
         self._send_report()
 
     def _reported(self, frame: bytes) -> None:

@@ -22,7 +22,7 @@ from agent.relay.roster import Known, LetIn, Roster
 from agent.transport.command_socket import peer_of
 from agent.transport.latest_reports import LatestReports
 from agent.transport.subscribers import ReportSubscribers
-from agent.wire.codec import MalformedMessageError
+from agent.wire.codec import REPORTS_SOCKET, MalformedMessageError
 from agent.wire.relay import (
     HEARTBEAT_S,
     Farewell,
@@ -79,7 +79,13 @@ class Relay:
         self._address = address
         self._roster = Roster(num_expected)
         self._latest = LatestReports()
-        self._subscribers = ReportSubscribers(self._latest, self.name, lambda: self._roster.num_expected, self._watched)
+        self._subscribers = ReportSubscribers(
+            str(directory.path / REPORTS_SOCKET),
+            self._latest,
+            self.name,
+            lambda: self._roster.num_expected,
+            self._watched,
+        )
         self._asked_at_s: dict[bytes, float] = {}
         """When each peer was asked for the report that it owes."""
         self._listeners: dict[str, socket.socket] = {}
@@ -104,7 +110,7 @@ class Relay:
             OSError: A socket or a file cannot be made.
         """
         try:
-            await self._subscribers.open(self._directory.listen_merged())
+            self._subscribers.open()
             self._relay_socket.open(self._take, self._take_odd)
             write_invitation(self._directory.invitation, self._invitation())
             on_ready()
@@ -131,13 +137,14 @@ class Relay:
             self._send_to(peer, Farewell())
         for node in list(self._listeners):
             self._close_node(node)
-        await self._subscribers.close()
+        self._subscribers.close()
         self._relay_socket.close()
 
     async def _tick(self) -> None:
         heartbeat_at_s = 0.0
         while True:
             now_s = time.monotonic()
+            self._subscribers.forget_away()
             with contextlib.suppress(MemoryError):  # of a moment: libzmq is about to drop who has sent so much
                 for known in self._roster.silent(now_s):
                     self._gone(known, "nothing has been heard of it")
@@ -200,12 +207,12 @@ class Relay:
 
     def _ask(self, peer: bytes) -> None:
         """Ask for the next report, if anybody looks on."""
-        if self._subscribers.are_there and peer not in self._asked_at_s:
+        if self._subscribers.is_watched and peer not in self._asked_at_s:
             self._asked_at_s[peer] = time.monotonic()
             self._send(peer, _TAKE)
 
     def _watched(self) -> None:
-        if not self._subscribers.are_there:
+        if not self._subscribers.is_watched:
             self._latest.forget_reports()
             return
         for peer in self._roster.peers:

@@ -2,7 +2,7 @@
 
     relay.lock            held (flock) for the relay's life
     invitation.json       what agents are to read; 0600
-    merged.sock           the latest reports of all nodes; 0600
+    reports.sock          the latest reports of all nodes; 0600
     nodes/NAME/control.sock   leads to the command socket of a node's agent: every verb that takes --dir takes this one
 
 `Invitation` is the file by which agents find a relay and are let in: for the user alone, written by each relay when it
@@ -39,10 +39,11 @@ from agent.transport.command_socket import listen_at
 from agent.transport.relay_sockets import KeyPair
 from agent.wire.codec import (
     CONTROL_SOCKET,
+    REPORTS_SOCKET,
     Port,
     PublicKey,
 )
-from agent.wire.relay import MERGED_SOCKET, NODES_DIR, RELAY_VERSION
+from agent.wire.relay import NODES_DIR, RELAY_VERSION
 from ddpcore.wire import DECODE_ERRORS, Name
 
 if TYPE_CHECKING:
@@ -84,14 +85,6 @@ class RelayDir:
         self._clear()
         make_private(self.path / NODES_DIR)
 
-    def listen_merged(self) -> socket.socket:
-        """Return a listener for consoles.
-
-        Raises:
-            OSError: It cannot be bound.
-        """
-        return listen_at(str(self.path / MERGED_SOCKET))
-
     def listen_for(self, node: str) -> socket.socket:
         """Return a listener for whoever wants to speak to a node's agent.
 
@@ -124,7 +117,7 @@ class RelayDir:
 
     def _clear(self) -> None:
         self.invitation.unlink(missing_ok=True)
-        (self.path / MERGED_SOCKET).unlink(missing_ok=True)
+        (self.path / REPORTS_SOCKET).unlink(missing_ok=True)
         shutil.rmtree(self.path / NODES_DIR, ignore_errors=True)
 
 

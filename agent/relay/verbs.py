@@ -10,8 +10,12 @@ from pathlib import Path
 import click
 import msgspec
 
+from agent.errors import NoAgentError
 from agent.relay.relay_dir import NUM_NODES_VARIABLE, RelayDir, default_relay_directory, expected_nodes
-from agent.wire.relay import MAX_NODES
+from agent.wire.codec import REPORTS_SOCKET, MalformedMessageError
+from agent.wire.relay import MAX_NODES, NO_RELAY, Roster, RosterEntry, decode_merged, known_node
+
+ANSWER_S = 10.0
 
 
 def _usual_directory() -> Path:
@@ -56,15 +60,40 @@ def relay(*, listen: str, directory: Path, num_expected: int) -> None:
 
 @click.command()
 @_directory
-@click.option("--follow", is_flag=True, help="Carry the stream of merged reports over standard input and output.")
 @click.option("--brief", "is_brief", is_flag=True, help="Leave the nodes out, but for their number.")
-def roster(*, directory: Path, follow: bool, is_brief: bool) -> None:
+def roster(*, directory: Path, is_brief: bool) -> None:
     """Print which nodes a relay knows, when each was heard last, and what its agent says of itself."""
-    from agent.relay.ask_relay import carry_merged, read_roster  # noqa: PLC0415
-
-    path = RelayDir(directory).path
-    if follow:
-        carry_merged(path, sys.stdin.fileno(), sys.stdout.fileno())
-        return
-    sys.stdout.buffer.write(msgspec.json.encode(read_roster(path, is_brief=is_brief)) + b"\n")
+    roster = _read_roster(RelayDir(directory).path, is_brief=is_brief)
+    sys.stdout.buffer.write(msgspec.json.encode(roster) + b"\n")
     sys.stdout.flush()
+
+
+def _read_roster(directory: Path, *, is_brief: bool = False) -> Roster:
+    """Return which nodes a relay knows; with `is_brief` only how many.
+
+    Raises:
+        NoAgentError: No relay answers in the directory.
+    """
+    from agent.transport.report_sockets import ask_reports  # noqa: PLC0415 - who asks for help does not pay for it
+
+    path = directory / REPORTS_SOCKET
+    nodes: dict[str, RosterEntry] = {}
+    relay, num_expected = "", 0
+    try:
+        for frame in ask_reports(path, ANSWER_S):
+            merged = decode_merged(frame)
+            nodes.update((entry.node, entry) for entry in merged.nodes)
+            relay, num_expected = merged.relay, merged.num_expected
+            if merged.is_whole:
+                break
+    except OSError as error:
+        raise NoAgentError(f"{NO_RELAY} at {path}: {error.strerror or error}") from error
+    except MalformedMessageError as error:
+        raise NoAgentError(f"what answers at {path} is no relay of this version: {error}") from error
+    return Roster(
+        relay=relay,
+        dir=str(directory),
+        num_expected=num_expected,
+        num_here=sum(entry.is_here for entry in nodes.values()),
+        nodes=[] if is_brief else [known_node(nodes[node]) for node in sorted(nodes)],
+    )

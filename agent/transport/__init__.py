@@ -1,1 +1,1 @@
-"""How one speaks with an agent: commands, telemetry, history, metrics, and the datagrams of its ranks."""
+"""How others speak with an agent: commands, reports, history, metrics, and the datagrams of its ranks."""

@@ -132,7 +132,7 @@ class ReportSubscriber:
         """There may be something that this console was not told."""
         return self.is_behind or self._latest.version > self._seen_version
 
-    def take(self, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
+    def take(self, asked: int, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
         """Return the next frame, None if there is nothing that this console does not know."""
         is_first = self._seen_version < 0
         self._seen_version, self.is_behind = self._latest.version, False
@@ -141,7 +141,7 @@ class ReportSubscriber:
         reports = self._untold_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
         if not (nodes or reports or is_first):
             return None
-        return Merged(self._relay, held_ms, num_expected, is_whole=is_whole, nodes=nodes, reports=reports)
+        return Merged(self._relay, held_ms, num_expected, is_whole, nodes, reports, asked)
 
     def _untold_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
         """Tell of the nodes that are new, or no longer what they were; return also how many bytes that takes."""

@@ -1,7 +1,6 @@
 """An agent's sockets through standard input and output, for hosts whose sshd forwards no sockets.
 
-`proxy` carries the command socket, `telemetry` that of the reports: bytes in, bytes out. Both end when standard input
-does: then nobody is left to talk to.
+Both functions end when standard input does: then nobody is left to talk to.
 """
 
 from __future__ import annotations
@@ -21,27 +20,21 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 65_536
 
 
-def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
-    """Carry bytes between two descriptors and the command socket, until the agent has said all.
+def carry_commands(directory: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and the command socket; at the end of input, wait for the last reply.
 
     Raises:
         NoAgentError: Nobody listens in the directory.
     """
-    carry_socket(directory / CONTROL_SOCKET, in_fd, out_fd)
+    _carry_socket(directory / CONTROL_SOCKET, in_fd, out_fd, has_last_word=True)
 
 
-def carry_socket(path: Path, in_fd: int, out_fd: int, *, has_last_word: bool = True) -> None:
-    """Carry bytes between two descriptors and a socket, until whoever listens there has said all.
+def carry_reports(directory: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and the reports socket; raises as `carry_commands`."""
+    _carry_socket(directory / REPORTS_SOCKET, in_fd, out_fd, has_last_word=False)
 
-    Args:
-        path: Of the socket.
-        in_fd: What is read there goes to the socket.
-        out_fd: What comes from the socket is written there.
-        has_last_word: At the end of what comes in an answer is waited for; False ends at once.
 
-    Raises:
-        NoAgentError: Nobody listens there.
-    """
+def _carry_socket(path: Path, in_fd: int, out_fd: int, *, has_last_word: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         try:
             agent.connect(str(path))
@@ -49,11 +42,6 @@ def carry_socket(path: Path, in_fd: int, out_fd: int, *, has_last_word: bool = T
             raise NoAgentError(f"no agent answers at {path}: {error.strerror or error}") from error
         with contextlib.suppress(ConnectionError):  # either end may go first
             _carry(agent, in_fd, out_fd, has_last_word=has_last_word)
-
-
-def carry_reports(directory: Path, in_fd: int, out_fd: int) -> None:
-    """Carry bytes between two descriptors and the stream of reports, until the agent has ended; raises as `proxy`."""
-    carry_socket(directory / REPORTS_SOCKET, in_fd, out_fd, has_last_word=False)
 
 
 def _carry(agent: socket.socket, in_fd: int, out_fd: int, *, has_last_word: bool) -> None:

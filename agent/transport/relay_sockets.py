@@ -1,9 +1,4 @@
-"""The ZeroMQ sockets between agents and a relay, in an asyncio loop: one frame a message, no call ever waits.
-
-`RelaySocket` is the relay's end, `DialSocket` the agent's.
-
-Source: zmq_getsockopt(3), ZMQ_FD: its descriptor is silent until there is nothing more to be received, and signals
-nothing that has come while something was sent; zmq_setsockopt(3), ZMQ_ROUTER_MANDATORY.
+"""The ZeroMQ sockets between agents and a relay: `RelaySocket` is the relay's end, `DialSocket` the agent's.
 
 `CurveAuthenticator` decides who may come in over TCP: sockets encrypt with CURVE, and accept the one key they know and
 nobody else. If its thread has died, it lets nobody in.
@@ -14,94 +9,44 @@ is missing accepts anyone.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from agent.transport.report_sockets import FAREWELL_MS, NOBLOCK, Doorbell, RouterSocket
 from agent.wire.relay import MAX_RELAY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HIGH_WATER_MARK = 1000
 """Messages for one peer: what may be under way on all of its streams, several times over."""
-MAX_TAKEN = 256
-"""Messages between two turns of the loop."""
 HANDSHAKE_MS = 5_000
-FAREWELL_MS = 200
-"""For what is said last."""
 KEEP_ALIVE_S = (10, 5, 3)
 """Idle time, interval and number of the kernel's probes: a peer without power gives its descriptor back."""
-_NOBLOCK = int(zmq.NOBLOCK)
-_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-"""Plain numbers: arithmetic with enumerations takes as long as to send."""
 
 
-class _Doorbell:
-    """Calls `take` with each message of a socket."""
-
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
-        self._socket = socket
-        self._take = take
-        self._loop = asyncio.get_running_loop()
-        self._fd = cast("int", socket.get(zmq.FD))
-        self.is_due = False
-        self._is_closed = False
-        self._loop.add_reader(self._fd, self._look)
-        self.ring()
-
-    def ring(self) -> None:
-        """Have a look soon; wanted after whatever was done with the socket."""
-        if not self.is_due and not self._is_closed:
-            self.is_due = True
-            self._loop.call_soon(self._look)
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._loop.remove_reader(self._fd)
-
-    def _look(self) -> None:
-        self.is_due = False
-        for _ in range(MAX_TAKEN):
-            if self._is_closed:
-                return
-            try:
-                parts = self._socket.recv_multipart(_NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(parts)
-        self.ring()
-
-
-class RelaySocket:
-    """Where a relay listens; only who knows `node_key` is heard."""
+class RelaySocket(RouterSocket):
+    """Where a relay listens for agents; only who knows `node_key` is let in."""
 
     def __init__(self, address: str, port: int) -> None:
-        """Bind a TCP port, 0 for a free one; `open` begins to hear.
+        """Bind a TCP port, 0 for a free one; `open` begins to receive.
 
         Raises:
             OSError: It cannot be bound.
         """
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its authenticator answers for all of a context
+        super().__init__(self._context)
         self.node_key: KeyPair = new_key()
         """Of agents, both halves: whoever is given them may come in."""
         self._curve_auth = CurveAuthenticator(self._context, self.node_key.public)
-        self._socket = self._context.socket(zmq.ROUTER)
         self._curve_auth.guard(self._socket)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         _bound(self._socket)
-        self._doorbell: _Doorbell | None = None
         host = f"[{address}]" if ":" in address else address
-        try:
-            self._socket.bind(f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise OSError(error.errno, error.strerror) from error
+        self._bind(f"tcp://{host}:{port or '*'}")
         endpoint = cast("bytes", self._socket.get(zmq.LAST_ENDPOINT)).decode()
         self.port = int(endpoint.rpartition(":")[2])
 
@@ -110,47 +55,11 @@ class RelaySocket:
         """Of this relay."""
         return self._curve_auth.key.public
 
-    def open(self, take: Callable[[bytes, bytes], None], take_odd: Callable[[], None]) -> None:
-        """Begin to hear.
-
-        Args:
-            take: Called with the peer and each message.
-            take_odd: Called for a message that is not of one frame.
-        """
-
-        def taken(parts: list[bytes]) -> None:
-            if len(parts) == 2:
-                take(*parts)
-            else:
-                take_odd()
-
-        self._doorbell = _Doorbell(self._socket, taken)
-
-    def send(self, peer: bytes, message: bytes) -> bool:
-        """Send something; return False if the peer is gone, or takes nothing any more.
-
-        What a peer that is gone has said last may still have to be heard; see `is_behind`.
-        """
-        assert self._doorbell is not None
-        self._doorbell.ring()
-        try:
-            self._socket.send(peer, _NOBLOCK_MORE)
-            self._socket.send(message, _NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something may have come that has not been taken yet."""
-        return self._doorbell is not None and self._doorbell.is_due
-
     def close(self) -> None:
-        """Let go of the port; what was sent last has a moment to leave."""
-        if self._doorbell is not None:
-            self._doorbell.close()
+        """Let go of the port; see `RouterSocket.close`."""
         self._curve_auth.close()
-        self._context.destroy(linger=FAREWELL_MS)
+        super().close()
+        self._context.term()
 
 
 class DialSocket:
@@ -173,12 +82,12 @@ class DialSocket:
             _bound(self._socket)
             host = f"[{address}]" if ":" in address else address
             self._socket.connect(f"tcp://{host}:{port}")
-        self._doorbell = _Doorbell(self._socket, lambda parts: take(parts[0]))
+        self._doorbell = Doorbell(self._socket, lambda parts: take(parts[0]))
 
     def send(self, message: bytes) -> bool:
         """Send something; return False where nothing is taken any more."""
         try:
-            self._socket.send(message, _NOBLOCK)
+            self._socket.send(message, NOBLOCK)
         except zmq.Again:
             return False
         self._doorbell.ring()
@@ -188,30 +97,6 @@ class DialSocket:
         """Let go of the relay; with a farewell what was sent last has a moment to leave."""
         self._doorbell.close()
         self._context.destroy(linger=FAREWELL_MS if sends_farewell else 0)
-
-
-class ReportTap:
-    """The newest report of the agent in this process, from the time it is wanted."""
-
-    def __init__(self, path: Path, take: Callable[[bytes], None]) -> None:
-        """Subscribe to the socket at `path`.
-
-        Raises:
-            OSError: There can be no socket.
-        """
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        with _all_or_nothing(self._context):
-            self._socket = self._context.socket(zmq.SUB)
-            self._socket.setsockopt(zmq.CONFLATE, 1)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-            self._socket.connect(f"ipc://{path}")
-        self._doorbell = _Doorbell(self._socket, lambda parts: take(parts[0]))
-
-    def close(self) -> None:
-        """Let go of it: nobody listens any more."""
-        self._doorbell.close()
-        self._context.destroy(linger=0)
 
 
 @contextlib.contextmanager

@@ -1,49 +1,45 @@
-"""Sends reports to consoles: each gets what is new to it when it asks, as fast as it reads.
+"""Hands reports to consoles: each gets one frame for each time that it asks, once there is something new to it.
 
-`ReportSubscribers` serves the consoles of a relay, or of an agent.
+A publisher sends all that it has; on a link that carries less than that, the oldest goes first. Here nothing waits for
+a console that is slow or far away: it gets the latest, and knows how old that is (`agent.wire.relay`).
 
-`ReportStream` is the Unix socket on which an agent hands out its latest report, one for each time that it is asked. A
-publisher sends what there is, and on a link that carries less the oldest goes first. Here nothing waits for a console
-that is slow or far away: it gets the latest, and knows how old that is (`agent.wire.relay`).
-
-`Publisher` is the ZeroMQ socket on which the node's reports go out: one frame a report, to every subscriber, never
-waiting.
+`ReportSubscribers` serves the consoles of a relay. `NodeReports` serves those of an agent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
-import zmq
-
-from agent.transport.command_socket import listen_at, peer_of
 from agent.transport.latest_reports import LatestReports, ReportSubscriber
-from agent.wire.codec import with_length
-from agent.wire.relay import ASK, MAX_ASKED, RosterEntry, encode_merged
+from agent.transport.report_sockets import ReportSocket
+from agent.wire.relay import Merged, RosterEntry, decode_request, encode_merged
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
-MAX_CONSOLES = 64
-"""Of more, the one that has asked for nothing longest is let go: sshd holds the end of a dead connection for long."""
 MERGE_S = 0.05
-"""Between two frames for a console that knows all there is: so many nodes are told of in one, a quarter of the time
+"""Between two frames for a console that has received all: more nodes are in each, and it is a quarter of the time
 between two reports of a node."""
+AWAY_S = 15.0
+"""A console that has been sent a frame and does not ask for another one for so long does not count as watching."""
 
 
 class _Console:
-    """One that is served: what it has asked for, and when it did last, or came."""
+    """What one console has asked for."""
 
-    def __init__(self) -> None:
-        self.asked: deque[float] = deque()
-        """When each frame was asked for that it has not got."""
-        self.received_at_s = time.monotonic()
-        self.news = asyncio.Event()
+    def __init__(self, subscriber: ReportSubscriber) -> None:
+        self.subscriber = subscriber
+        self.asked = 0
+        """The number of its latest request."""
+        self.num_due = 0
+        """Frames that it is still to be sent for that."""
+        self.asked_at_s = 0.0
+        """When its latest request came."""
+        self.next_frame_s = 0.0
+        """Before that time nothing is sent to it."""
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class ReportSubscribers:
@@ -51,180 +47,152 @@ class ReportSubscribers:
 
     def __init__(
         self,
+        path: str,
         latest: LatestReports,
-        relay: str,
-        num_expected: Callable[[], int],
+        origin: str,
+        num_expected: Callable[[], int] = lambda: 1,
         on_watched: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_watched` is called when the first console has come, and when the last one has left."""
+        """Of the reports in `latest`.
+
+        Args:
+            path: Of the socket.
+            latest: What there is to be sent.
+            origin: Of the process that serves, in each frame.
+            num_expected: Returns how many nodes there are to be.
+            on_watched: Called when the first console has come, and when the last one has left.
+        """
+        self._path = path
         self._latest = latest
-        self._relay = relay
+        self._origin = origin
         self._num_expected = num_expected
         self._on_watched = on_watched
-        self._server: asyncio.Server | None = None
-        self._consoles: dict[asyncio.Task[None], _Console] = {}
-        """Those that are served, by the task that does."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket: ReportSocket | None = None
+        self._consoles: dict[bytes, _Console] = {}
 
     @property
-    def are_there(self) -> bool:
-        """Somebody looks on."""
+    def is_watched(self) -> bool:
+        """Whether any console waits for reports."""
         return bool(self._consoles)
 
-    async def open(self, server_socket: socket.socket) -> None:
-        """Begin to serve."""
-        self._server = await asyncio.start_unix_server(self._connected, sock=server_socket)
-
-    async def close(self) -> None:
-        """Let go of all consoles."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def send_news(self) -> None:
-        """Say that something has changed."""
-        for console in self._consoles.values():
-            console.news.set()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            if peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
-                return
-            if len(self._consoles) >= MAX_CONSOLES:
-                min(self._consoles, key=lambda served: self._consoles[served].received_at_s).cancel()
-            console = self._consoles[task] = _Console()
-            if len(self._consoles) == 1:
-                self._on_watched()
-            await self._serve(reader, writer, console)
-        except (ConnectionError, MemoryError, asyncio.CancelledError):
-            return  # it is gone, or we are about to be; or there is no memory for it now, and it asks again
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-            if self._consoles.pop(task, None) is not None and not self._consoles:
-                self._on_watched()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: _Console) -> None:
-        asked = console.asked
-        subscriber = ReportSubscriber(self._latest, self._relay)
-        listening = asyncio.create_task(_listen(reader, console))
-        try:
-            while True:
-                waiting = asyncio.create_task(console.news.wait())
-                try:
-                    await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    waiting.cancel()
-                if listening.done():
-                    return
-                console.news.clear()
-                while asked and subscriber.has_news:
-                    now_s = time.monotonic()
-                    merged = subscriber.take(int((now_s - asked[0]) * 1000), self._num_expected(), now_s)
-                    if merged is None:
-                        break
-                    asked.popleft()
-                    writer.write(with_length(encode_merged(merged)))
-                    await writer.drain()
-                    if not subscriber.is_behind:
-                        await asyncio.sleep(MERGE_S)
-        finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-
-
-async def _listen(reader: asyncio.StreamReader, console: _Console) -> None:
-    """Note when each frame was asked for, until the console is gone or asks for what it may not."""
-    while asks := await reader.read(64):
-        if asks.strip(ASK) or len(console.asked) + len(asks) > MAX_ASKED:
-            return
-        console.received_at_s = time.monotonic()
-        console.asked.extend([console.received_at_s] * len(asks))
-        console.news.set()
-
-
-HERE = "here"
-"""The only node: who it is, the way to it says."""
-
-
-class ReportStream:
-    """Serves consoles from `open` to `close`."""
-
-    def __init__(self, path: str, epoch: str) -> None:
-        self._path = path
-        self._latest = LatestReports()
-        self._latest.put_node(RosterEntry(HERE, is_here=True), time.monotonic())
-        self._subscribers = ReportSubscribers(self._latest, epoch, lambda: 1)
-
-    async def open(self) -> None:
-        """Bind the socket and start to serve.
+    def open(self) -> None:
+        """Bind the socket and begin to serve.
 
         Raises:
             OSError: The path cannot be bound.
         """
-        await self._subscribers.open(listen_at(self._path))
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether anybody is connected now."""
-        return self._subscribers.are_there
-
-    def publish(self, frame: bytes) -> None:
-        """Take an encoded report for whoever asks."""
-        self._latest.put_report(HERE, frame, time.monotonic())
-        self._subscribers.send_news()
-
-    async def close(self) -> None:
-        """Let go of all consoles."""
-        await self._subscribers.close()
-
-
-SEND_HIGH_WATER_MARK = 8
-"""Reports kept for a subscriber that is slow; it wants only the newest anyway."""
-
-
-class Publisher:
-    """What the node says, on a Unix path: an XPUB socket, which is a PUB that hears who subscribes."""
-
-    def __init__(self, path: str) -> None:
-        """Bind `path`.
-
-        Raises:
-            OSError: It cannot be bound (`zmq.ZMQError` is an OSError's cousin and is turned into one).
-        """
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._topics: set[bytes] = set()
-        """What somebody has subscribed to, and nobody has let go of."""
-        try:
-            self._socket.bind(f"ipc://{path}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise OSError(error.errno, error.strerror, path) from error
-        os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
-
-    def has_listeners(self) -> bool:
-        """Return whether anybody is subscribed now. A connection that broke counts until the kernel knows of it."""
-        while True:
-            try:
-                message = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return bool(self._topics)
-            # Source: zmq_socket(3), XPUB: a byte 1 or 0, then the topic, once for the first and the last subscriber.
-            (self._topics.add if message[:1] == b"\x01" else self._topics.discard)(message[1:])
-
-    def publish(self, frame: bytes) -> None:
-        """Send an encoded report; the socket drops what a subscriber does not take in time."""
-        self._socket.send(frame, zmq.NOBLOCK)
+        self._socket = ReportSocket(self._path)
+        self._socket.open(self._take, lambda: None)
 
     def close(self) -> None:
-        """Close the socket; libzmq removes the path."""
-        self._socket.close(linger=0)
-        self._context.term()
+        """Send what is new to those who wait for it, and close the socket."""
+        if self._socket is None:
+            return
+        for peer, console in list(self._consoles.items()):
+            console.next_frame_s = 0.0
+            self._serve(peer)
+            if console.timer is not None:
+                console.timer.cancel()
+        self._consoles.clear()
+        self._socket.close()
+        self._socket = None
+
+    def send_news(self) -> None:
+        """Send what has changed to all who wait for it."""
+        for peer in list(self._consoles):
+            self._serve(peer)
+
+    def forget_away(self) -> None:
+        """Forget consoles that no longer ask; to be called about once a second."""
+        since_s = time.monotonic() - AWAY_S
+        for peer, console in list(self._consoles.items()):
+            if not console.num_due and console.asked_at_s < since_s:
+                self._forget(peer)
+
+    def _take(self, peer: bytes, message: bytes) -> None:
+        assert self._socket is not None
+        if not message:  # a new connection: ZMQ_PROBE_ROUTER
+            self._socket.send(peer, encode_merged(Merged(self._origin, 0, self._num_expected())))
+        elif any(request := decode_request(message)):
+            self._asked(peer, *request)
+
+    def _asked(self, peer: bytes, number: int, num_frames: int) -> None:
+        console = self._consoles.get(peer)
+        if console is None:
+            console = self._consoles[peer] = _Console(ReportSubscriber(self._latest, self._origin))
+            if len(self._consoles) == 1:
+                self._on_watched()
+        console.asked, console.num_due, console.asked_at_s = number, num_frames, time.monotonic()
+        self._serve(peer)
+
+    def _serve(self, peer: bytes) -> None:
+        """Send a console the frame that it has asked for, now or `MERGE_S` after the last one."""
+        console, now_s = self._consoles.get(peer), time.monotonic()
+        if console is None or not console.num_due or not console.subscriber.has_news:
+            return
+        if now_s < console.next_frame_s:
+            if console.timer is None:
+                loop = asyncio.get_running_loop()
+                console.timer = loop.call_later(console.next_frame_s - now_s, self._serve_later, peer, console)
+            return
+        held_ms = int((now_s - console.asked_at_s) * 1000)
+        try:
+            merged = console.subscriber.take(console.asked, held_ms, self._num_expected(), now_s)
+            frame = encode_merged(merged) if merged is not None else b""
+        except MemoryError:  # of a moment: libzmq is about to drop whoever has sent so much; it is all sent later
+            console.subscriber = ReportSubscriber(self._latest, self._origin)
+            return
+        if not frame:
+            return
+        console.num_due -= 1
+        console.next_frame_s = now_s if console.subscriber.is_behind else now_s + MERGE_S
+        assert self._socket is not None
+        if not self._socket.send(peer, frame):
+            self._forget(peer)
+
+    def _serve_later(self, peer: bytes, console: _Console) -> None:
+        console.timer = None
+        console.next_frame_s = 0.0
+        self._serve(peer)
+
+    def _forget(self, peer: bytes) -> None:
+        console = self._consoles.pop(peer)
+        if console.timer is not None:
+            console.timer.cancel()
+        if not self._consoles:
+            self._on_watched()
+
+
+HERE = "here"
+"""The only node of an agent: its name is known by the connection."""
+
+
+class NodeReports:
+    """The latest report of an agent, for consoles and for the relay that it has dialled; from `open` to `close`."""
+
+    def __init__(self, path: str, epoch: str) -> None:
+        self._latest = LatestReports()
+        self._latest.put_node(RosterEntry(HERE, is_here=True), time.monotonic())
+        self._subscribers = ReportSubscribers(path, self._latest, epoch)
+        self.follower: Callable[[bytes], None] | None = None
+        """Called with each report, in this process; who sets it counts as watching."""
+
+    def open(self) -> None:
+        """Bind the socket and begin to serve; raises as `ReportSubscribers.open`."""
+        self._subscribers.open()
+
+    def look(self) -> bool:
+        """Return whether anybody is watching; to be called about once a second."""
+        self._subscribers.forget_away()
+        return self._subscribers.is_watched or self.follower is not None
+
+    def publish(self, frame: bytes) -> None:
+        """Take an encoded report, for all who wait for one."""
+        self._latest.put_report(HERE, frame, time.monotonic())
+        self._subscribers.send_news()
+        if self.follower is not None:
+            self.follower(frame)
+
+    def close(self) -> None:
+        """Send the last report and close the socket."""
+        self._subscribers.close()

@@ -2,20 +2,15 @@
 
 `LongText`, `JobId` and `Port` are bounded types of fields; `CONTROL_SOCKET` and its siblings are the names of an
 agent's sockets.
-
-`with_length` and `FrameReader` carry frames over a plain stream: four bytes of length, big endian, and the frame.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from ddpcore.wire import DECODE_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_COMMAND_BYTES = 1_048_576
 """A longer line, either way, is refused before it is decoded."""
@@ -70,12 +65,8 @@ EPOCH_METRIC = "epoch"
 """Metrics read from lines that stand for what a rank has not reported itself."""
 
 
-TELEMETRY_SOCKET = "telemetry.sock"
-"""Reports as they are made, for ZeroMQ on this machine."""
-
-
 REPORTS_SOCKET = "reports.sock"
-"""The newest report, for the asking, as `agent.wire.relay` has it: for whoever is away."""
+"""Of an agent or a relay: sends the latest reports on request, as `agent.wire.relay` describes."""
 
 
 CONTROL_SOCKET = "control.sock"
@@ -83,38 +74,3 @@ CONTROL_SOCKET = "control.sock"
 
 INBOX_SOCKET = "inbox.sock"
 """Names of an agent's sockets in its 0700 directory."""
-
-
-LENGTH_BYTES = 4
-
-
-def with_length(frame: bytes) -> bytes:
-    """Return a frame as it goes over a stream."""
-    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
-
-
-class FrameReader:
-    """Takes a stream apart; chunks may be cut anywhere."""
-
-    def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` is of the longest frame."""
-        self._buffer = bytearray()
-        self._max_bytes = max_bytes
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the frames that this chunk completes.
-
-        Raises:
-            MalformedMessageError: A longer frame than may come is announced: this is something else.
-        """
-        self._buffer += chunk
-        while len(self._buffer) >= LENGTH_BYTES:
-            length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
-            if length > self._max_bytes:
-                raise MalformedMessageError(f"a frame of {length} bytes, at most {self._max_bytes} are taken")
-            end = LENGTH_BYTES + length
-            if len(self._buffer) < end:
-                return
-            frame = bytes(self._buffer[LENGTH_BYTES:end])
-            del self._buffer[:end]
-            yield frame

@@ -1,7 +1,7 @@
 """The digest of a node's ranks: what a console compares between ranks, packed as records of one size.
 
 A report of eight ranks decodes into a hundred objects, of which a console that watches thousands of ranks looks at few.
-So a frame of telemetry carries the figures of its workers once more, as bytes that become columns of arrays without an
+So an encoded report carries the figures of its workers once more, as bytes that become columns of arrays without an
 object for each; the workers themselves are decoded when somebody looks at them. A digest says nothing that the workers
 do not say: from a frame without one it is made on arrival.
 """
@@ -177,7 +177,7 @@ def frame_of(report: NodeReport) -> NodeFrame:
 
 
 def encode_frame(report: NodeReport) -> bytes:
-    """Return one frame of telemetry; `decode_node_report` takes it too."""
+    """Return an encoded report, with a digest; `decode_node_report` takes it too."""
     return _encoder.encode(frame_of(report))
 
 

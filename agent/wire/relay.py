@@ -4,11 +4,12 @@ Agents and a relay exchange one msgpack frame a message (`Hello` to `Reset`), ov
 The agent dials. A report goes only where the relay asks for one (`Take`), so that one at most is under way, whatever
 stands still; bytes of a command stream go only as far as the other end has given credit for.
 
-A relay sends to a console the latest report of every node, many in one frame, and which nodes there are (`Merged`). An
-agent sends the same of itself alone. A console asks for each frame with one byte (`ASK`) and gets what has changed
-since the one before; a frame comes once there is something. So nothing waits for a console that is slow, and how old a
-report is stays true however long a frame has been under way: no older than the frame's own age plus the time since it
-was asked for, less the time that it was held.
+Consoles get reports from a ROUTER socket (`REPORTS_SOCKET`): of a relay the latest report of every node, many in one
+frame, and which nodes there are (`Merged`); of an agent its own. A connection begins with an empty message of the
+console (ZMQ_PROBE_ROUTER), which is answered by a frame without reports. After each frame the console asks for the
+next one (`encode_ask`), which comes once something has changed and holds only that. So one frame at most is under way
+to a console: a slow link makes reports rarer, never older than shown. A report is no older than its own age plus the
+time since its frame was asked for, less the time that the request was held.
 
 `pack` and `unpack` are for reports of one node in a row: they resemble each other, so that a tenth of their bytes is
 left.
@@ -18,6 +19,7 @@ Source: RFC 1950, the format.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -30,7 +32,7 @@ from ddpcore.wire import DECODE_ERRORS, Count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-RELAY_VERSION = 1
+RELAY_VERSION = 2
 """Of this vocabulary and of `agent.wire.relay`."""
 MAX_NODES = 4096
 MAX_CHUNK_BYTES = 16_384
@@ -173,15 +175,10 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Messa
         raise MalformedMessageError(f"not a message between agent and relay: {error}") from error
 
 
-MERGED_SOCKET = "merged.sock"
-"""Of a relay, in its 0700 directory."""
 NO_RELAY = "no relay answers"
 """What `agent roster` says where none does."""
 NODES_DIR = "nodes"
 """There: a directory for each node, with the command socket of its agent."""
-ASK = b"?"
-MAX_ASKED = 8
-"""Frames that a console may have asked for and not yet got."""
 MERGED_BYTES = 262_144
 """A frame is cut once it is so long; a single report may be longer."""
 MAX_MERGED_BYTES = MERGED_BYTES + MAX_NODE_REPORT_BYTES + MAX_PLACE_BYTES + 8192
@@ -217,13 +214,15 @@ class Merged(msgspec.Struct, frozen=True):
     relay: str
     """Of the relay's process, or the agent's."""
     held_ms: Count
-    """Between the question and this frame."""
+    """Between the request and this frame."""
     num_expected: Count = 0
     """How many nodes there are to be; 0 where nobody has said."""
     is_whole: bool = False
     """Every node that the relay knows has been told of by now."""
     nodes: Annotated[list[RosterEntry], msgspec.Meta(max_length=MAX_NODES)] = []
     reports: Annotated[list[MergedReport], msgspec.Meta(max_length=MAX_NODES)] = []
+    asked: Count = 0
+    """The number of the request; 0 of the frame that begins a connection."""
     version: int = RELAY_VERSION
 
 
@@ -282,6 +281,26 @@ def decode_roster(line: bytes) -> Roster:
         raise MalformedMessageError(f"not the roster of a relay: {error}") from error
     _check(roster.version)
     return roster
+
+
+MAX_FRAMES_ASKED = 4
+MAX_REPLY_BYTES = (MAX_FRAMES_ASKED + 1) * MAX_MERGED_BYTES
+"""To one request, with the frame that begins a connection. MAXMSGSIZE is of each part of a message: libzmq keeps all
+parts of one before anybody sees how long it is."""
+_REQUEST = struct.Struct(">QB")
+
+
+def encode_request(number: int, num_frames: int) -> bytes:
+    """Return a request for the next frames; `number` is greater than that of the request before."""
+    return _REQUEST.pack(number, num_frames)
+
+
+def decode_request(message: bytes) -> tuple[int, int]:
+    """Return the number of a request and how many frames it wants; (0, 0) if it is none."""
+    if len(message) != _REQUEST.size:
+        return 0, 0
+    number, num_frames = _REQUEST.unpack(message)
+    return number, min(num_frames, MAX_FRAMES_ASKED)
 
 
 def encode_merged(merged: Merged) -> bytes:

@@ -28,7 +28,7 @@ from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests; 4
 has no commands to listen over TCP."""
 

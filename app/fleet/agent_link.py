@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.model.unreachable_reason import UnreachableReason
-    from app.ssh.io_thread import ByteChannel
+    from app.ssh.io_thread import ByteChannel, RingingChannel
     from app.ssh.remote_command import Finished
 
 LINE_TIMEOUT_S = 20.0
@@ -143,7 +143,7 @@ class AgentPlace(msgspec.Struct, frozen=True):
 
 
 class TakesFrame(Protocol):
-    """Takes a frame of telemetry, and how old it is for all that is known; called from a thread."""
+    """Takes an encoded report, and its age in seconds at most; called from a thread."""
 
     def __call__(self, frame: bytes, age_s: float = 0.0) -> None:
         """See above."""
@@ -175,7 +175,7 @@ class AgentLink(ABC):
     Attributes:
         host: As a person calls it.
         place: Where the agent serves; None before it is found.
-        is_forwarded: False when the agent's sockets cannot be brought here.
+        is_forwarded: False where sshd forwards no sockets: then `agent proxy` carries them.
         python: The interpreter there that has rankdeck, or is to have it.
     """
 
@@ -199,9 +199,9 @@ class AgentLink(ABC):
         return True
 
     @property
-    @abstractmethod
-    def carries_reports(self) -> bool:
-        """True where reports come as `open_report_channel` says; False where `directory` has the socket for them."""
+    def is_relayed(self) -> bool:
+        """Whether reports come through a relay, to the `on_frame` of `open_sockets`, instead of by `directory`."""
+        return False
 
     @property
     @abstractmethod
@@ -277,11 +277,11 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_report_channel(self, on_frame: TakesFrame) -> None:
-        """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
+    def open_sockets(self, on_frame: TakesFrame) -> None:
+        """Make the agent's sockets appear in `directory`; they serve once the host has been reached.
 
         Args:
-            on_frame: Called from a thread with each new frame of telemetry, where `carries_reports`; must not block.
+            on_frame: Called from a thread with each report, where `is_relayed`; must not block.
 
         Raises:
             HostUnreachableError: The connection broke.
@@ -289,7 +289,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self, *, asks: bool = False) -> None:
-        """Go there after the connection was lost, or at last: what `open_report_channel` brought here comes again.
+        """Go there after the connection was lost, or at last: what `open_sockets` brought here serves again.
 
         Args:
             asks: Ask the person where it takes one.
@@ -404,21 +404,13 @@ class AgentLink(ABC):
             HostUnreachableError: It cannot be reached; and so `HostKeyError`.
         """
 
-    @abstractmethod
-    def open_socket(self, path: str) -> ByteChannel:
-        """Connect to a Unix socket there.
+    def open_in(self, directory: str, socket_name: str) -> RingingChannel:  # noqa: ARG002 - as it is asked
+        """Connect to a socket in the directory of an agent or a relay on another machine.
 
         Raises:
             HostUnreachableError: Nobody listens there, or the host would not.
         """
-
-    @abstractmethod
-    def open_verb(self, *arguments: str) -> ByteChannel:
-        """Start a verb of the agent there; the channel is its standard input and output.
-
-        Raises:
-            HostUnreachableError: The host would not.
-        """
+        raise HostUnreachableError(self.host, f"{socket_name} there is not reached through it")
 
     @abstractmethod
     def _open(self, argv: Sequence[str]) -> ByteChannel:

@@ -1,23 +1,23 @@
 """One host over SSH, and the sockets of its agent brought here, again after a break.
 
-Everything here blocks, within bounds. After `open_report_channel` there is a directory on this machine in which the
-host's agent seems to serve: whatever gives commands to local agents gives them to this one. Telemetry is heard by its
-channel itself. Where sshd forwards no sockets, commands go through `agent proxy` and telemetry comes through `agent
-telemetry`, each the standard input and output of a process there.
+Everything here blocks, within bounds. After `open_sockets` there is a directory on this machine in which the host's
+agent seems to serve: what speaks to local agents speaks to this one. Where sshd forwards no sockets, each connection is
+the standard input and output of an `agent proxy` there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET
+from agent.wire.relay import MAX_REPLY_BYTES
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.agent_link import DEFAULT_PYTHON, LINE_TIMEOUT_S, VERB_TIMEOUT_S, AgentLink
-from app.fleet.frame_stream import FrameStream
 from app.paths import TunnelDir
 from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
 from app.ssh.login import Logins
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 SOCKET_PAUSE_S = 2.0
-"""At most, between two attempts to hear an agent that does not serve now: it may just be starting again."""
-VERB_PAUSE_S = 15.0
-"""Each attempt starts a Python on the host."""
+"""Between two attempts to connect to the reports of an agent that does not serve now: it may just be restarting."""
+PROXY_PAUSE_S = 15.0
+"""The same through `agent proxy`: each attempt starts a Python on the host."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -70,19 +70,16 @@ class HostLink(AgentLink):
         self._lock = threading.Lock()
         self._is_closed = False
         self._connection: SshConnection | None = None
-        self._parts: list[Tunnel | FrameStream] = []
-        self._on_frame: TakesFrame | None = None
-        self._reports: FrameStream | None = None
+        self._tunnels: dict[str, Tunnel] = {}
+        self._can_forward: bool | None = None
+        """Whether sshd forwards sockets over this connection; None where that is not known."""
+        self._next_reports_s = 0.0
+        """Before that time nobody tries to connect to the reports."""
 
     @property
     def directory(self) -> Path:
         """Where the agent's sockets appear on this machine."""
         return self._near.path
-
-    @property
-    def carries_reports(self) -> bool:
-        """True: they come through a channel that is read here."""
-        return True
 
     @property
     def is_alive(self) -> bool:
@@ -106,12 +103,12 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_report_channel(self, on_frame: TakesFrame) -> None:
-        """Bring the agent's sockets here, or have them come once the host is reached; as in `AgentLink`."""
-        self._on_frame = on_frame
-        self._hold(self._tunnel())
+    def open_sockets(self, on_frame: TakesFrame) -> None:  # noqa: ARG002 - reports come by their socket
+        """See `AgentLink.open_sockets`."""
+        for name in (CONTROL_SOCKET, REPORTS_SOCKET):
+            self._bring(name)
         if self.place is not None:
-            self._find_channel()
+            self._open_socket(CONTROL_SOCKET).close()  # finds out whether sshd forwards sockets
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
@@ -124,12 +121,9 @@ class HostLink(AgentLink):
         place = self.find()
         if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
-        if self._on_frame is None:
-            return
-        if self._reports is None:
-            self._find_channel()
-        else:
-            self._reports.begin()
+        self._next_reports_s = 0.0
+        if (reports := self._tunnels.get(REPORTS_SOCKET)) is not None:
+            reports.hang_up()
 
     def go_again(self, *, asks: bool = False) -> None:
         """Log in again, without a question unless somebody waits for one; see `AgentLink.go_again`."""
@@ -137,27 +131,36 @@ class HostLink(AgentLink):
             lost, self._connection = self._connection, None
             if lost is not None:
                 lost.close()
+            self._can_forward = None
             self._log_in(asks=asks)
 
-    def open_socket(self, path: str) -> RingingChannel:
-        """Connect to a Unix socket there; see `AgentLink.open_socket`."""
-        return self._connected().open_socket(path)
-
-    def open_verb(self, *arguments: str) -> RingingChannel:
-        """Start a verb there; see `AgentLink.open_verb`."""
-        return self._connected().open_process(self._argv(*arguments))
+    def open_in(self, directory: str, socket_name: str) -> RingingChannel:
+        """Connect to a socket there; see `AgentLink.open_in`."""
+        connection = self._connected()
+        if self._can_forward is not False:
+            try:
+                channel = connection.open_socket(f"{directory}/{socket_name}")
+            except ForwardingRefusedError:
+                if self._can_forward:
+                    raise
+                self._can_forward = self.is_forwarded = False
+            else:
+                self._can_forward = self.is_forwarded = True
+                return channel
+        reports = ("--reports",) if socket_name == REPORTS_SOCKET else ()
+        return connection.open_process(self._argv("proxy", *reports, "--dir", directory))
 
     def close(self) -> None:
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
         with self._lock:
             self._is_closed = True
-            held, self._parts = self._parts, []
+            tunnels, self._tunnels = self._tunnels, {}
         with contextlib.ExitStack() as parts:  # from the last to the first
             parts.callback(self._near.remove)
             if self._connection:
                 parts.callback(self._connection.close)
-            for part in held:
-                parts.callback(part.close)
+            for tunnel in tunnels.values():
+                parts.callback(tunnel.close)
 
     def _connected(self) -> SshConnection:
         connection = self._connection  # another thread may be about to replace it
@@ -165,48 +168,31 @@ class HostLink(AgentLink):
             raise HostUnreachableError(self.host, "not connected")
         return connection
 
-    def _find_channel(self) -> None:
-        """Find out whether the host forwards sockets, and have its telemetry come in one way or the other."""
+    def _bring(self, name: str) -> None:
+        """Let a socket of the agent appear on this machine, until the link is closed."""
         try:
-            self._open_control().close()
-        except ForwardingRefusedError:
-            self.is_forwarded = False
-        assert self._on_frame is not None
-        if self.is_forwarded:
-            reports = FrameStream(self._open_reports, SOCKET_PAUSE_S, self._on_frame)
-        else:
-            reports = FrameStream(self._open_reports_verb, VERB_PAUSE_S, self._on_frame)
-        self._hold(reports)
-        reports.begin()
-        self._reports = reports
-
-    def _tunnel(self) -> Tunnel:
-        try:
-            return Tunnel(self.directory / CONTROL_SOCKET, self._open_control)
+            max_reply_bytes = MAX_REPLY_BYTES if name == REPORTS_SOCKET else 0
+            tunnel = Tunnel(self.directory / name, lambda: self._open_socket(name), max_reply_bytes)
         except OSError as error:
             reason = f"no socket for {self.host} can be opened here: {error.strerror}"
             raise SessionError(reason, "for many hosts raise ulimit -n") from error
-
-    def _hold(self, part: Tunnel | FrameStream) -> None:
-        """Keep a part until the link is closed, which another thread may have done meanwhile."""
         with self._lock:
             if not self._is_closed:
-                self._parts.append(part)
+                self._tunnels[name] = tunnel
                 return
-        part.close()
+        tunnel.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def _open_control(self) -> RingingChannel:
-        connection, place = self._connected(), self._found()
-        if self.is_forwarded:
-            return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
-        return self.open_verb("proxy", "--dir", place.dir)
-
-    def _open_reports(self) -> RingingChannel:
-        return self.open_socket(f"{self._found().dir}/{REPORTS_SOCKET}")
-
-    def _open_reports_verb(self) -> RingingChannel:
-        return self.open_verb("telemetry", "--dir", self._found().dir)
+    def _open_socket(self, name: str) -> RingingChannel:
+        """Connect to a socket of the agent; to that of its reports no sooner than it makes sense."""
+        place = self._found()
+        if name != REPORTS_SOCKET:
+            return self.open_in(place.dir, name)
+        now_s = time.monotonic()
+        if now_s < self._next_reports_s:
+            raise HostUnreachableError(self.host, "its reports are tried again later")
+        self._next_reports_s = now_s + (SOCKET_PAUSE_S if self._can_forward else PROXY_PAUSE_S)
+        return self.open_in(place.dir, name)
 
     def _found(self) -> AgentPlace:
         if self.place is None:

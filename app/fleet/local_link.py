@@ -45,11 +45,6 @@ class LocalLink(AgentLink):
         return self._known_place is not None
 
     @property
-    def carries_reports(self) -> bool:
-        """False: the agent's own socket is here."""
-        return False
-
-    @property
     def is_alive(self) -> bool:
         """True: what becomes of the agent is seen in its row."""
         return True
@@ -57,7 +52,7 @@ class LocalLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: we are here."""
 
-    def open_report_channel(self, on_frame: TakesFrame) -> None:
+    def open_sockets(self, on_frame: TakesFrame) -> None:
         """Do nothing: the sockets are here."""
 
     def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
@@ -66,20 +61,6 @@ class LocalLink(AgentLink):
 
     def go_again(self, *, asks: bool = False) -> None:
         """Do nothing: we are here."""
-
-    def open_socket(self, path: str) -> ByteChannel:
-        """Connect to a Unix socket."""
-        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            near.connect(path)
-        except OSError as error:
-            near.close()
-            raise HostUnreachableError(self.host, f"nobody answers at {clean(path)}: {error.strerror}") from error
-        return _LocalSocket(near)
-
-    def open_verb(self, *arguments: str) -> ByteChannel:
-        """Do nothing of the kind: sockets are never refused here."""
-        raise HostUnreachableError(self.host, f"`agent {arguments[0]}` is not wanted here")
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -108,12 +89,26 @@ class LocalLink(AgentLink):
         return Finished(done.returncode, done.stdout, clean(lines[-1], LINE_LIMIT))
 
 
-class _LocalSocket:
-    """A socket of this machine, as a channel."""
+class _LocalProcess:
+    """A process of this machine, as the channel that is its standard input and output."""
 
-    def __init__(self, near: socket.socket) -> None:
-        """`near` is connected."""
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it.
+
+        Raises:
+            HostUnreachableError: It cannot be started.
+        """
+        near, far = socket.socketpair()
         self._near = near
+        near.settimeout(LINE_TIMEOUT_S)
+        with far:
+            try:
+                self._process = subprocess.Popen(
+                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                near.close()
+                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
 
     def recv(self, nbytes: int) -> bytes:
         return self._near.recv(nbytes)
@@ -126,36 +121,10 @@ class _LocalSocket:
             self._near.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End it; safe to call twice."""
+        """End it with its standard input, or else by force; safe to call twice."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)  # a `recv` under way returns
         self._near.close()
-
-
-class _LocalProcess(_LocalSocket):
-    """A process of this machine, as the channel that is its standard input and output."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Start it.
-
-        Raises:
-            HostUnreachableError: It cannot be started.
-        """
-        near, far = socket.socketpair()
-        super().__init__(near)
-        near.settimeout(LINE_TIMEOUT_S)
-        with far:
-            try:
-                self._process = subprocess.Popen(
-                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
-                )
-            except OSError as error:
-                near.close()
-                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
-
-    def close(self) -> None:
-        """End it with its standard input, or else by force; safe to call twice."""
-        super().close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -1,49 +1,32 @@
-"""A relay over one connection: the nodes it knows, their newest reports, and the ways to their agents.
+"""A relay over one connection: the nodes it knows, their latest reports, and the channels to their agents.
 
-Everything here blocks, within bounds. One thread takes the merged frames, and asks for each: what a busy console does
-not ask for stays at the relay, where newer ones take its place.
+Everything here blocks, within bounds. Frames are taken in the thread of a `ReportReader`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from typing import TYPE_CHECKING, Self, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from agent.wire.codec import CONTROL_SOCKET, IncompatibleWireError, MalformedMessageError
-from agent.wire.relay import (
-    MAX_NODES,
-    MERGED_SOCKET,
-    NO_RELAY,
-    NODES_DIR,
-    Merged,
-    Roster,
-    RosterEntry,
-    decode_roster,
-)
-from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError
-from app.fleet.credit import PullCredit
+from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET, IncompatibleWireError, MalformedMessageError
+from agent.wire.relay import MAX_NODES, MAX_REPLY_BYTES, NO_RELAY, NODES_DIR, Merged, Roster, RosterEntry, decode_roster
+from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError, SessionError
+from app.fleet.report_reader import ReportReader
 from app.ssh.config import THIS_MACHINE
-from app.ssh.connection import ForwardingRefusedError
-from app.ssh.io_thread import JOIN_S
-from app.ssh.transport import CHANNEL_ERRORS
+from app.ssh.tunnel import Tunnel
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from app.fleet.agent_link import AgentLink, TakesFrame
-    from app.ssh.io_thread import ByteChannel, RingingChannel
+    from app.ssh.io_thread import RingingChannel
 
 ROSTER_S = 15.0
 """From one frame of the roster to the next."""
 MAX_ROSTER_WAITS = 8
 """A roster is some mebibytes at most, of which a slow link carries one frame at a time."""
-CHUNK_BYTES = 65_536
-MAX_ASKED = 4
-"""Of its frames each may hold the reports of thirty nodes."""
 HOW_TO_RELAY = "start it there: python -P -m agent relay --listen INTERFACE"
 
 
@@ -68,11 +51,11 @@ class RelayHub:
         self._way = way
         self._named_directory = directory
         self._directory = ""
-        self._is_forwarded = True
         self._lock = threading.RLock()
         self._entries: dict[str, RosterEntry] = {}
         self._takers: dict[str, TakesFrame] = {}
-        self._reading: tuple[ByteChannel, threading.Thread] | None = None
+        self._reader: ReportReader | None = None
+        self._tunnel: Tunnel | None = None
         self._has_roster = threading.Event()
         self._is_lost = False
         self._complaint = ""
@@ -110,6 +93,9 @@ class RelayHub:
     def close(self) -> None:
         """Let go of the relay; safe to call twice."""
         self._stop_reading()
+        tunnel, self._tunnel = self._tunnel, None
+        if tunnel is not None:
+            tunnel.close()
         self._way.close()
 
     @property
@@ -153,27 +139,36 @@ class RelayHub:
         Raises:
             HostUnreachableError: The connection is lost, or the node is not there.
         """
-        directory = self.directory_of(node)
-        if self._is_forwarded:
-            channel = self._way.open_socket(f"{directory}/{CONTROL_SOCKET}")
-        else:
-            channel = self._way.open_verb("proxy", "--dir", directory)
-        return cast("RingingChannel", channel)  # as every one is that SSH opens
+        return self._way.open_in(self.directory_of(node), CONTROL_SOCKET)
 
     def _begin(self) -> None:
         self._directory = self.find().dir
-        channel = self._open_merged()
-        reader = threading.Thread(target=self._read, args=(channel,), name="rankdeck-relay", daemon=True)
         self._has_roster.clear()
         with self._lock:
             self.num_changes += 1
             self._entries = {}  # this relay may be another one, which does not know yet who was known to the last
         self._is_lost, self._complaint = False, ""
-        self._reading = (channel, reader)
-        reader.start()
+        paths = {self.host: self._reports_path()}
+        self._reader = ReportReader(paths, self._take_frame, self._take_malformed, self._lose)
+        self._reader.start()
         if not self._receives_roster() or self._is_lost:
             self._stop_reading()
             raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
+
+    def _reports_path(self) -> Path:
+        """Return where the relay's reports socket is on this machine, or appears."""
+        if self.is_here:
+            return Path(self._directory) / REPORTS_SOCKET
+        path = self.near_directory / REPORTS_SOCKET
+        if self._tunnel is None:
+            try:
+                self._tunnel = Tunnel(path, self._open_reports, MAX_REPLY_BYTES)
+            except OSError as error:
+                raise SessionError(f"no socket for {self.host} can be opened here: {error.strerror}") from error
+        return path
+
+    def _open_reports(self) -> RingingChannel:
+        return self._way.open_in(self._directory, REPORTS_SOCKET)
 
     def _receives_roster(self) -> bool:
         """Wait for the whole roster, as long as more of it comes; return whether it has come."""
@@ -200,33 +195,16 @@ class RelayHub:
     def _how_to_mend(self) -> str:
         return f"bring this console's there: rankdeck install {self.host}; then start the relay and the agents again"
 
-    def _open_merged(self) -> ByteChannel:
-        if self._is_forwarded:
-            try:
-                return self._way.open_socket(f"{self._directory}/{MERGED_SOCKET}")
-            except ForwardingRefusedError:
-                self._is_forwarded = False  # or the relay has ended just now, which the next attempt finds out
-        return self._way.open_verb("roster", "--follow", "--dir", self._directory)
+    def _take_frame(self, _host: str, merged: Merged, way_s: float) -> None:
+        self._take(merged, way_s)
 
-    def _read(self, channel: ByteChannel) -> None:
-        """Take frames and ask for more, until the relay or the connection ends."""
-        pull_credit = PullCredit(MAX_ASKED)
-        try:
-            channel.sendall(pull_credit.asks(time.monotonic()))
-            while chunk := channel.recv(CHUNK_BYTES):
-                for merged, way_s in pull_credit.feed(chunk, time.monotonic()):
-                    self._take(merged, way_s)
-                if asks := pull_credit.asks(time.monotonic()):
-                    channel.sendall(asks)
-        except MalformedMessageError as error:
-            self._complaint = clean(str(error), LINE_LIMIT)
-        except CHANNEL_ERRORS:
-            pass  # as if it had ended
-        finally:
-            self._is_lost = True
-            self._has_roster.set()
-            with contextlib.suppress(*CHANNEL_ERRORS):
-                channel.close()
+    def _take_malformed(self, host: str, error: MalformedMessageError) -> None:
+        self._complaint = clean(str(error), LINE_LIMIT)
+        self._lose(host)
+
+    def _lose(self, _host: str) -> None:
+        self._is_lost = True
+        self._has_roster.set()
 
     def _take(self, merged: Merged, way_s: float) -> None:
         with self._lock:
@@ -249,13 +227,9 @@ class RelayHub:
                 del self._entries[node]
 
     def _stop_reading(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is None:
-            return
-        channel, thread = reading
-        with contextlib.suppress(*CHANNEL_ERRORS):
-            channel.close()
-        thread.join(JOIN_S)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -61,8 +61,8 @@ class RelayedLink(AgentLink):
         return self._hub.is_alive
 
     @property
-    def carries_reports(self) -> bool:
-        """True: they come in the relay's frames."""
+    def is_relayed(self) -> bool:
+        """True: its reports come in the relay's frames."""
         return True
 
     @property
@@ -101,7 +101,7 @@ class RelayedLink(AgentLink):
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
         raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")
 
-    def open_report_channel(self, on_frame: TakesFrame) -> None:
+    def open_sockets(self, on_frame: TakesFrame) -> None:
         """Have the node's reports come, and bring its command socket here."""
         self._hub.follow(self.host, on_frame)
         if self._hub.is_here:
@@ -123,14 +123,6 @@ class RelayedLink(AgentLink):
 
     def go_again(self, *, asks: bool = False) -> None:
         """Do nothing: its connection is the relay's."""
-
-    def open_socket(self, path: str) -> ByteChannel:
-        """Refuse; see `runs_programs`."""
-        self._refuse(path)
-
-    def open_verb(self, *arguments: str) -> ByteChannel:
-        """Refuse; see `runs_programs`."""
-        self._refuse(f"agent {arguments[0]}")
 
     def send_file(self, near: Path, far: str) -> bool:
         """Refuse; see `runs_programs`."""

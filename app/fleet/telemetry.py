@@ -1,40 +1,26 @@
-"""Receives the nodes' reports: one thread, one SUB socket per node, the newest report of each.
+"""The latest report of each node, from when it comes until the frame loop takes it.
 
-A node is who its socket says, whatever name its message carries. The sockets conflate: a console that was busy
-continues with the newest state, not with a backlog. Sockets are waited for by their descriptors: libzmq's own poll
-looks at every socket each time, which for 2,048 of them takes 3 ms.
-
-Source: zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until nothing more can be received.
+A node is who its socket says, whatever name its message carries.
 """
 
 from __future__ import annotations
 
 import math
-import selectors
 import threading
 import time
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, cast
-
-import zmq
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import NodeFrame, decode_frame
-from agent.wire.reports import MAX_NODE_REPORT_BYTES
-from app.paths import make_room_for_nodes
+from app.fleet.report_reader import ReportReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-POLL_S = 0.2
-"""How long the thread takes to see that it should end."""
-GATHER_S = 0.02
-"""Between two looks at the sockets: many nodes are heard at once, instead of waking up for each."""
-SPARE_SOCKETS = 16
-_POLLIN = int(zmq.POLLIN)
-"""A plain number, as sockets answer: arithmetic with an enumeration takes longer than to receive a report."""
+    from agent.wire.relay import Merged
 
 
 class Received(NamedTuple):
@@ -43,7 +29,7 @@ class Received(NamedTuple):
     node: str
     report: NodeFrame
     now_s: float
-    """Monotonic, on this machine; of a report that was kept on the way, when it left its agent."""
+    """When it was made, as far as is known; monotonic, on this machine."""
     frame: bytes
     """The report as it came."""
 
@@ -55,35 +41,31 @@ class Telemetry:
     """
 
     def __init__(self, sockets: Mapping[str, Path]) -> None:
-        """`sockets` are those of the nodes that are heard by one on this machine; `take` is for others."""
-        self._unheard = dict(sockets)
-        """Nodes for which there is no socket yet."""
+        """`sockets` are the reports sockets of nodes by name; `take` is for other nodes."""
+        self._reader = ReportReader(sockets, self._take_frame, self._take_malformed)
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rankdeck-telemetry", daemon=True)
         self.incompatible: dict[str, str] = {}
         """What is wrong with the nodes whose version does not fit, by node."""
         self.num_malformed: Counter[str] = Counter()
         self.last_report_s: dict[str, float] = {}
-        """When each node was heard last, monotonic, however old what it said was."""
+        """When the last report of each node came, monotonic, whatever its age."""
         self._as_of_s: dict[str, float] = {}
-        """Of when what each node said last is."""
+        """When the last report of each node was made, as far as is known; monotonic."""
 
     def start(self) -> None:
-        """Begin to receive; a socket that is not there yet is tried again until it is."""
-        if self._unheard:
-            self._thread.start()
+        """Begin to receive."""
+        self._reader.start()
 
     @property
     def num_waiting(self) -> int:
-        """How many nodes have spoken since they were last asked."""
+        """How many nodes have a report that was not taken."""
         return len(self._latest)
 
     def drain(self, max_reports: int | None = None) -> list[Received]:
-        """Return the newest report of each node that has spoken since it was last asked, of all or of so many.
+        """Return the latest report of each node that has a new one, of all or of at most `max_reports`.
 
-        They are decoded here, and so only those that are wanted: what a busy console has no time for costs it nothing.
+        They are decoded here: reports that a busy console never takes cost it nothing.
         """
         with self._lock:
             if max_reports is None or len(self._latest) <= max_reports:
@@ -94,48 +76,21 @@ class Telemetry:
         return [report for report in reports if report is not None]
 
     def close(self) -> None:
-        """End the thread and its sockets; blocks for at most about `POLL_S`."""
-        self._is_closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """Stop receiving; see `ReportReader.close`."""
+        self._reader.close()
 
-    def _run(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        selector = selectors.DefaultSelector()
-        try:
-            _make_room(context, len(self._unheard))
-            while not self._is_closing.is_set():
-                if self._unheard:
-                    self._subscribe(context, selector)
-                for key, _ in selector.select(POLL_S):
-                    self._receive(*key.data)
-                self._is_closing.wait(GATHER_S)
-        finally:
-            context.destroy(linger=0)
-            selector.close()
+    def _take_frame(self, node: str, merged: Merged, way_s: float) -> None:
+        for report in merged.reports:
+            self.take(node, report.frame, way_s + report.age_ms / 1000)
 
-    def _subscribe(self, context: zmq.Context[zmq.Socket[bytes]], selector: selectors.BaseSelector) -> None:
-        """Listen to each node; where there can be no socket, for want of a descriptor, it is tried again."""
-        for node, path in [*self._unheard.items()]:
-            try:
-                socket = _subscribed(context, path)
-            except zmq.ZMQError:
-                return
-            del self._unheard[node]
-            selector.register(cast("int", socket.get(zmq.FD)), selectors.EVENT_READ, (node, socket))
-
-    def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
-        """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
-        try:
-            while True:
-                self.take(node, socket.recv(zmq.NOBLOCK))
-                if not cast("int", socket.get(zmq.EVENTS)) & _POLLIN:
-                    return
-        except zmq.Again:
-            return  # a connection has come or gone
+    def _take_malformed(self, node: str, error: MalformedMessageError) -> None:
+        if isinstance(error, IncompatibleWireError):
+            self.incompatible[node] = str(error)
+        else:
+            self.num_malformed[node] += 1
 
     def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
-        """Take a frame that has come on whatever road, after so long on it; may be called from any thread."""
+        """Take a node's report, of at most `age_s` seconds ago; may be called from any thread."""
         now_s = time.monotonic()
         with self._lock:
             # However the way there varies, a later report is not older than an earlier one.
@@ -146,31 +101,6 @@ class Telemetry:
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:
             return Received(node, decode_frame(frame), now_s, frame)
-        except IncompatibleWireError as error:
-            self.incompatible[node] = str(error)
-        except MalformedMessageError:
-            self.num_malformed[node] += 1
+        except MalformedMessageError as error:
+            self._take_malformed(node, error)
         return None
-
-
-def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:
-    """Allow as many sockets as nodes: a context has 1,023 unless told."""
-    context.set(zmq.MAX_SOCKETS, num_nodes + SPARE_SOCKETS)
-    make_room_for_nodes(num_nodes)
-
-
-def _subscribed(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
-    """Return a socket that hears what is said there; raises `zmq.ZMQError`, and leaves none then."""
-    socket = context.socket(zmq.SUB)
-    try:
-        socket.setsockopt(zmq.CONFLATE, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_NODE_REPORT_BYTES)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.connect(f"ipc://{path}")
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
-    return socket

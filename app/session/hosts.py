@@ -102,8 +102,7 @@ class Connections:
         """Bring the agents' sockets here.
 
         Args:
-            take_frame: Called from a thread with a node, a frame of its telemetry, and how old that is, where it comes
-                by no socket.
+            take_frame: Called from a thread with a node, a report of it from a relay, and the report's age in seconds.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
             is_unheard: Tells whether a node says nothing.
             may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
@@ -112,20 +111,18 @@ class Connections:
             AppError: No host can be reached.
         """
 
-        def open_report_channel(link: AgentLink) -> None:
-            link.open_report_channel(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
+        def open_sockets(link: AgentLink) -> None:
+            link.open_sockets(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
 
         links = self._hosts.links
-        opened = await asyncio.to_thread(lambda: list(run_parallel(links, open_report_channel)))
+        opened = await asyncio.to_thread(lambda: list(run_parallel(links, open_sockets)))
         answers = zip(links, opened, strict=True)
         self._away |= {link.host: answer for link, answer in answers if isinstance(answer, AppError)}
         if len(self._away) == len(links):
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._notify(
-                    f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent telemetry`"
-                )
+                self._notify(f"sshd of {link.host} forwards no sockets: going through `agent proxy`")
         if patience_s:
             kept: dict[int, Reconnector] = {}
             for link in links:

@@ -43,7 +43,7 @@ class LiveSession:
         options: SessionOptions,
         notices: list[str],
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
-        linked_nodes: Container[str] = (),
+        relayed_nodes: Container[str] = (),
     ) -> None:
         """Over agents; `notices` are the first sentences about it, the rest is as for `Session`.
 
@@ -51,7 +51,7 @@ class LiveSession:
             SessionError: See `Session`.
         """
         self.is_read_only = options.is_read_only
-        self.session = Session(directories, options, addresses, linked_nodes)
+        self.session = Session(directories, options, addresses, relayed_nodes)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices

@@ -80,8 +80,8 @@ class RemoteSession(LiveSession):
         self._hosts = hosts
         self._request = request
         directories = {link.host: link.directory for link in hosts.links}
-        reported = {link.host for link in hosts.links if link.carries_reports}
-        super().__init__(directories, options, [], hosts.addresses, reported)
+        relayed = {link.host for link in hosts.links if link.is_relayed}
+        super().__init__(directories, options, [], hosts.addresses, relayed)
         self.session.attach_command = hosts.command("attach JOB")
         self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._notify)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.codec import TELEMETRY_SOCKET
+from agent.wire.codec import REPORTS_SOCKET
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.fleet.commands import StreamChannel
@@ -105,7 +105,7 @@ class Session:
         directories: Mapping[str, Path],
         options: SessionOptions = DEFAULT_OPTIONS,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
-        linked_nodes: Container[str] = (),
+        relayed_nodes: Container[str] = (),
     ) -> None:
         """Over agents by their directories.
 
@@ -113,7 +113,7 @@ class Session:
             directories: With the sockets of each node.
             options: What a person has chosen.
             addresses: For `JobControl`.
-            linked_nodes: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
+            relayed_nodes: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
 
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
@@ -127,7 +127,7 @@ class Session:
         """What shows another job, with JOB in the place of its id."""
         self._diagnoser = Diagnoser(self._thresholds)
         received = {
-            node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in linked_nodes
+            node: path / REPORTS_SOCKET for node, path in self._directories.items() if node not in relayed_nodes
         }
         self.telemetry = Telemetry(received)
         """Hears the nodes."""
@@ -255,7 +255,7 @@ class Session:
         return time.monotonic() > max(last_report_s, self._listening_since_s) + UNHEARD_S
 
     def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
-        """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
+        """Take a report that came through a relay; may be called from any thread."""
         self.telemetry.take(node, frame, age_s)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:

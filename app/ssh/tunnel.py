@@ -31,13 +31,20 @@ ACCEPT_AGAIN_S = 0.5
 class Tunnel:
     """A listener and its connections, all in the pump's thread."""
 
-    def __init__(self, path: Path, open_channel: Callable[[], RingingChannel]) -> None:
+    def __init__(self, path: Path, open_channel: Callable[[], RingingChannel], max_reply_bytes: int = 0) -> None:
         """Listen at `path`; each connection opens a channel, one after the other.
+
+        Args:
+            path: Of the socket.
+            open_channel: Raises HostUnreachableError; may block.
+            max_reply_bytes: A connection ends if the host sends more before anything is sent to it; 0 is no limit. What
+                is limited is in no hurry: it is carried with what other hosts have sent, up to `GATHER_S` later.
 
         Raises:
             OSError: The path cannot be bound.
         """
         self._open_channel = open_channel
+        self._max_reply_bytes = max_reply_bytes
         self._lock = threading.Lock()
         self._is_closed = False
         self._crossings: set[_Crossing] = set()
@@ -63,6 +70,10 @@ class Tunnel:
             self._io_thread.run(self._end)
         finally:
             leave_io_thread()
+
+    def hang_up(self) -> None:
+        """End every connection; who comes again gets a new channel."""
+        self._io_thread.call(self._end_crossings)
 
     def _listen(self) -> None:
         if not self._is_closed:
@@ -103,11 +114,15 @@ class Tunnel:
         if far is None:
             near.close()
         else:
-            self._crossings.add(_Crossing(self._io_thread, near, far, self._crossings.discard))
+            crossing = _Crossing(self._io_thread, near, far, self._crossings.discard, self._max_reply_bytes)
+            self._crossings.add(crossing)
 
     def _end(self) -> None:
         self._io_thread.loop.remove_reader(self._server_socket)
         self._server_socket.close()
+        self._end_crossings()
+
+    def _end_crossings(self) -> None:
         for crossing in list(self._crossings):
             crossing.end()
 
@@ -119,12 +134,20 @@ class _Crossing:
     """
 
     def __init__(
-        self, thread: IoThread, near: socket.socket, far: RingingChannel, on_end: Callable[[_Crossing], None]
+        self,
+        thread: IoThread,
+        near: socket.socket,
+        far: RingingChannel,
+        on_end: Callable[[_Crossing], None],
+        max_reply_bytes: int,
     ) -> None:
         self._io_thread = thread
         self._near = near
         self._on_end = on_end
         self._is_ended = False
+        self._max_reply_bytes = max_reply_bytes
+        self._num_reply_bytes = 0
+        """From the far side, since something was sent to it."""
         self._for_near = memoryview(b"")
         """What the near side has not taken yet; until it has, nothing more is taken from the far one."""
         self._queue = SerialQueue(thread.workers)
@@ -134,7 +157,8 @@ class _Crossing:
         self._is_paused = False
         near.settimeout(0)
         self._read_near()
-        self._far = ChannelReader(far, lambda: thread.call(self._carry_up))
+        soon = thread.gather if max_reply_bytes else thread.call
+        self._far = ChannelReader(far, lambda: soon(self._carry_up))
 
     def end(self) -> None:
         """End both sides, whatever is still under way; safe to call twice."""
@@ -156,7 +180,10 @@ class _Crossing:
         if self._is_ended or self._for_near:
             return
         chunk = self._far.take()
-        if chunk:
+        self._num_reply_bytes += len(chunk or b"")
+        if 0 < self._max_reply_bytes < self._num_reply_bytes:
+            self.end()
+        elif chunk:
             self._for_near = memoryview(chunk)
             self._give_near()
         elif chunk is not None:
@@ -191,6 +218,7 @@ class _Crossing:
         except OSError:
             self.end()
             return
+        self._num_reply_bytes = 0
         with self._lock:
             self._num_waiting += len(chunk)
             self._is_paused = self._num_waiting >= MAX_WAITING_BYTES

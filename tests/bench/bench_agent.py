@@ -18,15 +18,14 @@ from typing import NamedTuple
 
 import msgspec
 import psutil
-import zmq
 
 from agent.processes.shim_process import SHIM_PATH
-from agent.wire.codec import TELEMETRY_SOCKET
 from agent.wire.commands import Commit, Prepare
-from agent.wire.reports import NodeReport, ProcessState, decode_node_report
+from agent.wire.reports import ProcessState
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
+from tests.support.subscriber import Subscriber
 
 PROGRAM = """
 import time
@@ -55,28 +54,10 @@ def cost(pid: int) -> Cost:
     return Cost(times.user + times.system, process.memory_full_info().pss, process.num_fds())
 
 
-class Reports:
-    """The newest of an agent's reports, off the wire."""
-
-    def __init__(self, agent: RunningAgent) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(f"ipc://{agent.directory / TELEMETRY_SOCKET}")
-
-    def next(self) -> NodeReport:
-        """Return the next report."""
-        return decode_node_report(self._socket.recv())
-
-    def close(self) -> None:
-        """Let go of the socket."""
-        self._context.destroy(linger=0)
-
-
-def until_state(reports: Reports, rank: int, state: ProcessState) -> float:
+def until_state(reports: Subscriber, rank: int, state: ProcessState) -> float:
     """Return how long it takes until a report has a rank in this state."""
     began_s = time.perf_counter()
-    while next(worker.process for worker in reports.next().workers if worker.rank == rank) is not state:
+    while next(worker.process for worker in reports.report().workers if worker.rank == rank) is not state:
         pass
     return time.perf_counter() - began_s
 
@@ -101,7 +82,7 @@ def measure(agent: RunningAgent, workdir: str, args: argparse.Namespace) -> None
     spec = make_local_spec(Path(workdir), args.ranks, command=["program.py"])
     agent.ask(Prepare(spec))
     agent.ask(Commit(spec.job_id))
-    reports = Reports(agent)
+    reports = Subscriber(agent.directory)
     agent.wait_until(lambda report: sum(1 for one in report.workers if one.report) == args.ranks, START_S, "ranks")
     run = msgspec.json.decode((agent.directory / "jobs" / spec.job_id / "0" / "run.json").read_bytes())
     pids = {"agent": agent.process.pid, SHIM_PATH.name: run["shim_pid"], "torchrun": run["launcher_pid"]}
@@ -111,7 +92,7 @@ def measure(agent: RunningAgent, workdir: str, args: argparse.Namespace) -> None
     before = {name: cost(pid) for name, pid in pids.items()}
     began_s = next_line_s = time.perf_counter()
     while (now_s := time.perf_counter()) < began_s + args.seconds:
-        reports.next()
+        reports.report()
         if now_s >= next_line_s:
             next_line_s += LINE_S
             words = [f"{name} {cost(pid).pss_bytes >> 10} KiB {cost(pid).num_fds} fds" for name, pid in pids.items()]
@@ -125,7 +106,7 @@ def measure(agent: RunningAgent, workdir: str, args: argparse.Namespace) -> None
     for number in range(args.freezes):
         rank = number % args.ranks
         for kind, state in ((FaultKind.FREEZE, ProcessState.FROZEN), (FaultKind.THAW, ProcessState.RUNNING)):
-            pid = psutil.Process(next(one.pid for one in reports.next().workers if one.rank == rank))
+            pid = psutil.Process(next(one.pid for one in reports.report().workers if one.rank == rank))
             # By signal, not by command: the agent has to find out by itself.
             pid.suspend() if kind is FaultKind.FREEZE else pid.resume()
             times.append(until_state(reports, rank, state))

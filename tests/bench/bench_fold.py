@@ -16,11 +16,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from agent.wire.codec import TELEMETRY_SOCKET
+from agent.wire.codec import REPORTS_SOCKET
 from agent.wire.digest import decode_frame
 from app.fleet.telemetry import Telemetry
 from app.model.cluster import Cluster
@@ -80,8 +81,9 @@ class CountedTelemetry(Telemetry):
 
     def spent_s(self) -> float:
         """Return the CPU time of the thread that receives."""
-        assert self._thread.ident is not None
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "rankdeck-reports")
+        assert thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def fold(num_nodes: int) -> dict[str, float]:
@@ -125,8 +127,7 @@ def receive(num_nodes: int) -> float:
         assert fed.stdout is not None
         assert fed.stdout.readline() == b"ready\n"
         sockets = {
-            name: node_directory(directory, index) / TELEMETRY_SOCKET
-            for index, name in enumerate(node_names(num_nodes))
+            name: node_directory(directory, index) / REPORTS_SOCKET for index, name in enumerate(node_names(num_nodes))
         }
         telemetry = CountedTelemetry(sockets)
         telemetry.start()

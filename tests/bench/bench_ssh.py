@@ -46,7 +46,7 @@ def measure(network: Network) -> None:
         link.connect()
         say("bring up, again", timed(link.bring_up, 5))
         say("exec agent status", timed(lambda: link._run("status"), 5))
-        print(f"  open the road      {1e3 * once(lambda: link.open_report_channel(leave)):8.1f} ms")
+        print(f"  open the road      {1e3 * once(lambda: link.open_sockets(leave)):8.1f} ms")
         say("command", asyncio.run(command_times(link)))
         link.shut_down(kill_jobs=True)
 

@@ -46,8 +46,8 @@ class FleetSession(LiveSession):
     can_inject = False
 
     def __init__(self, directories: dict[str, Path], relay: RelayHub | None = None) -> None:
-        linked_nodes = directories if relay is not None else ()
-        super().__init__(directories, SessionOptions(is_read_only=True), [], linked_nodes=linked_nodes)
+        relayed_nodes = directories if relay is not None else ()
+        super().__init__(directories, SessionOptions(is_read_only=True), [], relayed_nodes=relayed_nodes)
         self._relay = relay
         self._nodes = list(directories)
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128]
 
-Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of
-eight ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process
-stands for all agents, so they share a ZeroMQ context; everything that crosses to the console is what agents send. It
+Each node has an agent's directory with an agent's two sockets: one that hands out a real `NodeReport` of eight ranks
+through the real codec, and a control socket that answers `PullLogs` with real lines. One process stands for all agents,
+so they share a ZeroMQ context; everything that crosses to the console is what agents send. It
 prints `ready` once all sockets are there, and ends with its standard input.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import socket
 import sys
 import time
 from collections import deque
@@ -25,12 +24,12 @@ import msgspec
 import zmq
 
 from agent.transport.latest_reports import LatestReports
-from agent.transport.subscribers import SEND_HIGH_WATER_MARK, ReportStream, ReportSubscribers
-from agent.wire.codec import CONTROL_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.transport.subscribers import NodeReports, ReportSubscribers
+from agent.wire.codec import CONTROL_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET
 from agent.wire.commands import GetStatus, RefusalReason, Refused, Reply, Status, decode_command, encode_reply
 from agent.wire.digest import encode_frame
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
-from agent.wire.relay import MERGED_SOCKET, RosterEntry
+from agent.wire.relay import RosterEntry
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
 
@@ -61,10 +60,8 @@ class FedNode:
         workers = [_with_shares(worker) for worker in report.workers]
         self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers)
         self.report = self._first
-        self.socket: zmq.Socket[bytes] | None = None
-        """On which its reports go out."""
-        self.stream: ReportStream | None = None
-        """Where they are handed out for the asking."""
+        self.reports: NodeReports | None = None
+        """Where its reports are handed out."""
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._num_lines = 0
 
@@ -144,22 +141,18 @@ class Feeder:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._nodes = [FedNode(index, options.nodes) for index in range(options.nodes)]
-        context = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, options.nodes + 64)
+        zmq.Context.instance().set(zmq.MAX_SOCKETS, options.nodes + 64)
         self._newest = LatestReports() if options.is_relay else None
         for node in self._nodes:
             directory = node_directory(options.directory, node.index)
             directory.mkdir(parents=True)
             if self._newest is not None:
                 self._newest.put_node(RosterEntry(directory.name, is_here=True), time.monotonic())
-                continue
-            node.socket = publisher(context)
-            node.socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
 
     async def run(self) -> None:
         """Publish until standard input ends."""
         await self._open()
-        onlookers = await self._open_relay()
+        onlookers = self._open_relay()
         gc.collect()
         gc.freeze()
         print("ready", flush=True)
@@ -177,10 +170,8 @@ class Feeder:
                     node.print(per_talker, turn)
                     num_printed += per_talker
                 frame = node.frame(turn + 2, time.monotonic() - begun_s + FIRST_S)
-                if node.socket is not None:
-                    node.socket.send(frame, zmq.NOBLOCK)
-                if node.stream is not None:
-                    node.stream.publish(frame)
+                if node.reports is not None:
+                    node.reports.publish(frame)
                 if self._newest is not None:
                     self._newest.put_report(node_directory("", index).name, frame, time.monotonic())
                 num_sent += 1
@@ -190,7 +181,7 @@ class Feeder:
                 onlookers.send_news()
             await asyncio.sleep(TICK_S)
         if onlookers is not None:
-            await onlookers.close()
+            onlookers.close()
         spent_s = time.monotonic() - begun_s
         print(f"{num_sent / spent_s:.0f} reports/s, {num_printed / spent_s:.0f} lines/s", flush=True)
 
@@ -200,28 +191,17 @@ class Feeder:
             directory = node_directory(self._options.directory, index)
             await asyncio.start_unix_server(partial(_serve, node), directory / CONTROL_SOCKET, limit=MAX_COMMAND_BYTES)
             if self._newest is None:
-                node.stream = ReportStream(str(directory / REPORTS_SOCKET), EPOCH)
-                await node.stream.open()
+                node.reports = NodeReports(str(directory / REPORTS_SOCKET), EPOCH)
+                node.reports.open()
 
-    async def _open_relay(self) -> ReportSubscribers | None:
+    def _open_relay(self) -> ReportSubscribers | None:
         """Hand out all reports in merged frames, as a relay does that has just heard them."""
         if self._newest is None:
             return None
-        onlookers = ReportSubscribers(self._newest, EPOCH, lambda: len(self._nodes), lambda: None)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(Path(self._options.directory, MERGED_SOCKET)))
-        listener.listen()
-        listener.setblocking(False)
-        await onlookers.open(listener)
+        path = str(Path(self._options.directory, REPORTS_SOCKET))
+        onlookers = ReportSubscribers(path, self._newest, EPOCH, lambda: len(self._nodes))
+        onlookers.open()
         return onlookers
-
-
-def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """Return a socket as agents publish on."""
-    socket = context.socket(zmq.PUB)
-    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-    socket.setsockopt(zmq.LINGER, 0)
-    return socket
 
 
 async def _serve(node: FedNode, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

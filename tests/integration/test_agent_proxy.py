@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
-import struct
+import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from agent.service.systemd import ServiceManager
 from agent.wire.commands import GetStatus, Status, decode_reply, encode_command
-from agent.wire.relay import ASK, decode_merged
-from agent.wire.reports import decode_node_report
 from tests.support.agents import RunningAgent
+from tests.support.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -27,8 +31,8 @@ def agent() -> Iterator[RunningAgent]:
         yield running
 
 
-def carrier(verb: str, directory: Path) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-P", "-m", "agent", verb, "--dir", str(directory)]
+def carrier(verb: str, directory: Path, *options: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-P", "-m", "agent", verb, *options, "--dir", str(directory)]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -67,36 +71,54 @@ def test_a_proxy_to_nobody_says_so(tmp_path: Path) -> None:
     assert b"no agent answers" in stderr
 
 
-def test_telemetry_hands_a_report_out_for_each_question_until_its_input_ends(agent: RunningAgent) -> None:
-    with carrier("telemetry", agent.directory) as frames:
-        assert frames.stdin
-        assert frames.stdout
-        reports = []
-        for _ in range(3):
-            frames.stdin.write(ASK)
-            frames.stdin.flush()
-            (length,) = struct.unpack(">I", frames.stdout.read(4))
-            (report,) = decode_merged(frames.stdout.read(length)).reports
-            reports.append(decode_node_report(report.frame))
-        frames.stdin.close()
+def test_a_proxy_carries_reports_until_its_input_ends(agent: RunningAgent) -> None:
+    with carrier("proxy", agent.directory, "--reports") as proxy, tempfile.TemporaryDirectory() as near:
+        path = Path(near, "reports.sock")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+            subscriber = Subscriber(Path(near))
+            connection, _ = server.accept()
+            with connection:
+                carrying = threading.Thread(target=carry, args=(connection, proxy))
+                carrying.start()
+                try:
+                    reports = [subscriber.report() for _ in range(3)]
+                finally:
+                    subscriber.close()
+                    carrying.join(20)
 
-        assert frames.wait(10) == 0
+        assert proxy.wait(20) == 0
     assert {report.epoch for report in reports} == {agent.ready["epoch"]}
     assert len({report.report_seq for report in reports}) == 3
 
 
-def test_telemetry_ends_with_its_input_also_where_the_agent_stands_still(agent: RunningAgent) -> None:
-    with carrier("telemetry", agent.directory) as frames:
-        assert frames.stdin
-        assert frames.stdout
-        frames.stdin.write(ASK)
-        frames.stdin.flush()
-        frames.stdout.read(4)
+def carry(connection: socket.socket, proxy: subprocess.Popen[bytes]) -> None:
+    """Carry bytes between a connection and a proxy, as sshd would, until the connection ends."""
+    assert proxy.stdin
+    assert proxy.stdout
+    sources: list[socket.socket | IO[bytes]] = [connection, proxy.stdout]
+    with proxy.stdin, contextlib.suppress(ConnectionError):
+        while True:
+            readable, _, _ = select.select(sources, [], [])
+            if proxy.stdout in readable:
+                connection.sendall(os.read(proxy.stdout.fileno(), 65_536))
+            if connection in readable:
+                if not (data := connection.recv(65_536)):
+                    return
+                os.write(proxy.stdin.fileno(), data)
+
+
+def test_a_proxy_of_reports_ends_with_its_input_also_where_the_agent_stands_still(agent: RunningAgent) -> None:
+    with carrier("proxy", agent.directory, "--reports") as proxy:
+        assert proxy.stdin
+        assert proxy.stdout
+        assert proxy.stdout.read(10)[:1] == b"\xff", "the greeting of ZMTP"
         agent.process.send_signal(signal.SIGSTOP)
         try:
-            frames.stdin.close()
+            proxy.stdin.close()
 
-            assert frames.wait(20) == 0
+            assert proxy.wait(20) == 0
         finally:
             agent.process.send_signal(signal.SIGCONT)
 

@@ -12,7 +12,6 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire.codec import TELEMETRY_SOCKET
 from agent.wire.commands import Accepted, Commit, InjectFault, Kill, Prepare, RefusalReason, Refused, Stop
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
@@ -176,7 +175,7 @@ def test_a_rank_is_frozen_thawed_and_slowed(agent: RunningAgent, spec: JobSpec) 
 @pytest.mark.slow
 def test_a_hang_that_nobody_watches_is_ended(agent: RunningAgent, spec: JobSpec) -> None:
     abandon_s = 3.0
-    console = Subscriber(agent.directory / TELEMETRY_SOCKET)
+    console = Subscriber(agent.directory)
     started(agent, msgspec.structs.replace(spec, abandon_s=abandon_s))
     agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
     hung = agent.wait_until(

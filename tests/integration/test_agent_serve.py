@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 import pytest
-import zmq
 
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET
 from agent.wire.commands import (
     Abort,
     Accepted,
@@ -40,10 +39,10 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
-from agent.wire.reports import decode_node_report
 from ddpcore.wire import Fault, FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
+from tests.support.subscriber import Subscriber
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def reason(reply: Reply) -> RefusalReason:
 def test_its_directory_and_sockets_are_its_users_alone(asked: RunningAgent) -> None:
     assert asked.ready["ready"] is True
     assert asked.ready["node"] == "here"
-    for name in (TELEMETRY_SOCKET, REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET):
+    for name in (REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET):
         mode = (asked.directory / name).lstat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600, name
@@ -89,18 +88,15 @@ def test_it_listens_on_no_network_port(asked: RunningAgent) -> None:
     assert psutil.Process(asked.process.pid).net_connections("inet") == []
 
 
-def test_it_publishes_whole_reports_in_one_frame_five_times_a_second(agent: RunningAgent) -> None:
-    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
-        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
-        subscriber.setsockopt(zmq.LINGER, 0)
+def test_it_reports_five_times_a_second_to_who_asks(agent: RunningAgent) -> None:
+    subscriber = Subscriber(agent.directory)
+    try:
+        subscriber.next()  # what there was before
         began_s = time.monotonic()
-        subscriber.connect(f"ipc://{agent.directory / TELEMETRY_SOCKET}")
-        reports = []
-        for _ in range(6):
-            assert subscriber.poll(int(END_S * 1000))
-            (frame,) = subscriber.recv_multipart()
-            reports.append(decode_node_report(frame))
+        reports = [subscriber.report() for _ in range(6)]
         took_s = time.monotonic() - began_s
+    finally:
+        subscriber.close()
     assert [report.report_seq - reports[0].report_seq for report in reports] == list(range(6))
     assert took_s > 0.5
     newest = reports[-1]

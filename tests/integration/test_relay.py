@@ -7,9 +7,7 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,10 +26,7 @@ from agent.wire.codec import CONTROL_SOCKET, MalformedMessageError
 from agent.wire.commands import Accepted, Claim, GetStatus, Status, decode_reply, encode_command
 from agent.wire.digest import decode_frame
 from agent.wire.relay import (
-    ASK,
-    MAX_ASKED,
     MAX_RELAY_BYTES,
-    MERGED_SOCKET,
     RELAY_VERSION,
     Data,
     Hello,
@@ -270,22 +265,24 @@ def test_after_a_relay_stood_still_reports_are_new_or_say_how_old_they_are(relay
         assert decode_frame(console.newest["a"][0]).report_seq > decode_frame(known[0]).report_seq
 
 
-def num_listening(telemetry: Path) -> int:
-    """Return how many sockets there are at a path, the one that waits for others included."""
-    return sum(line.endswith(f" {telemetry}") for line in Path("/proc/net/unix").read_text().splitlines())
+def test_reports_are_asked_for_only_while_a_console_watches(relay: RunningRelay) -> None:
+    def is_asked(within_s: float) -> bool:
+        with contextlib.suppress(AssertionError):
+            return isinstance(node.hears_first(Take, within_s), Take)
+        return False
 
+    def is_left_alone() -> bool:
+        node.say(Report(0, 0, b"for nobody"))
+        return not is_asked(3.0)
 
-def test_nobody_listens_at_an_agent_while_no_console_looks_on(relay: RunningRelay) -> None:
-    with agent_of(relay, "a") as agent:
-        relay.wait_for("a")
-        telemetry = agent.directory / "telemetry.sock"
-        with MergedReader(relay.directory) as console:
-            until(lambda: "a" in console.newest, 20, "it has reported")
-            assert num_listening(telemetry) == 2
-
-        until(lambda: num_listening(telemetry) == 1, 20, "the agent has no listener any more")
-        with MergedReader(relay.directory) as console:
-            until(lambda: "a" in console.newest, 20, "it reports to the next one")
+    with Impostor(relay) as node:
+        node.say(hello())
+        node.hears_first(Welcome)
+        assert not is_asked(3.0)
+        for _ in range(2):
+            with MergedReader(relay.directory):
+                assert is_asked(10.0)
+            until(is_left_alone, 40, "nobody asks any more")
 
 
 def test_a_second_node_of_the_same_name_is_told_so_and_does_not_disturb_the_first(relay: RunningRelay) -> None:
@@ -423,23 +420,14 @@ def test_a_node_says_nothing_of_any_use_with_a_name_that_leads_elsewhere(relay: 
     assert list((relay.directory / "nodes").iterdir()) == []
 
 
-def test_a_console_that_reads_nothing_costs_the_others_nothing(relay: RunningRelay) -> None:
-    with agent_of(relay, "a"), connected_to(relay.directory / MERGED_SOCKET) as deaf:
-        deaf.sendall(ASK * MAX_ASKED)
-        with MergedReader(relay.directory) as console, MergedReader(relay.directory, pause_s=2.0) as slow:
-            until(lambda: console.num_reports >= 10, 60, "the quick one hears all")
-            until(lambda: slow.num_reports >= 2, 20, "the slow one hears now and then")
+def test_a_slow_console_costs_the_others_nothing_and_gets_the_latest(relay: RunningRelay) -> None:
+    deaf, slow = MergedReader(relay.directory, pause_s=100.0), MergedReader(relay.directory, pause_s=2.0)
+    with agent_of(relay, "a"), deaf, slow, MergedReader(relay.directory) as console:
+        until(lambda: console.num_reports >= 10, 60, "the quick one hears all")
+        until(lambda: slow.num_reports >= 2, 20, "the slow one hears now and then")
 
-            assert slow.num_reports <= console.num_reports / 2
-            assert slow.newest["a"][1] < 2.5
-
-
-def test_a_console_that_asks_for_too_much_or_for_something_else_is_let_go(relay: RunningRelay) -> None:
-    for said in (ASK * (MAX_ASKED + 2), b"GET / HTTP/1.1\r\n\r\n"):
-        with connected_to(relay.directory / MERGED_SOCKET) as console:
-            console.sendall(said)
-            while chunk := console.recv(65_536):
-                assert chunk
+        assert slow.num_reports <= console.num_reports / 2
+        until(lambda: slow.newest["a"][1] < 3.5, 40, "it asks for one at a time")
 
 
 def test_a_large_reply_comes_whole_to_one_who_reads_slowly_while_others_are_served(relay: RunningRelay) -> None:
@@ -538,19 +526,6 @@ def test_a_daemon_dials_too(relay: RunningRelay) -> None:
         relay.wait_for("a")
     finally:
         run_agent_verb("shutdown", "--dir", str(directory))
-
-
-def test_the_stream_goes_over_standard_input_and_output_too(relay: RunningRelay) -> None:
-    argv = [sys.executable, "-P", "-m", "agent", "roster", "--follow", "--dir", str(relay.directory)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as carrier:
-        assert carrier.stdin
-        assert carrier.stdout
-        carrier.stdin.write(ASK)
-        carrier.stdin.flush()
-        (length,) = struct.unpack(">I", carrier.stdout.read(4))
-        assert len(carrier.stdout.read(length)) == length
-        carrier.stdin.close()
-        assert carrier.wait(10) == 0
 
 
 def test_nobody_relays_where_no_relay_is(tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
-"""The receiving end of telemetry, against a real publisher."""
+"""The receiving end of telemetry, against real nodes."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-import zmq
 
+from agent.transport.subscribers import NodeReports
 from agent.wire.reports import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
 from app.fleet.telemetry import Received, Telemetry
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -22,18 +24,32 @@ def node_report(seq: int, *, version: int = WIRE_VERSION) -> NodeReport:
 
 
 class Publishers:
+    """Nodes that report when the test says so, served by a thread."""
+
     def __init__(self, directory: Path, names: list[str]) -> None:
-        self._context = zmq.Context()
         self.paths = {name: directory / f"{name}.sock" for name in names}
-        self._sockets = {name: self._context.socket(zmq.PUB) for name in names}
-        for name, socket in self._sockets.items():
-            socket.bind(f"ipc://{self.paths[name]}")
+        self._nodes = {name: NodeReports(str(path), "epoch") for name, path in self.paths.items()}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        for node in self._nodes.values():
+            self._call(node.open)
 
     def send(self, name: str, frame: bytes) -> None:
-        self._sockets[name].send(frame)
+        self._call(self._nodes[name].publish, frame)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        for node in self._nodes.values():
+            self._call(node.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, do: Callable[..., None], *arguments: bytes) -> None:
+        async def done() -> None:
+            do(*arguments)
+
+        asyncio.run_coroutine_threadsafe(done(), self._loop).result(10)
 
 
 @pytest.fixture
@@ -53,7 +69,7 @@ def telemetry(publishers: Publishers) -> Iterator[Telemetry]:
 
 def received_after(publishers: Publishers, telemetry: Telemetry, name: str, frame: bytes) -> list[Received]:
     def send_and_drain() -> list[Received]:
-        publishers.send(name, frame)  # a subscriber that has just connected misses the first ones
+        publishers.send(name, frame)
         return telemetry.drain()
 
     return until(send_and_drain, 5, "a report arrives")

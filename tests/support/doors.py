@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from app.errors import AnswerNeededError, AppError, HostUnreachableError
 from app.fleet.agent_link import AgentLink
@@ -60,20 +60,10 @@ class Door(AgentLink):
     def connect(self) -> None:
         raise self.own_absence()
 
-    @property
-    def carries_reports(self) -> bool:
-        return False
-
     def go_again(self, *, asks: bool = False) -> None:
         self.reconnect(asks=asks)
 
-    def open_socket(self, path: str) -> NoReturn:
-        raise HostUnreachableError(self.host, f"{path} is behind a door")
-
-    def open_verb(self, *arguments: str) -> NoReturn:
-        raise HostUnreachableError(self.host, f"{arguments[0]} is behind a door")
-
-    def open_report_channel(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_sockets(self, on_frame: Callable[[bytes], None]) -> None:
         """There is no road."""
 
     def reconnect(self, *, asks: bool = False) -> None:

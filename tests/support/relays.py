@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from agent.wire.codec import FrameReader
-from agent.wire.relay import ASK, MAX_MERGED_BYTES, MERGED_SOCKET, RosterEntry, decode_merged
+from agent.wire.codec import REPORTS_SOCKET
+from agent.wire.relay import encode_merged
+from app.fleet.report_reader import ReportReader
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from agent.wire.codec import MalformedMessageError
+    from agent.wire.relay import Merged, RosterEntry
 
 END_S = 10.0
 
@@ -84,7 +85,7 @@ class RunningRelay:
     def wait_for(self, *nodes: str, within_s: float = 20.0) -> None:
         """Wait until exactly these nodes are there."""
         with MergedReader(self.directory) as reader:
-            until(lambda: reader.here == set(nodes), within_s, f"{nodes} are there")
+            until(lambda: reader.is_whole and reader.here == set(nodes), within_s, f"{nodes} are there")
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-P", "-m", "agent", "relay", "--listen", "127.0.0.1", "--dir", str(self.directory)]
@@ -101,19 +102,21 @@ class RunningRelay:
 
 
 class MergedReader:
-    """A console: asks for merged frames and takes them in a thread, with a pause after each if wanted."""
+    """A console: takes merged frames in a thread, with a pause after each if wanted."""
 
     def __init__(self, directory: Path, pause_s: float = 0.0) -> None:
         self.entries: dict[str, RosterEntry] = {}
         self.newest: dict[str, tuple[bytes, float]] = {}
         """By node: the newest report, and how old it was when it came."""
         self.is_over = threading.Event()
+        """The connection has ended."""
+        self.is_whole = False
+        """Every node has been told of."""
         self.forget_figures()
         self._pause_s = pause_s
         self._is_closing = threading.Event()
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection.connect(str(directory / MERGED_SOCKET))
-        self._thread = threading.Thread(target=self._run)
+        path = directory / REPORTS_SOCKET
+        self._reader = ReportReader({"relay": path}, self._take, self._malformed, lambda _: self.is_over.set())
 
     @property
     def here(self) -> set[str]:
@@ -127,43 +130,24 @@ class MergedReader:
         self.sizes: list[int] = []
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_closing.set()
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._connection.close()
+        self._reader.close()
 
-    def _run(self) -> None:
-        reader = FrameReader(MAX_MERGED_BYTES)
-        asked: deque[float] = deque()
-        try:
-            self._ask(asked)
-            while chunk := self._connection.recv(65_536):
-                for frame in reader.feed(chunk):
-                    self._take(frame, asked.popleft())
-                    self._is_closing.wait(self._pause_s)
-                    self._ask(asked)
-        except OSError:
-            return
-        finally:
-            self.is_over.set()
+    def _malformed(self, _name: str, error: MalformedMessageError) -> None:
+        raise error
 
-    def _ask(self, asked: deque[float]) -> None:
-        asked.append(time.monotonic())
-        self._connection.sendall(ASK)
-
-    def _take(self, frame: bytes, asked_at_s: float) -> None:
-        merged, now_s = decode_merged(frame), time.monotonic()
+    def _take(self, _name: str, merged: Merged, way_s: float) -> None:
         self.entries.update((entry.node, entry) for entry in merged.nodes)
-        on_the_way_s = max(0.0, now_s - asked_at_s - merged.held_ms / 1000)
         for report in merged.reports:
-            age_s = report.age_ms / 1000 + on_the_way_s
+            age_s = report.age_ms / 1000 + way_s
             self.newest[report.node] = (report.frame, age_s)
             self.ages_s.append(age_s)
+        self.is_whole |= merged.is_whole
         self.num_frames += 1
         self.num_reports += len(merged.reports)
-        self.sizes.append(len(frame))
+        self.sizes.append(len(encode_merged(merged)))
+        self._is_closing.wait(self._pause_s)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agent.relay import relay as relay_module
 from agent.relay.relay import Relay
+from agent.relay.relay_dir import RelayDir
 from agent.wire.relay import RELAY_VERSION, Hello
 
 if TYPE_CHECKING:
     import pytest
 
-    from agent.relay.relay_dir import RelayDir
     from agent.transport.relay_sockets import RelaySocket
 
 
@@ -35,7 +36,7 @@ async def test_the_heartbeat_of_a_relay_outlives_a_moment_without_memory(monkeyp
     for period in ("LOOK_S", "HEARTBEAT_S"):
         monkeypatch.setattr(relay_module, period, 0.0)
     road = ScantRoad()
-    relay = Relay(cast("RelayDir", None), cast("RelaySocket", road), "here", 1)
+    relay = Relay(RelayDir(Path("unused")), cast("RelaySocket", road), "here", 1)
     relay._roster.hello(b"peer", Hello(version=RELAY_VERSION, node="x", instance="1", place=b"{}"), 1e12)
     ticking = asyncio.create_task(relay._tick())
     try:

@@ -17,7 +17,7 @@ def newest_of(*nodes: str) -> LatestReports:
 
 
 def taken(subscriber: ReportSubscriber, now_s: float = 10.0) -> Merged:
-    merged = subscriber.take(0, 0, now_s)
+    merged = subscriber.take(1, 0, 0, now_s)
     assert merged is not None
     return decode_merged(encode_merged(merged))
 
@@ -40,7 +40,7 @@ def test_of_many_reports_of_a_node_a_console_gets_the_newest_with_its_age() -> N
 
     assert [(report.node, report.frame, report.age_ms) for report in first.reports] == [("a", b"4", 2000)]
     assert {entry.node for entry in first.nodes} == {"a", "b"}
-    assert subscriber.take(0, 0, 11.0) is None
+    assert subscriber.take(1, 0, 0, 11.0) is None
 
 
 def test_a_console_hears_only_of_what_has_changed_since_it_was_told() -> None:
@@ -187,10 +187,10 @@ def test_whoever_takes_now_and_then_ends_with_the_newest_of_every_node(steps: li
     for number, (node, who) in enumerate(steps):
         truth[node] = b"%d" % number
         newest.put_report(node, truth[node], float(number))
-        if who < 2 and (merged := consoles[who].take(0, 0, 100.0)) is not None:
+        if who < 2 and (merged := consoles[who].take(1, 0, 0, 100.0)) is not None:
             shown[who] |= {report.node: report.frame for report in merged.reports}
 
     for console, seen in zip(consoles, shown, strict=True):
-        if (merged := console.take(0, 0, 100.0)) is not None:
+        if (merged := console.take(1, 0, 0, 100.0)) is not None:
             seen |= {report.node: report.frame for report in merged.reports}
         assert seen == truth

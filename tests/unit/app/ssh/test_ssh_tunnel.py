@@ -333,3 +333,33 @@ def test_a_host_that_takes_nothing_and_says_nothing_is_dead_while_somebody_waits
 
         assert isinstance(ended.get(timeout=WAIT_S), CHANNEL_ERRORS)
         sender.join(WAIT_S)
+
+
+def test_a_host_that_sends_more_than_was_asked_for_is_hung_up_on(pair: SshPair, tmp_path: Path) -> None:
+    tunnel = Tunnel(tmp_path / "s", pair.open, 100_000)
+    try:
+        with connected(tmp_path / "s") as near:
+            far = pair.accept()
+            for _ in range(3):  # each reply is within the limit
+                near.sendall(b"?")
+                assert far.recv(1) == b"?"
+                far.sendall(bytes(90_000))
+                num_bytes = 0
+                while num_bytes < 90_000:
+                    num_bytes += len(near.recv(CHUNK_BYTES))
+            far.sendall(bytes(20_000))
+
+            assert len(read_all(near)) < 20_000
+    finally:
+        tunnel.close()
+
+
+def test_after_hanging_up_whoever_comes_again_gets_a_new_channel(pair: SshPair, tmp_path: Path) -> None:
+    with tunnel_of(pair, tmp_path / "s") as tunnel, connected(tmp_path / "s") as first:
+        pair.accept().sendall(b"1")
+        assert first.recv(1) == b"1", "it is open"
+        tunnel.hang_up()
+        assert read_all(first) == b""
+        with connected(tmp_path / "s") as second:
+            pair.accept().sendall(b"of the new one")
+            assert second.recv(CHUNK_BYTES) == b"of the new one"

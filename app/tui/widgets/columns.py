@@ -32,7 +32,6 @@ class Aging(Protocol):
     @property
     def is_old(self) -> bool:
         """Whether its figures are no longer those of now."""
-        ...
 
 
 Row = TypeVar("Row", bound=Aging)

@@ -18,6 +18,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.files import open_regular
 from agent.logs.line_metrics import LineMetrics
 from agent.logs.log_file import LogFile
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 MAX_KEPT_LINES = 20_000
 MAX_KEPT_CHARS = 8_000_000
-MAX_PULLED_CHARS = 150_000
-"""In one reply: a character takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
+MAX_PULLED_CHARS = 170_000
+"""In one reply, with `LINE_CHARS` a line: a character takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
+LINE_CHARS = 32
+"""For all of a line but its text: at most 192 bytes of JSON."""
 POLL_BYTES = 524_288
 POLL_LINES = 4_000
 """Of all files in one look, five times a second: twice the lines that a console pulls. `tests/bench/bench_logs.py`."""
@@ -62,6 +66,8 @@ class LogTail:
         self._printed: dict[tuple[str, int], dict[str, float]] = {}
         self._metrics_until_s = 0.0
         self._lines: deque[LogLine] = deque()
+        self._read_at_s: deque[float] = deque()
+        """Of each line kept; what an earlier agent followed counts as read when this one came to it."""
         self._num_chars = 0
         self.log_seq = 0
         """Number of the newest line."""
@@ -147,14 +153,14 @@ class LogTail:
         num_newer = min(self.log_seq - seq, len(self._lines))
         if num_newer <= 0:
             return []
-        newer = list(itertools.islice(reversed(self._lines), num_newer))[::-1]
-        budget = MAX_PULLED_CHARS
+        newer = list(itertools.islice(zip(reversed(self._lines), reversed(self._read_at_s), strict=True), num_newer))
+        budget, now_s = MAX_PULLED_CHARS, time.monotonic()
         taken = []
-        for line in newer[:limit]:
-            budget -= len(line.text)
+        for line, at_s in itertools.islice(reversed(newer), limit):
+            budget -= len(line.text) + LINE_CHARS
             if budget < 0:
                 break
-            taken.append(line)
+            taken.append(msgspec.structs.replace(line, age_s=round(now_s - at_s, 1)))
         return taken
 
     def _let_go(self, files: Iterable[LogFile]) -> None:
@@ -184,12 +190,14 @@ class LogTail:
 
     def _append(self, file: LogFile, lines: list[str]) -> None:
         self._note_output(file, lines)
+        self._read_at_s.extend([time.monotonic()] * len(lines))
         for text in lines:
             self.log_seq += 1
             self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text, file.job_id))
             self._num_chars += len(text)
         while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
             self._num_chars -= len(self._lines.popleft().text)
+            self._read_at_s.popleft()
 
 
 _ATTEMPT = re.compile(r"\d{1,9}")

@@ -64,6 +64,8 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
     job_id: Name = ""
     """Empty of what is about the node, and of agents and recordings of before."""
+    age_s: Seconds | None = None
+    """From when the agent read it to the reply; None of agents and recordings that do not say."""
 
 
 class LogLoss(msgspec.Struct, frozen=True):

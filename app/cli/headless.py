@@ -62,24 +62,19 @@ class Followed(Protocol):
     @property
     def watched_job(self) -> str:
         """The job whose end is the end; empty is whichever is shown."""
-        ...
 
     async def start(self) -> None:
         """Start what is to be followed, or reach it."""
-        ...
 
     def view(self) -> View:
         """Return the rows of now."""
-        ...
 
     def drain_notices(self) -> Sequence[str]:
         """Return clean sentences about the session."""
-        ...
 
     @property
     def starting(self) -> StartProgress | None:
         """How far a start has come that is under way; None while none is."""
-        ...
 
 
 class Headless:

@@ -23,7 +23,7 @@ from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
-from app.text import LINE_LIMIT, clean, clean_name, json_value
+from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
@@ -42,6 +42,7 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Waited for lines that a node has told of: it may have ended meanwhile."""
 NO_JOB = "no job is known there"
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
@@ -61,6 +62,21 @@ def _pattern(_context: click.Context, _parameter: click.Parameter, value: str | 
         return None if value is None else re.compile(value)
     except re.error as error:
         raise click.BadParameter(f"{clean(value or '')}: {error}") from error
+
+
+def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of `90s`, `10m` or `1h30m`."""
+    if value is None:
+        return None
+    if re.fullmatch(r"([0-9]{1,9}[smhd])+", value) is None:
+        raise click.BadParameter(f"{clean(value)} is no time, as 90s, 10m, 1h30m or 2d")
+    return float(sum(int(number) * UNITS_S[unit] for number, unit in re.findall(r"(\d+)(\D)", value)))
+
+
+def _complete_duration(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    if typed.isdecimal():
+        return [f"{typed}{unit}" for unit in UNITS_S]
+    return [text for text in ("1m", "10m", "1h", "1d") if text.startswith(typed)]
 
 
 rank_option = click.option(
@@ -132,29 +148,48 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
 @rank_option
 @click.option("--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found")
+@click.option(
+    "--since",
+    "max_age_s",
+    callback=_duration,
+    shell_complete=_complete_duration,
+    metavar="TIME",
+    help="Only lines that are no older, as 90s, 10m or 2h",
+)
 @click.option("-n", "--tail", "num_last", type=click.IntRange(min=0), help="Of those there are, only so many [all]")
 @lists_rows
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
     """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
 
-    The agents keep the last lines; `python -P -m agent logs` reads whole files. For example: `rankdeck logs -f --rank
-    0,3-5 --grep loss`.
+    The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has known
+    it: files have no times, so what was printed before an agent began counts from its begin. For example: `rankdeck
+    logs -f --since 10m --rank 0,3-5 --grep loss`.
     """
-    wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"])
+    wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:
         asyncio.run(_logs(session, wish, num_last=how["num_last"], is_following=how["is_following"]))
 
 
 class _LineWish(NamedTuple):
-    """Which lines are wanted, and whether as JSON."""
+    """Which lines are wanted, and whether as JSON.
+
+    Attributes:
+        untimed: Nodes whose agents do not say how old a line is; theirs are all wanted.
+    """
 
     is_json: bool
     ranks: NumberTerm | None
     pattern: re.Pattern[str] | None
+    max_age_s: float | None
+    untimed: set[str]
 
     def among(self, pairs: Iterable[tuple[str, LogLine]], job_id: str) -> Iterator[tuple[str, LogLine]]:
         """Yield the (node, line) pairs of a job that are wanted."""
         for node, line in pairs:
+            if line.age_s is None:
+                self.untimed.add(node)
+            elif self.max_age_s is not None and line.age_s > self.max_age_s:
+                continue
             is_its = line.job_id in ("", job_id) and (self.pattern is None or self.pattern.search(line.text))
             if is_its and (self.ranks is None or any(a <= line.rank <= b for a, b in self.ranks.ranges)):
                 yield node, line
@@ -213,6 +248,9 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         while pairs := await _more_lines(session):
             kept.extend(wish.among(pairs, job_id))
         _print_lines(kept, wish)
+        if wish.untimed and wish.max_age_s is not None:
+            whose = nodes_text(sorted(wish.untimed))
+            print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
         is_over_there = not is_following
         while not is_over_there:
             is_over_there = is_over(session.view())
@@ -238,7 +276,7 @@ async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
 def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
     for node, line in pairs:
         if wish.is_json:
-            fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text}
+            fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text, "age_s": line.age_s}
             click.echo(json.dumps(fields))  # ASCII alone: a line may hold what a terminal obeys
             continue
         who = "launcher" if line.rank == LAUNCHER_RANK else line.rank

@@ -33,11 +33,9 @@ class Presented(ConsoleSource, Followed, Protocol):
     @property
     def evidence_notices(self) -> Sequence[str]:
         """All clean sentences about evidence that was kept."""
-        ...
 
     def farewell(self) -> str:
         """Return what to tell a person who has left: what goes on, and how to come back. Empty when nothing does."""
-        ...
 
 
 def is_terminal() -> bool:

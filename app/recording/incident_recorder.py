@@ -38,15 +38,12 @@ class Kept(Protocol):
 
     async def take_stacks(self, job_id: str, into: Answers) -> None:
         """Take the stacks of a job."""
-        ...
 
     async def ask_agents(self, job_id: str, into: Answers) -> None:
         """Ask the agents for what they remember."""
-        ...
 
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
         """Put together what is known by now."""
-        ...
 
 
 class IncidentRecorder:

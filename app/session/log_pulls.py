@@ -99,7 +99,7 @@ class LogPulls:
             lines, first_seq = await self._fleet().pull_logs(node, cursor)
         except AppError:
             return cursor  # the node's own row says that it does not answer; the next report asks again
-        if gap := gap_line(cursor, first_seq):
+        if gap := gap_line(cursor, first_seq, lines[0].age_s if lines else None):
             self._lines.append((node, gap))
         self._lines.extend((node, line) for line in lines)
         if lines:
@@ -109,10 +109,11 @@ class LogPulls:
         return lines[-1].seq if lines else cursor
 
 
-def gap_line(cursor: int, first_seq: int) -> LogLine | None:
-    """Return a line that stands for those that a node no longer keeps, None when there are none."""
+def gap_line(cursor: int, first_seq: int, age_s: float | None) -> LogLine | None:
+    """Return a line that stands for those that a node no longer keeps, as old as the oldest one kept; None if none."""
     num_lost = first_seq - cursor - 1
     if num_lost <= 0:
         return None
     lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
-    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} older than what the node keeps: see its files)")
+    text = f"({lines} older than what the node keeps: see its files)"
+    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", text, age_s=age_s)

@@ -129,22 +129,18 @@ class Bindable(Protocol):
     @property
     def name(self) -> str:
         """How files call it."""
-        ...
 
     @property
     def keys(self) -> str:
         """Textual's names of its usual keys, separated by commas."""
-        ...
 
     @property
     def title(self) -> str:
         """What it is called on the screen."""
-        ...
 
     @property
     def contexts(self) -> frozenset[str]:
         """In which consoles it is there."""
-        ...
 
 
 _DEFAULTS = Thresholds()

@@ -118,4 +118,4 @@ async def _do(console: PersonalApp, doing: Awaitable[str]) -> None:
 
 
 def _show_not_done(console: PersonalApp, error: AppError) -> None:
-    console.show_notice(error.whole, "error", "Not done")
+    console.show_notice(f"Not done: {error.whole}", "error")

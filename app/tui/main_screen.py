@@ -97,7 +97,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         what, text = copied
         self.app.copy_to_clipboard(text)
-        self.notify(self.ui.tellable(text.splitlines()[0]), title=f"Copied {what}", markup=False)
+        self.console.show_notice(f"Copied {what}: {text.splitlines()[0]}")
 
     def action_freeze(self) -> None:
         """Let the picture stand still, or go on."""
@@ -171,7 +171,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         elif not (hosts := questions.waiting):
             self._show_notice("No host wants an answer.")
         else:
-            self.notify(self.ui.tellable(f"going to {nodes_text(hosts)}"), markup=False)
+            self.console.show_notice(f"going to {nodes_text(hosts)}")
             self.run_worker(questions.begin())
 
     def action_doctor(self) -> None:
@@ -197,7 +197,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return cast("FilteredView", self.console.shown)
 
     def _show_notice(self, text: str) -> None:
-        self.notify(text, severity="warning", markup=False)
+        self.console.show_notice(text, "warning")
 
 
 def keyed_screen(ui: UiState) -> MainScreen:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.filter import NoColor
 
 from app.settings.themes import THEMES
@@ -82,6 +83,10 @@ class PersonalApp(KeysInOrder, PacedApp):
     def paint(self) -> None:
         """Build and paint all that is shown."""
 
+    def action_command_palette(self) -> None:
+        """Open the palette; Textual's own placeholder is not ASCII."""
+        self.push_screen(CommandPalette(placeholder="Search for commands"))
+
     def action_suspend_process(self) -> None:
         """Go to the shell; where none has started this console, nobody could bring it back."""
         if _has_shell():
@@ -95,9 +100,9 @@ class PersonalApp(KeysInOrder, PacedApp):
             for widget in screen.walk_children():
                 widget.refresh()
 
-    def show_notice(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
-        """Show a notification."""
-        self.notify(self.ui.tellable(text), title=title, severity=severity, markup=False)
+    def show_notice(self, text: str, severity: SeverityLevel = "information") -> None:
+        """Show a sentence above the keys, for some seconds."""
+        self.notify(self.ui.tellable(text), severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table: Textual's own commands, its themes among them, are not in it."""

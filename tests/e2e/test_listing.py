@@ -81,6 +81,8 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
         [f"localhost:{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
     )
     assert here.run("logs", "-n", "0") == ""
+    assert "begins" in here.run("logs", "--since", "1h")
+    assert here.run("logs", "--since", "0s") == ""
     watching = here.start("ranks", "--watch", "--json")
     recording = here.start("record", str(tmp_path / "gpt.rdk"), "gpt")
 
@@ -91,6 +93,7 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     go_on.touch()
 
     lines = [json.loads(line) for line in following.communicate(timeout=60)[0].splitlines()]
+    assert all(line["age_s"] >= 0 for line in lines)
     assert [(line["rank"], line["stream"], line["text"]) for line in lines] == [
         (0, "stdout", "rank 0 begins \x1b[31m"),
         (0, "stderr", "rank 0 ends"),

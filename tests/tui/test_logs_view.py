@@ -38,6 +38,20 @@ async def test_new_lines_push_the_old_ones_up() -> None:
         assert "following" in console.text()
 
 
+async def test_a_notice_takes_a_line_of_its_own_and_covers_none() -> None:
+    source = SimSource(SimCluster().view)
+    talk(source, 0, 100)
+    async with desk(source, (80, 24)) as console:
+        await console.show("logs")
+        before = shown(console)
+        await console.press("e")
+        *_, notice, keys = console.lines()
+
+        assert notice.split(maxsplit=1)[1] == "No line at level error yet."
+        assert keys.startswith(" 1-8 Views")
+        assert shown(console) == before[1:]
+
+
 async def test_every_view_shows_the_lines_of_its_job_alone() -> None:
     sim = SimCluster()
     sim.run(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,10 @@ from app.diagnosis.causes import RankState, Severity
 from app.settings.loading import load
 from app.tui.actions import ACTIONS, VIEW_NAMES
 from app.tui.theme import ASCII_GLYPHS, UNICODE_GLYPHS, Glyphs, Look
-from tests.support.consoles import desk, frozen_source
+from tests.support.consoles import TalkingSource, desk, frozen_source
 from tests.support.screens import screen_lines, screen_strips
+from tests.support.sim import SimCluster
+from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from rich.color import Color
@@ -32,7 +35,7 @@ async def test_an_ascii_look_paints_ascii_only_and_says_all(number: int) -> None
             assert text.count("o waiting") == 3
 
 
-@pytest.mark.parametrize("key", ["question_mark", "F", "x"])
+@pytest.mark.parametrize("key", ["question_mark", "F", "x", "ctrl+p"])
 @pytest.mark.parametrize("height", [24, 40])
 async def test_the_dialogs_of_an_ascii_look_are_ascii_too(key: str, height: int) -> None:
     async with desk(frozen_source(), (80, height), Look(is_ascii=True)) as console:
@@ -54,14 +57,39 @@ async def test_no_color_is_honoured_by_every_view_and_dialog(monkeypatch: pytest
 async def test_without_colour_the_focus_of_a_dialog_is_still_seen() -> None:
     async with desk(frozen_source(), (80, 24), Look(has_colour=False)) as console:
         await console.press("F")
-        marked = [
-            segment.text.strip()
-            for strip in screen_strips(console.console)
-            for segment in strip
-            if segment.text.strip() and segment.style is not None and segment.style.underline and segment.style.bold
-        ]
+        assert marked(console.console) == ["Thaw"]
+        await console.press("enter", "enter")
+        assert marked(console.console) == ["Do nothing"]
+        await console.press("right")
+        assert marked(console.console) == ["Thaw rank 2"]
+        await console.press("escape", "x")
+        assert marked(console.console) == ["Stop         after a step and a checkpoint"]
+        await console.press("escape", "ctrl+p")
+        await until_async(lambda: bool(marked(console.console)), 20, "the palette has its list")
+        assert marked(console.console)[0].startswith("Barriers")
 
-        assert marked == ["Thaw"]
+
+@pytest.mark.parametrize(("key", "row"), [("2", "> +2  demo-1"), ("4", "> +0  demo-0"), ("8", ">1")])
+async def test_without_colour_the_selected_row_is_still_seen(key: str, row: str) -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (80, 24), Look(has_colour=False, is_ascii=True)) as console:
+        await console.play(source, 30.0)
+        source.sim.freeze(2)
+        await console.play(source, 6.0)
+        await console.press(key)
+        (line,) = [line for line in console.lines() if line.startswith(">")]
+
+        assert re.match(row, line)
+
+
+def marked(console: Console) -> list[str]:
+    """Return what is underlined and bold: what has the focus."""
+    return [
+        segment.text.strip()
+        for strip in screen_strips(console)
+        for segment in strip
+        if segment.text.strip() and segment.style is not None and segment.style.underline and segment.style.bold
+    ]
 
 
 def colours(console: Console) -> set[Color]:

@@ -8,6 +8,7 @@ import pytest
 
 from app.tui.actions import VIEW_NAMES
 from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source, training_source
+from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
 
 VERDICT = re.compile(
@@ -184,4 +185,13 @@ async def test_of_ranks_that_are_gone_the_overview_tells_how_each_ended() -> Non
     source.sim.kill(2)
     source.run(8)
     async with desk(source, (120, 35)) as console:
-        assert re.search(r" 2  demo-1  \S exited .*  killed by SIGKILL ", console.text())
+        assert re.search(r" 2  demo-1  \S exited .*  killed by SIGKILL\b", console.text())
+        exited = {
+            strip.text.split()[0]: segment.style
+            for strip in screen_strips(console.console)
+            for segment in strip
+            if segment.text.strip().endswith(" exited")
+        }
+        palette = console.console.look.palette
+        assert exited.pop("2") == palette.critical
+        assert set(exited.values()) == {palette.muted}

@@ -219,7 +219,7 @@ class DoctorScreen(ReadingScreen[bool]):
         text = self._view.report(self.size.width)
         if text:
             self.app.copy_to_clipboard(text)
-            self.notify(self._ui.tellable(text.splitlines()[-1]), title="Copied the report", markup=False)
+            self.notify(self._ui.tellable(f"Copied the report: {text.splitlines()[-1]}"), markup=False)
 
     def action_fold(self) -> None:
         """Say also what is well, or only what is not."""

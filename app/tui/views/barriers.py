@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 from app.diagnosis.causes import RankState, Severity
 from app.recording.wait_history import MIN_WAIT_S
 from app.text import seconds_cell
-from app.tui.widgets.columns import (
-    STATE_WIDTH,
-    Column,
-    Table,
-    node_width,
-    paint_node,
-    paint_rank,
-    paint_state,
-    paint_wait_frac,
-)
+from app.tui.widgets.columns import Column, Table, paint_wait_frac, place_columns, state_column
 from app.tui.widgets.drawing import wait_block, wait_line
 from app.tui.widgets.line_view import LineView
 
@@ -128,9 +119,8 @@ class BarriersView(LineView):
         strip_width = min(MAX_STRIP_WIDTH, max(MIN_STRIP_WIDTH, width - 90)) if self._past else 0
         frac_width = max(40, min(width - 66, 100) - strip_width)
         columns: list[Column[RankRow]] = [
-            Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
-            Column("NODE", max(4, min(16, node_width(view.node_names))), 2, paint_node),
-            Column("STATE", STATE_WIDTH, 1, paint_state),
+            *place_columns(view),
+            state_column(view),
             *([Column("LAST WAITS", strip_width, 2, self._paint_last, is_lasting=True)] if self._past else []),
             Column("SHARE OF THE LAST SECONDS SPENT WAITING", frac_width, 0, paint_wait_frac),
         ]

@@ -14,6 +14,7 @@ from app.tui.widgets.columns import (
     node_width,
     paint_node_memory,
     paint_node_name,
+    place_columns,
     report_column,
 )
 from app.tui.widgets.drawing import wrapped
@@ -82,10 +83,8 @@ class MemoryView(LineView):
         self.foot = self._gpu_lines(gpus, view.num_gpus, room - len(self.foot)) + self.foot
 
     def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
-        nodes = node_width(view.node_names)
         return [
-            Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True, is_lasting=True),
-            Column("NODE", max(4, min(16, nodes)), 2, _paint_node, is_lasting=True),
+            *place_columns(view),
             Column("RESIDENT", 8, 0, _paint_rss, is_right=True),
             Column("PSS", 5, 4, _paint_pss, is_right=True),
         ]
@@ -205,14 +204,6 @@ class MemoryView(LineView):
         text = "" if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.muted
         line.cell(text, width, style, is_right=True)
-
-
-def _paint_rank(line: Line, row: MemoryRow, width: int) -> None:
-    line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
-
-
-def _paint_node(line: Line, row: MemoryRow, width: int) -> None:
-    line.cell(row.node, width, line.look.palette.muted)
 
 
 def _growth_of(row: MemoryRow) -> tuple[float | None, float | None]:

@@ -82,7 +82,7 @@ class OverviewView(LineView):
 
     def _ranks(self, view: View, room: int) -> list[Line]:
         num_ranks = view.num_ranks
-        table = Table(self.look, rank_columns(node_width(view.node_names), num_ranks=num_ranks), self.size.width)
+        table = Table(self.look, rank_columns(view), self.size.width)
         if num_ranks < room:
             return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
         # The culprits stand in the picture whatever their number is, the others fill it up in order.

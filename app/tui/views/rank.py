@@ -119,7 +119,7 @@ class RankPage(LineView):
 
     def _memory(self, view: View) -> list[Line]:
         parts = [f"{name} {value}" for row in view.memory([self.rank]) for name, value in _held(row)]
-        return self._section("MEMORY", [self.line().put("  ").put("   ".join(parts))] if parts else [])
+        return self._section("MEMORY", [self.line().put(" ").put("   ".join(parts))] if parts else [])
 
     def _events(self) -> list[Line]:
         log, palette, lines = self.ui.events, self.look.palette, []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.filters.ranks import RANK_KEYS, RankOrder, RankSelection, RankWish
-from app.tui.widgets.columns import Table, node_width, rank_columns
+from app.tui.widgets.columns import Table, rank_columns
 from app.tui.widgets.drawing import GRID_FROM, RankGrid, fact_lines
 from app.tui.widgets.line_view import FilteredView
 from app.view.ranks import rank_text
@@ -200,7 +200,7 @@ class RanksView(FilteredView):
             self._grid.put_counts(line, width - len(GRID_HINT) - 2)
             line.pad(width - len(GRID_HINT) - 1, palette.heading).put(GRID_HINT, palette.heading)
             return [line]
-        self._table = Table(self.look, rank_columns(node_width(view.node_names), num_ranks=view.num_ranks), width)
+        self._table = Table(self.look, rank_columns(view), width)
         is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
         return [self._table.heading()] if is_plain else [line, self._table.heading()]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.text import percent_text
-from app.tui.widgets.columns import MAX_NODE_WIDTH, PERCENT_WIDTH, Column, Table, node_width
+from app.tui.widgets.columns import PERCENT_WIDTH, Column, Table, place_columns
 from app.tui.widgets.line_view import LineView
 from app.view.pace import window_text
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.pace import PaceRow, PaceSummary
+    from app.view.view import View
 
 COST_BAR_WIDTH = 12
 NARROW_COST_BAR_WIDTH = 8
@@ -78,7 +79,7 @@ class StragglersView(LineView):
             return
         summary = pace.summary()
         self._num_rows = summary.num_rows
-        columns = _columns(summary, view.num_ranks, node_width(view.node_names), self.size.width)
+        columns = _columns(summary, view, self.size.width)
         self._table = Table(self.look, columns, self.size.width)
         self.head = [self._title(summary), self._sentence(summary)]
         if self._num_rows:
@@ -114,7 +115,7 @@ class StragglersView(LineView):
         return line
 
 
-def _columns(summary: PaceSummary, num_ranks: int, name_width: int, width: int) -> list[Column[PaceRow]]:
+def _columns(summary: PaceSummary, view: View, width: int) -> list[Column[PaceRow]]:
     is_wide = width >= WIDE_FROM
     phase_width, bar_width = (PHASE_WIDTH, COST_BAR_WIDTH) if is_wide else (NARROW_PHASE_WIDTH, NARROW_COST_BAR_WIDTH)
     phases: Sequence[Column[PaceRow]] = [
@@ -128,22 +129,13 @@ def _columns(summary: PaceSummary, num_ranks: int, name_width: int, width: int) 
         for place, phase in enumerate(summary.phases[:MAX_PHASES])
     ]
     return [
-        Column("RANK", max(4, len(str(num_ranks))), 0, _paint_rank, is_right=True),
-        Column("NODE", max(4, min(name_width, MAX_NODE_WIDTH)), 2, _paint_node),
+        *place_columns(view),
         Column("COST", bar_width + 1 + PERCENT_WIDTH, 0, _paint_cost),
         Column("WAITS", PERCENT_WIDTH, 0, _percent(lambda row: row.wait_frac), is_right=True),
         Column("LAST", PERCENT_WIDTH, 1, _percent(lambda row: row.last_frac), is_right=True),
         *phases,
         Column("WHERE", 20, 20, _paint_where, is_flexible=True),
     ]
-
-
-def _paint_rank(line: Line, row: PaceRow, width: int) -> None:
-    line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
-
-
-def _paint_node(line: Line, row: PaceRow, width: int) -> None:
-    line.cell(row.node, width, line.look.palette.muted)
 
 
 def _paint_cost(line: Line, row: PaceRow, width: int) -> None:

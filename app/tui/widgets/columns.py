@@ -7,7 +7,9 @@ are shared by every table that has these for rows.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from rich.cells import cell_len
 
 from app.diagnosis.causes import RankState, Severity
 from app.text import bytes_cell, bytes_text, loss_text, percent_text, seconds_cell, seconds_text
@@ -16,12 +18,17 @@ from app.view.ranks import rank_call
 from app.view.rows import OLD_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rich.style import Style
 
     from app.tui.theme import Look
+    from app.view.memory import MemoryRow
+    from app.view.pace import PaceRow
     from app.view.rows import GpuRow, NodeRow, RankRow
+    from app.view.view import View
+
+    AnyRankRow = RankRow | PaceRow | MemoryRow
 
 GAP = 2
 
@@ -32,7 +39,6 @@ class Aging(Protocol):
     @property
     def is_old(self) -> bool:
         """Whether its figures are no longer those of now."""
-        ...
 
 
 Row = TypeVar("Row", bound=Aging)
@@ -43,7 +49,7 @@ class Column(NamedTuple, Generic[Row]):
 
     Attributes:
         title: Its heading.
-        width: Its cells; of a flexible column the least it can do with.
+        width: Its cells; a flexible column gets less only where no other one can leave.
         importance: 0 stays always; the highest leaves first when the width does not do.
         paint: Writes the row's cell into the line: exactly the given number of cells.
         is_right: Aligns the heading with right-aligned figures.
@@ -125,8 +131,8 @@ def _fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
         if leaving.importance == 0:
             break
         kept.remove(leaving)
-    spare = max(0, width - _width(kept))
-    return [column._replace(width=column.width + spare) if column.is_flexible else column for column in kept]
+    spare = width - _width(kept)
+    return [column._replace(width=max(1, column.width + spare)) if column.is_flexible else column for column in kept]
 
 
 def _width(columns: Sequence[Column[Row]]) -> int:
@@ -140,26 +146,46 @@ PERCENT_WIDTH = 5
 _BLAMED_STATES = {RankState.MISSING, RankState.FROZEN, RankState.SILENT, RankState.EXITED, RankState.LOST}
 
 
-def rank_columns(node_width: int, *, num_ranks: int) -> list[Column[RankRow]]:
-    """Return every column of a rank, for node names of at most `node_width` cells.
+def rank_columns(view: View) -> list[Column[RankRow]]:
+    """Return every column of a rank.
 
     Of a rank that is not heard of, its place and its wait are what one looks for: they last, as "last seen".
     """
-    rank_width = max(4, len(str(num_ranks)))
     return [
-        Column("RANK", rank_width, 0, paint_rank, is_right=True, is_lasting=True),
-        Column("NODE", max(4, min(node_width, MAX_NODE_WIDTH)), 2, paint_node, is_lasting=True),
-        Column("STATE", STATE_WIDTH, 0, paint_state, is_lasting=True),
+        *place_columns(view),
+        state_column(view),
         Column("STEP", 7, 0, _paint_step, is_right=True),
         Column("LOSS", 6, 3, _paint_loss, is_right=True),
-        Column("PHASE", 10, 7, _paint_phase),
+        Column("PHASE", 10, 6, _paint_phase),
         Column("COLLECTIVE", 16, 4, _paint_call),
         Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
         Column("WAIT SHARE", 16, 8, partial(paint_wait_frac, has_mark=False)),
         Column("MEMORY", 6, 5, _paint_rank_memory, is_right=True),
-        Column("AGE", 6, 6, _paint_rank_age, is_right=True, is_lasting=True),
-        Column("WHERE", 20, 0, _paint_where, is_flexible=True, is_lasting=True),
+        Column("AGE", 6, 7, _paint_rank_age, is_right=True, is_lasting=True),
+        Column("WHERE", 26, 0, partial(_paint_where, culprits=_culprits(view)), is_flexible=True, is_lasting=True),
     ]
+
+
+def place_columns(view: View) -> list[Column[Any]]:
+    """Return the columns that say which rank a row is about, and where it is."""
+    return [
+        Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True, is_lasting=True),
+        Column("NODE", max(4, min(node_width(view.node_names), MAX_NODE_WIDTH)), 2, _paint_node, is_lasting=True),
+    ]
+
+
+def state_column(view: View) -> Column[RankRow]:
+    """Return the column of a rank's state: glyph, word and colour."""
+    return Column("STATE", STATE_WIDTH, 0, partial(_paint_state, culprits=_culprits(view)), is_lasting=True)
+
+
+def _culprits(view: View) -> Collection[int]:
+    return {rank for verdict in view.verdicts() for rank in verdict.culprits}
+
+
+def _is_victim(row: RankRow, culprits: Collection[int]) -> bool:
+    """Tell whether a rank has ended because another has: it is not what one looks for."""
+    return row.state is RankState.EXITED and bool(culprits) and row.rank not in culprits
 
 
 def node_width(names: Sequence[str]) -> int:
@@ -167,19 +193,19 @@ def node_width(names: Sequence[str]) -> int:
     return max(map(len, names), default=0)
 
 
-def paint_rank(line: Line, row: RankRow, width: int) -> None:
+def _paint_rank(line: Line, row: AnyRankRow, width: int) -> None:
     """Paint the number of the rank."""
     line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
 
 
-def paint_node(line: Line, row: RankRow, width: int) -> None:
+def _paint_node(line: Line, row: AnyRankRow, width: int) -> None:
     """Paint the node of the rank."""
     line.cell(row.node, width, line.look.palette.muted)
 
 
-def paint_state(line: Line, row: RankRow, width: int) -> None:
-    """Paint the state: glyph, word and colour."""
-    line.cell(f"{line.look.glyphs.states[row.state]} {row.state}", width, line.look.state_style(row.state))
+def _paint_state(line: Line, row: RankRow, width: int, culprits: Collection[int]) -> None:
+    style = line.look.palette.muted if _is_victim(row, culprits) else line.look.state_style(row.state)
+    line.cell(f"{line.look.glyphs.states[row.state]} {row.state}", width, style)
 
 
 def paint_wait_frac(line: Line, row: RankRow, width: int, *, has_mark: bool = False) -> None:
@@ -234,14 +260,15 @@ def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
     )
 
 
-def _paint_where(line: Line, row: RankRow, width: int) -> None:
+def _paint_where(line: Line, row: RankRow, width: int, culprits: Collection[int]) -> None:
     palette = line.look.palette
-    is_blamed = row.state in _BLAMED_STATES
+    is_blamed = row.state in _BLAMED_STATES and not _is_victim(row, culprits)
     # The line of source is what one opens next; what is odd comes behind it if there is room. Of a rank that is gone
     # how it ended comes first: that tells the culprit from its victims, who all stood in the same line.
     parts = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
-    text = "  ".join(part for part in parts if part)
-    line.cell(text, width, palette.ink if is_blamed else palette.muted)
+    first, *others = [part for part in parts if part] or [""]
+    text = "  ".join((first, *others))
+    line.cell(text if cell_len(text) <= width else first, width, palette.ink if is_blamed else palette.muted)
 
 
 NODE_STATE_WIDTH = 12
@@ -328,7 +355,7 @@ HOT_CELSIUS = 85.0
 def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
     """Return every column of a GPU, for nodes' names of at most `name_width` cells."""
     return [
-        Column("NODE", max(4, min(16, name_width)), 2, _paint_node, is_lasting=True),
+        Column("NODE", max(4, min(16, name_width)), 2, _paint_gpu_node, is_lasting=True),
         Column("GPU", 3, 0, _paint_index, is_right=True, is_lasting=True),
         Column("RANK", 6, 0, _paint_gpu_ranks, is_lasting=True),
         Column("BUSY", 5, 0, _paint_busy, is_right=True),
@@ -342,7 +369,7 @@ def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
     ]
 
 
-def _paint_node(line: Line, row: GpuRow, width: int) -> None:
+def _paint_gpu_node(line: Line, row: GpuRow, width: int) -> None:
     line.cell(row.node, width, line.look.palette.strong)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from app.view.rows import Headline, JobRow
 
 MAX_HEADLINE_LINES = 3
+MAX_HINT_LINES = 2
+TALL_FROM = 24
+"""Lines of a terminal from which what to do next may take two of them."""
 OTHER_JOBS_CELLS = 44
 """Cells that the figures of a job leave to a line on other jobs."""
 WIDE_TAB_CELLS = 4
@@ -153,9 +156,12 @@ class Header(LineView):
             line = self.line().put(label if index == 0 else " " * len(label), label_style).put(sentence, style)
             line.fit(width, style)
             lines.append(line)
-        if hint:
-            line = self.line().pad(len(label) - 2 - (len(glyphs.arrow) - 1)).put(f"{glyphs.arrow} ", palette.accent)
-            lines.append(line.cell(hint, width - line.width - 1, palette.muted))
+        max_lines = MAX_HINT_LINES if self.app.size.height >= TALL_FROM else 1
+        hints = wrapped(self.look.shown(hint), width - len(label) - 1, max_lines, glyphs.ellipsis) if hint else []
+        for index, piece in enumerate(hints):
+            line = self.line().pad(len(label) - 1 - len(glyphs.arrow))
+            line.put("" if index else glyphs.arrow, palette.accent).pad(len(label))
+            lines.append(line.put(piece, palette.muted))
         return lines
 
     def _start(self) -> list[Line]:

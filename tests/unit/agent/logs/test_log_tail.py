@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.logs import log_tail
 from agent.logs.log_tail import LogTail
-from agent.wire.logs import LogLoss
+from agent.wire.codec import MAX_COMMAND_BYTES
+from agent.wire.commands import encode_reply
+from agent.wire.logs import MAX_PULLED_LINES, LogLoss, Logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +91,49 @@ def test_a_pull_is_bounded_in_characters(tail: LogTail, tmp_path: Path) -> None:
     for _ in range(4):
         tail.poll()
     assert tail.log_seq == 60
-    assert len(tail.since(0, 1000)) == log_tail.MAX_PULLED_CHARS // 4000
+    assert len(tail.since(0, 1000)) == log_tail.MAX_PULLED_CHARS // (4000 + log_tail.LINE_CHARS)
+    tail.close()
+
+
+@pytest.mark.parametrize("num_chars", [0, 75, 4096])
+def test_the_largest_reply_is_no_longer_than_a_console_takes(tmp_path: Path, num_chars: int) -> None:
+    tail = LogTail()
+    tail.follow("j" * 64, tmp_path, tmp_path, range(100_000_000, 100_000_001))
+    (tmp_path / "rank-100000000.stderr.log").write_text(("\x01" * num_chars + "\n") * MAX_PULLED_LINES)
+    tail.log_seq = 10**12
+    for _ in range(40):
+        tail.poll()
+    tail._read_at_s = deque([-1e7] * len(tail._lines))
+
+    taken = tail.since(10**12, MAX_PULLED_LINES)
+
+    reply = encode_reply(Logs(epoch="e" * 256, first_seq=2**63 - 1, lines=taken))
+    assert MAX_COMMAND_BYTES * 3 // 10 < len(reply) <= MAX_COMMAND_BYTES
+    tail.close()
+
+
+def test_a_line_says_how_long_ago_it_was_read(tail: LogTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = 1000.0
+    monkeypatch.setattr("agent.logs.log_tail.time.monotonic", lambda: clock_s)
+    (tmp_path / "rank-0.stdout.log").write_text("first\n")
+    tail.poll()
+    clock_s += 60
+    with (tmp_path / "rank-0.stdout.log").open("a") as file:
+        file.write("second\nthird\n")
+    tail.poll()
+    clock_s += 5
+
+    assert [(line.text, line.age_s) for line in tail.since(0, 10)] == [("first", 65), ("second", 5), ("third", 5)]
+    assert [(line.text, line.age_s) for line in tail.since(1, 1)] == [("second", 5)]
+    tail.close()
+
+
+def test_the_ages_of_dropped_lines_go_with_them(tail: LogTail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "MAX_KEPT_LINES", 3)
+    (tmp_path / "rank-0.stdout.log").write_text("".join(f"{number}\n" for number in range(9)))
+    tail.poll()
+
+    assert len(tail._read_at_s) == len(tail._lines) == 3
     tail.close()
 
 

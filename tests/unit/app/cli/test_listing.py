@@ -10,7 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.main import COMMANDS, rankdeck
+from agent.wire.logs import LogLine
+from app.cli.listing import _LineWish, logs
+from app.cli.main import rankdeck
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,9 @@ from app.cli.main import COMMANDS, rankdeck
         (["memory", "--rank", ""], "as in 0,3-5"),
         (["events", "--watch"], "--watch"),
         (["logs", "-n", "-1"], "-1"),
+        (["logs", "--since", "10"], "as 90s, 10m"),
+        (["logs", "--since", "10min"], "as 90s, 10m"),
+        (["logs", "--since", ""], "as 90s, 10m"),
         (["completion", "tcsh"], "tcsh"),
         (["record"], "FILE"),
     ],
@@ -40,6 +45,32 @@ def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
     assert f"`rankdeck {verb}" in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("since", "found"),
+    [
+        (None, ["new", "old", "no age", "of the node"]),
+        ("90s", ["new", "no age", "of the node"]),
+        ("1m31s", ["new", "old", "no age", "of the node"]),
+        ("0s", ["no age"]),
+    ],
+)
+def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str]) -> None:
+    (option,) = [one for one in logs.params if one.name == "max_age_s"]
+    context = click.Context(logs)
+    max_age_s = option.process_value(context, since)
+    lines = [
+        LogLine(1, 0, "stdout", "new", "gpt", age_s=1.0),
+        LogLine(2, 0, "stdout", "old", "gpt", age_s=90.1),
+        LogLine(3, 0, "stdout", "no age", "gpt"),
+        LogLine(4, -1, "stderr", "of the node", age_s=90.0),
+        LogLine(5, 0, "stdout", "another job", "bert", age_s=1.0),
+    ]
+    wish = _LineWish(is_json=False, ranks=None, pattern=None, max_age_s=max_age_s, untimed=set())
+
+    assert [line.text for _, line in wish.among([("gpu1", line) for line in lines], "gpt")] == found
+    assert wish.untimed == {"gpu1"}
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_told_how_to_complete(shell: str) -> None:
     printed = CliRunner().invoke(rankdeck, ["completion", shell], catch_exceptions=False).stdout
@@ -48,7 +79,13 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"), [("rankdeck st", {"stacks", "start", "status", "stop"}), ("rankdeck logs --gr", {"--grep"})]
+    ("typed", "found"),
+    [
+        ("rankdeck st", {"stacks", "start", "status", "stop"}),
+        ("rankdeck logs --gr", {"--grep"}),
+        ("rankdeck logs --si", {"--since"}),
+        ("rankdeck logs --since 1", {"1s", "1m", "1h", "1d"}),
+    ],
 )
 def test_commands_and_options_are_completed(typed: str, found: set[str]) -> None:
     environment = os.environ | {
@@ -63,4 +100,3 @@ def test_commands_and_options_are_completed(typed: str, found: set[str]) -> None
     )
 
     assert {line.partition(",")[2] for line in done.stdout.split()} == found
-    assert found <= {*COMMANDS, "--grep"}

@@ -45,13 +45,12 @@ from agent.jobs.rank_watch import RankWatch, StoreListeners
 from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
 from agent.logs.traceback_text import FailureText
-from agent.node_state.observations import WorkerEnded
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.memory_reader import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.codec import INBOX_SOCKET
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
-from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+from agent.wire.jobs import JobState, JobStatus
 from agent.wire.secret_mask import masked_spec
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from agent.jobs.record import JobRecord
     from agent.logs.traceback_text import FoundFailure
     from agent.node_state.node_state import NodeState
-    from agent.processes.worker_sampler import Ending
+    from agent.node_state.observations import WorkerEnded
     from agent.state_dir import StateDir
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobSpec
@@ -228,18 +227,18 @@ class Jobs:
     def _adopt(self, record: JobRecord) -> None:
         """Make a job of its record, and find out what has become of it meanwhile."""
         launch = self._restored(record)
-        memory = launch.job.memory
-        if memory.state is JobState.PREPARED and not has_been_started(launch.job_dir):
+        job = launch.job
+        if job.state is JobState.PREPARED and not has_been_started(launch.job_dir):
             # Its port is lost: whoever prepared it must do so again.
             launch.before = self._restored(record.before) if record.before else None
             self._take_back(launch)
             return
-        self._known.take_over(launch, memory)
-        is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
-        if memory.state in ENDED_STATES:
+        self._known.take_over(launch)
+        is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, job.spec.attempt)
+        if job.has_ended:
             self._log_ends(launch)
             return
-        if memory.state is JobState.RESTARTING and not is_a_step_further:
+        if job.state is JobState.RESTARTING and not is_a_step_further:
             return
         self._feed(launch, LauncherFound())
         self._watch.admit(launch.job)
@@ -247,13 +246,13 @@ class Jobs:
             self._known.sought.add(launch.job_id)
 
     def _restored(self, record: JobRecord) -> Launch:
-        """Return a job as its record tells of it, which may be a step behind what has been started."""
-        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(time.monotonic())
-        job_id, attempt = memory.spec.job_id, memory.spec.attempt
+        """Return a job as its record shows it, which may be a step behind what has been started."""
+        job = record.job if record.is_of_this_boot else record.job.of_another_boot(time.monotonic())
+        job_id, attempt = job.spec.job_id, job.spec.attempt
         job_dir, next_dir = (self._state_dir.job_dir(job_id, number) for number in (attempt, attempt + 1))
-        if memory.state is JobState.RESTARTING and has_been_started(next_dir):
+        if job.state is JobState.RESTARTING and has_been_started(next_dir):
             job_dir = next_dir
-        return Launch(Job.restored(memory), job_dir, record.address)
+        return Launch(job, job_dir, record.address)
 
     def _seek(self, launch: Launch, why_lost: str = SHIM_KILLED) -> bool:
         """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
@@ -285,7 +284,6 @@ class Jobs:
         job_id = launch.job_id
         match effect:
             case StartLauncher():
-                launch.before = None
                 return self._start(launch, launch.job.spec)
             case RestartAttempt(attempt=attempt):
                 self._restart(launch, attempt)
@@ -323,6 +321,7 @@ class Jobs:
         event = launch.start(spec, self._state_dir.socket_path(INBOX_SOCKET), dies_with_us=self._die_with_us)
         reply = self._feed(launch, event)
         if launch.shim:
+            launch.before = None
             self._follow(launch)
         return reply
 
@@ -358,33 +357,31 @@ class Jobs:
         """Let a job know how its launcher has ended."""
         launch.close()
         self.logs.unfollow(launch.job_id)
-        for ending in self._watch.note_unseen(launch, exit_code, time.monotonic()):
-            self._on_worker_end(ending)
+        for ended in self._watch.note_unseen(launch, exit_code, time.monotonic()):
+            self._on_worker_end(ended)
         self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
 
-    def _on_worker_end(self, ending: Ending) -> None:
-        launch = self._known[ending.job_id]
-        now_s = time.monotonic()
-        found = self._log_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
-        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+    def _on_worker_end(self, ended: WorkerEnded) -> None:
+        launch, how, now_s = self._known[ended.job_id], ended.exit, time.monotonic()
+        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else self._oom_kills.recent(now_s))
+        self._feed(launch, WorkerExited(ended.rank, how.code, how.signal, found))
         self._on_change()
 
-    def _log_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
-        """Let the node's state know how a worker ended; return what it has left of why."""
-        found = None
-        if ending.code != 0:
-            found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
-            found = found or launch.last_failure_of(ending.rank, ending.code)
+    def _log_end(self, launch: Launch, ended: WorkerEnded, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
+        """Add to a worker's end what it has left of why, for the node's state; return that."""
+        rank, how, found = ended.rank, ended.exit, None
+        if how.code != 0:
+            found = launch.failure_of(rank) or self._space.failure_of(rank) or launch.last_failure_of(rank, how.code)
         text = found.text if found else FailureText()
-        how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
-        self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
+        how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
+        self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found
 
     def _log_ends(self, launch: Launch) -> None:
         """Let the node's state know how the ranks of a job ended that has ended before it was known here."""
-        memory = launch.job.memory
-        for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
-            self._log_end(launch, ending, memory.since_s)
+        job = launch.job
+        for ended in self._watch.note_unseen(launch, job.exit_code, job.since_s):
+            self._log_end(launch, ended, job.since_s)
 
     def _take_back(self, launch: Launch) -> None:
         """Drop a job that has been prepared; of its last attempt it is known again how it ended."""

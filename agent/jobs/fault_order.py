@@ -10,8 +10,7 @@ from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import FaultKind, SlowDown, StrikeAt
 
 if TYPE_CHECKING:
-    from agent.jobs.job_memory import WorkerMemory
-    from agent.jobs.lifecycle import FaultReceived
+    from agent.jobs.lifecycle import FaultReceived, SeenWorker
     from agent.wire.jobs import JobSpec
     from ddpcore.wire import Fault
 
@@ -24,9 +23,7 @@ _SIGNALS = {
 }
 
 
-def refusal_of_fault(
-    received: FaultReceived, spec: JobSpec, ranks: range, worker: WorkerMemory | None
-) -> Refused | None:
+def refusal_of_fault(received: FaultReceived, spec: JobSpec, ranks: range, worker: SeenWorker | None) -> Refused | None:
     """Return why a fault of a running job is refused; None if it can be injected. Undoing harm needs no permission.
 
     Args:

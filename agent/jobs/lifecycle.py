@@ -34,6 +34,13 @@ class Round(msgspec.Struct, frozen=True):
     num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
+class SeenWorker(msgspec.Struct):
+    """The process of a rank, once it has been seen in this attempt."""
+
+    has_exited: bool = False
+    has_failed: bool = False
+
+
 class CommitReceived(msgspec.Struct, frozen=True):
     """A console wants the prepared job to run."""
 

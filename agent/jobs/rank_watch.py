@@ -23,7 +23,7 @@ from agent.logs.failure_files import reported_exit_codes
 from agent.logs.log_tail import LogTail, log_path
 from agent.machine.host import interface_of
 from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StorePortSeen, WorkerSeen
-from agent.processes.worker_sampler import Ending, WorkerSampler
+from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
     from agent.node_state.node_state import NodeState
+    from agent.node_state.observations import WorkerEnded
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
@@ -43,7 +44,7 @@ NO_PID = 0
 class RankWatch:
     """The eyes of `Jobs`; lives on the event loop's thread."""
 
-    def __init__(self, state: NodeState, on_end: Callable[[Ending], None]) -> None:
+    def __init__(self, state: NodeState, on_end: Callable[[WorkerEnded], None]) -> None:
         """`on_end` is called once for each worker that was found."""
         self._state = state
         self._workers = WorkerSampler(on_end)
@@ -114,7 +115,7 @@ class RankWatch:
         """Return the process of each rank that has been seen and has not ended."""
         return self._workers.pids(job_id)
 
-    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[Ending]:
+    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[WorkerEnded]:
         """Know of ranks that ended unseen, once their launcher has, that they began; return how they ended."""
         found = endings(launch, exit_code, self._workers.seen(launch.job_id))
         for ending in found:
@@ -137,7 +138,7 @@ class RankWatch:
         self.logs.close()
 
 
-def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[Ending]:
+def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[WorkerEnded]:
     """Return how those ranks of an attempt ended that were never seen, as far as they began; who failed first is first.
 
     Args:
@@ -149,16 +150,11 @@ def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list
         return []
     unseen = [rank for rank in launch.job.ranks if rank not in seen]
     if exit_code == 0:
-        return [Ending(launch.job_id, rank, 0, None) for rank in unseen]
+        return [worker_ended(launch.job_id, rank, 0) for rank in unseen]
     codes = reported_exit_codes(launch.job_dir) if unseen else {}
     began = [rank for rank in unseen if log_path(launch.ranks_dir, rank, LogStream.STDOUT).exists()]
     began.sort(key=[*codes, *began].index)
-    return [_ending(launch.job_id, rank, codes.get(rank)) for rank in began]
-
-
-def _ending(job_id: str, rank: int, code: int | None) -> Ending:
-    is_signal = code is not None and code < 0
-    return Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None)
+    return [worker_ended(launch.job_id, rank, codes.get(rank)) for rank in began]
 
 
 LOOK_S = 10.0

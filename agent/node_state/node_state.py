@@ -70,7 +70,7 @@ class _Worker(msgspec.Struct):
     cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
     pss_bytes: int | None = None
     memory: MemorySampled | None = None
-    end: WorkerEnded | None = None
+    exit: ExitReport | None = None
 
 
 class OutsideWish(NamedTuple):
@@ -254,7 +254,7 @@ class NodeState:
         wishes = []
         for rank, (report, reported_at_s) in job.reports.items() if job else ():
             worker = job.workers.get(rank) if job else None
-            if worker is None or worker.end is not None:
+            if worker is None or worker.exit is not None:
                 continue
             if now_s - reported_at_s >= MUTE_S:
                 wishes.append(OutsideWish(job_id, rank, report.pid, report.pid, report.report_seq))
@@ -282,7 +282,7 @@ class NodeState:
             assert set(job.workers) <= set(ranks)
             assert set(job.reports) <= set(ranks)
             for worker in job.workers.values():
-                assert (worker.end is not None) == (worker.process is ProcessState.EXITED)
+                assert (worker.exit is not None) == (worker.process is ProcessState.EXITED)
 
     def _on_report(self, report: RankReport, now_s: float) -> None:
         job = self._jobs.get(report.job_id)
@@ -302,7 +302,7 @@ class NodeState:
 
     def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
         worker = self._jobs[sample.job_id].workers[sample.rank]
-        if worker.end is not None:
+        if worker.exit is not None:
             return  # the sample was taken before the end was noticed
         if sample.process is not worker.process:
             worker.process, worker.process_since_s = sample.process, now_s
@@ -333,7 +333,7 @@ class NodeState:
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:
         worker = self._jobs[end.job_id].workers[end.rank]
-        worker.end = end
+        worker.exit = end.exit
         worker.process, worker.process_since_s = ProcessState.EXITED, now_s
         worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
         self._growth.end(end.job_id, end.rank)
@@ -344,7 +344,7 @@ class NodeState:
             _rank_process(job, rank, worker)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
-            if worker.end is None
+            if worker.exit is None
         ]
         gpus = gpu_reports(sample.gpus, ranks)
         self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
@@ -371,7 +371,7 @@ def _belongs(report: RankReport, job: JobAdmitted) -> bool:
 def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
     """Return whether a rank is surely held up: by a signal, or in a collective as it says just now."""
     report, reported_at_s = job.reports.get(rank, (None, now_s))
-    if worker.end is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
+    if worker.exit is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
         return False
     if worker.process is ProcessState.FROZEN:
         return True
@@ -392,7 +392,6 @@ def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
 
 def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
     state_s = max(0.0, now_s - worker.process_since_s)
-    end = worker.end
     report, reported_at_s = job.reports.get(rank, (None, now_s))
     output = job.output.get(rank) or _Output(worker.seen_at_s)
     return WorkerReport(
@@ -405,12 +404,12 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         process_s=state_s,
         rss_bytes=worker.rss_bytes,
         cpu_s=worker.cpu_s,
-        cpu_cores=0.0 if end else worker.cpu_use.cores,
+        cpu_cores=0.0 if worker.exit else worker.cpu_use.cores,
         seen_s=max(0.0, now_s - worker.seen_at_s),
         quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
         metrics=output.metrics,
         pss_bytes=worker.pss_bytes,
-        exit=None if end is None else _exit_report(end, state_s),
+        exit=None if worker.exit is None else msgspec.structs.replace(worker.exit, age_s=state_s),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
@@ -438,7 +437,3 @@ def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
 
 def _is_waiting(report: RankReport) -> bool:
     return any(group.is_waiting for group in report.groups)
-
-
-def _exit_report(end: WorkerEnded, age_s: float) -> ExitReport:
-    return ExitReport(end.code, end.signal, age_s, end.error, end.last_line, end.oom_kills)

@@ -14,7 +14,7 @@ from agent.wire.machine import (
 
 if TYPE_CHECKING:
     from agent.node_state.gpu_sample import GpuSample
-    from agent.wire.reports import ProcessState
+    from agent.wire.reports import ExitReport, ProcessState
     from ddpcore.wire import Place, RankReport
 
 
@@ -101,11 +101,8 @@ class WorkerEnded(msgspec.Struct, frozen=True):
 
     job_id: str
     rank: int
-    code: int | None
-    signal: int | None
-    error: str = ""
-    last_line: str = ""
-    oom_kills: int = 0
+    exit: ExitReport
+    """As at its end: its age is 0."""
 
 
 class RankPrinted(msgspec.Struct, frozen=True):

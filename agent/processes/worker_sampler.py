@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.node_state.observations import WorkerSampled, WorkerSeen
+from agent.node_state.observations import WorkerEnded, WorkerSampled, WorkerSeen
 from agent.processes import shim
 from agent.processes.memory_reader import MemoryReader
 from agent.processes.shim_process import exit_status
 from agent.slow_reader import SlowReader
-from agent.wire.reports import ProcessState
+from agent.wire.reports import ExitReport, ProcessState
 from agent.wire.stacks import MAX_KERNEL_FRAMES, KernelFacts
 from ddpcore.wire import ENV_JOB_ID
 
@@ -51,13 +51,10 @@ _STATES = {
 _STATE, _UTIME, _STIME, _RSS, _EXIT_CODE = 0, 11, 12, 21, 49
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """How a worker ended; both None when the kernel would not tell."""
-
-    job_id: str
-    rank: int
-    code: int | None
-    signal: int | None
+def worker_ended(job_id: str, rank: int, code: int | None) -> WorkerEnded:
+    """Return that a worker has ended with an exit code: negative is a signal, None is unknown."""
+    is_signal = code is not None and code < 0
+    return WorkerEnded(job_id, rank, ExitReport(None if is_signal else code, -code if is_signal and code else None))
 
 
 class _Watched(msgspec.Struct):
@@ -102,7 +99,7 @@ class _Worker:
 class WorkerSampler:
     """Finds and samples the workers of all jobs; lives on the event loop's thread."""
 
-    def __init__(self, on_end: Callable[[Ending], None]) -> None:
+    def __init__(self, on_end: Callable[[WorkerEnded], None]) -> None:
         """`on_end` is called from the event loop, once for each worker that was found."""
         self._on_end = on_end
         self._jobs: dict[str, _Watched] = {}
@@ -231,8 +228,7 @@ class WorkerSampler:
         status = int(fields[_EXIT_CODE]) if is_zombie else exit_status(worker.pidfd)
         self._close(worker)
         code = os.waitstatus_to_exitcode(status) if status is not None else None
-        is_signal = code is not None and code < 0
-        self._on_end(Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None))
+        self._on_end(worker_ended(job_id, rank, code))
 
     def _close(self, worker: _Worker) -> None:
         if not worker.has_ended:

@@ -24,13 +24,9 @@ _SIGNALS = {
 
 
 def refusal_of_fault(received: FaultReceived, spec: JobSpec, ranks: range, worker: SeenWorker | None) -> Refused | None:
-    """Return why a fault of a running job is refused; None if it can be injected. Undoing harm needs no permission.
+    """Return why a fault of a running job is refused, or None. Undoing harm needs no permission.
 
-    Args:
-        received: What is wanted.
-        spec: Of the job.
-        ranks: Global ranks of this node.
-        worker: The rank's process, None while it has not been seen.
+    `worker` is None while the rank's process has not been seen.
     """
     fault = received.fault
     if not spec.allow_faults and not fault.is_healing:
@@ -68,7 +64,7 @@ def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
 def fault_effect(fault: Fault, request_id: int) -> SignalWorker | AskProbe:
     """Return what injects a fault that is not refused; `request_id` is for the rank's probe.
 
-    Signals act at once. What waits for a step, or only the rank's own main thread can do, is the probe's.
+    Signals act immediately. The probe does what waits for a step, or what only the rank's own main thread can do.
     """
     if not _is_immediate(fault):
         return AskProbe(fault.rank, StrikeAt(request_id, fault))

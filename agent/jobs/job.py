@@ -77,14 +77,16 @@ if TYPE_CHECKING:
 STORY_LENGTH = 32
 
 LAUNCHER_END_S = 3.0
-"""The least time a launcher gets to end by itself after a rank has failed. Source: torchrun takes about 2 s."""
+"""Shortest time in seconds for a launcher to end by itself after a rank has failed. Source: torchrun takes about 2
+s."""
 KILL_AGAIN_S = 5.0
-"""A tree that still lives this long after it was killed is killed again."""
+"""Seconds after which a tree that still lives is killed again."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
-"""Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
+"""Longest pause in seconds before a failed job restarts; doubled each time, so that a lasting fault spares the
+budget."""
 UNCOMMITTED_S = 600.0
-"""What is prepared and never begun is taken back: whoever prepared it is gone, and could not say so."""
+"""Seconds after which a prepared job is taken back if it has not been committed: its console is gone."""
 _TAKE_BACK = (ReleasePort(), ForgetJob())
 
 
@@ -142,11 +144,7 @@ class Job(msgspec.Struct, dict=True):
         )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order.
-
-        Raises:
-            InvalidTransitionError: Our own shell reports what cannot be.
-        """
+        """Take one event and return what is to be done, in order; raise InvalidTransitionError if it cannot happen."""
         self._story.append(f"{now_s:.3f} {self.state} {event}")
         after = TRANSITIONS.get((self.state, type(event)))
         if after is None:
@@ -194,12 +192,12 @@ class Job(msgspec.Struct, dict=True):
 
     @property
     def attempt(self) -> int:
-        """Number of the ranks' last start; each gathering of an elastic job's launcher is one."""
+        """Number of the ranks' last start; for an elastic job it counts each gathering of nodes."""
         return self.spec.attempt + (self.round.number if self.round else 0)
 
     @property
     def is_gathering(self) -> bool:
-        """True while only the launcher of an elastic job knows which ranks are this node's."""
+        """True before the launcher of an elastic job has decided which ranks are this node's."""
         return self.spec.elastic_min_nodes > 0 and self.round is None
 
     @property
@@ -208,7 +206,7 @@ class Job(msgspec.Struct, dict=True):
         return self.state in ENDED_STATES
 
     def launcher_ended(self, exit_code: int | None, found: FoundFailure | None = None) -> Event:
-        """Return the event for the launcher's end: whether the job may begin again is decided here."""
+        """Return the event for the launcher's end: whether the job may restart is decided here."""
         if exit_code == 0:
             return LauncherSucceeded()
         may_restart = not self.spec.elastic_min_nodes and self.num_restarts < self.spec.max_restarts
@@ -355,7 +353,7 @@ class Job(msgspec.Struct, dict=True):
         return effects
 
     def _blame(self, event: WorkerExited, now_s: float) -> None:
-        """Note what a rank failed of, unless the job was told to end or another rank failed first."""
+        """Note a rank's failure, unless the job was stopping or another rank failed first."""
         if self.is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
             self.cause = self.cause or worker_end_text(event)
             return
@@ -417,17 +415,11 @@ def _refuse(reason: RefusalReason, message: str) -> Answer:
 
 
 QUIET_START_S = 10.0
-"""From a launcher's start to its ranks' nothing need be said: it imports torch."""
+"""Seconds from a launcher's start until ranks are missed: it imports torch."""
 
 
 def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
-    """Say what a job is waiting for, or why it ended.
-
-    Args:
-        job: The job on this node.
-        workers: Ranks whose processes have been seen in this attempt.
-        now_s: Monotonic.
-    """
+    """Say what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
     match job.state:
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"

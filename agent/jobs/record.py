@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RECORD_VERSION = 1
 MAX_RECORD_BYTES = 2**21
 WRITE_AGAIN_S = 1.0
-"""Between attempts to write to a disk that takes nothing."""
+"""Seconds between attempts to write to a disk that refuses."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -75,10 +75,9 @@ def record_of(launch: Launch) -> JobRecord:
 
 
 def read_jobs(jobs_dir: Path) -> list[JobRecord]:
-    """Return the records of all jobs, in the order of their last changes. One that is damaged is set aside, and said.
+    """Return the records of all jobs, in the order of their last changes. A damaged one is set aside, and logged.
 
-    Raises:
-        StateDirError: A newer agent wrote them, or the disk does not give them.
+    Raises StateDirError if a newer agent wrote them, or the disk does not give them.
     """
     found = []
     for path in sorted(jobs_dir.glob(f"*/{RECORD_NAME}")):
@@ -101,11 +100,11 @@ def read_jobs(jobs_dir: Path) -> list[JobRecord]:
 
 
 MAX_ENDED_JOBS = 16
-"""Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
+"""Ended jobs that a node still reports; the directories of older ones stay on disk."""
 
 
 class KnownJobs:
-    """By id, in the order of their preparation; lives on the event loop's thread."""
+    """Known jobs by id, in the order of their preparation; lives on the event loop's thread."""
 
     def __init__(self, state_dir: StateDir, watch: RankWatch) -> None:
         """`watch` looks at the ranks of a job for as long as it is known."""
@@ -121,43 +120,41 @@ class KnownJobs:
         """Jobs of an earlier agent whose shims live and have not named themselves yet."""
 
     def __iter__(self) -> Iterator[Launch]:
-        """Go over all of them as they are now, whatever becomes of them meanwhile."""
+        """Iterate over all of them as they are now, even if some are forgotten during it."""
         return iter(list(self._launches.values()))
 
     def __getitem__(self, job_id: str) -> Launch:
         return self._launches[job_id]
 
     def get(self, job_id: str) -> Launch | None:
-        """Return a job, None where it is not known."""
         return self._launches.get(job_id)
 
     def unknown(self, job_id: str) -> Refused:
-        """Return that a job is not known, and which are."""
+        """Return the refusal of an unknown job, with the ids of the known ones."""
         known = ", ".join(self._launches) or "none"
         return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
 
     @property
     def shim_pids(self) -> set[int]:
-        """The processes above those of the jobs that run."""
+        """Pids of the shims of jobs that run."""
         return {launch.shim.pid for launch in self if launch.shim is not None}
 
     def read(self) -> list[JobRecord]:
-        """Return what an earlier agent has left: the newest of those that have ended, then those that may go on.
+        """Return an earlier agent's records: the newest of jobs that have ended, then those that may run.
 
-        Raises:
-            StateDirError: A newer agent wrote it.
+        Raises StateDirError if a newer agent wrote them.
         """
         records = read_jobs(self._state_dir.jobs_dir)
         ended = [record for record in records if record.job.state in ENDED_STATES]
         return [*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)]
 
     def take_over(self, launch: Launch) -> None:
-        """Know a job of an earlier agent, as its record shows it."""
+        """Add a job of an earlier agent, as its record shows it."""
         self._written[launch.job_id] = msgspec.structs.replace(launch.job)
         self._put(launch)
 
     def take_in(self, launch: Launch) -> Refused | None:
-        """Know a job that has been prepared, in the place of its last attempt; return why that cannot be, or None."""
+        """Add a prepared job, in the place of its last attempt; return why that cannot be, or None."""
         launch.before = self._launches.get(launch.job_id)
         if refused := self.keep(launch):
             launch.before = None
@@ -173,7 +170,7 @@ class KnownJobs:
         return None
 
     def take_back(self, launch: Launch) -> None:
-        """Drop a job that has been prepared and what it has on disk: its last attempt is known again."""
+        """Drop a prepared job and what it has on disk: its last attempt is known again."""
         job_id = launch.job_id
         self._forget(job_id)
         self._forget_record(job_id)
@@ -204,7 +201,7 @@ class KnownJobs:
         return None
 
     def close(self) -> None:
-        """Let go of everything; what runs goes on."""
+        """Release everything; jobs that run continue."""
         for launch in self:
             launch.close()
 

@@ -79,11 +79,7 @@ class SpawnError(AgentError):
 
 
 class InvalidTransitionError(AgentError):
-    """Our own shell fed a core an event that cannot happen in its state.
-
-    Attributes:
-        story: The last events of that core, oldest first, for whoever reads the trace.
-    """
+    """Our own shell fed a core an event that cannot happen in its state; `story` holds its last events."""
 
     def __init__(self, message: str, story: Iterable[str]) -> None:
         self.story = tuple(story)

@@ -43,10 +43,9 @@ def is_locked(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file to read it and return its descriptor: a planted link leads nowhere, a planted pipe is not waited for.
+    """Open a regular file to read it and return its descriptor, else raise OSError.
 
-    Raises:
-        OSError: It cannot be opened, or is not a regular file.
+    A planted link leads nowhere, a planted pipe is not waited for.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):

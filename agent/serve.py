@@ -36,19 +36,12 @@ def serve_until_stopped(
     metrics: str = "",
     invitation: Path | None = None,
 ) -> None:
-    """Serve; returns when the agent has ended. A private agent's jobs are gone then, another's go on.
+    """Serve until the agent has ended. A private agent's jobs have ended then, another's continue.
 
-    Args:
-        directory: The agent's own.
-        node: What consoles call this node.
-        is_private: The agent and its jobs end with the pipe on standard input.
-        ready_fd: Where a daemon says that it serves, and that it is a daemon; None says so on standard output.
-        metrics: Address and port for Prometheus; empty serves none.
-        invitation: Of the relay to dial; None dials none.
-
-    Raises:
-        OperatorError: The directory or the address cannot be used.
-        AgentError: A socket or a file cannot be opened, now.
+    A private agent, with its jobs, ends with the pipe on standard input. `ready_fd` is where a daemon reports that it
+    serves; None reports it on standard output. `metrics` is address and port for Prometheus, `invitation` that of the
+    relay to dial. Raises OperatorError if the directory or the address cannot be used, AgentError if a socket or a file
+    cannot be opened now.
     """
     manager = ServiceManager(os.environ)
     state_dir = StateDir(directory)

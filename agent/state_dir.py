@@ -46,11 +46,7 @@ SOCKETS = (REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
 
 
 def check_socket_path(path: Path) -> str:
-    """Return a socket's path as text.
-
-    Raises:
-        StateDirError: The kernel cannot take a path this long.
-    """
+    """Return a socket's path as text; raise StateDirError if it is too long for the kernel."""
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:
         raise StateDirError(
@@ -61,11 +57,7 @@ def check_socket_path(path: Path) -> str:
 
 
 def check_private(path: Path) -> None:
-    """Make sure that a directory is real, ours, and closed to everybody else.
-
-    Raises:
-        StateDirError: It is not, or it cannot be looked at.
-    """
+    """Raise StateDirError unless a directory is real, ours, and closed to everybody else."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -95,11 +87,9 @@ def make_private(path: Path) -> None:
 
 
 def take_lock(path: Path, in_use: str) -> int:
-    """Take the lock of a directory, and return the descriptor that holds it.
+    """Lock a directory, and return the descriptor that holds the lock.
 
-    Raises:
-        StateDirError: It cannot be written.
-        AgentRunningError: Somebody holds it; the message is `in_use`.
+    Raises StateDirError if it cannot be written, AgentRunningError with the message `in_use` if it is locked.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -120,14 +110,8 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     Its sockets lie there too, not in $XDG_RUNTIME_DIR: logind removes that at logout unless the user lingers, and an
     SSH session without PAM has none. Source: pam_systemd(8).
 
-    Args:
-        environ: The environment: XDG_STATE_HOME, else HOME.
-        hostname: What the kernel calls this host.
-
-    Raises:
-        StateDirError: There is no such place, or its name is too long for a socket.
-
-    Source: XDG Base Directory Specification 0.8 (a path that is not absolute is ignored).
+    Raises StateDirError if there is no such place, or its name is too long for a socket. Source: XDG Base Directory
+    Specification 0.8 (a path that is not absolute is ignored).
     """
     if not hostname or hostname.startswith(".") or "/" in hostname:
         raise StateDirError(f"the host name {hostname!r} is not fit for a directory: say --dir")
@@ -168,11 +152,7 @@ class StateDir:
         self._lock_fd = -1
 
     def prepare(self) -> None:
-        """Make the directory if it is missing, with those above it, and check it.
-
-        Raises:
-            StateDirError: It is not safe to use.
-        """
+        """Make the directory if it is missing, with those above it; raise StateDirError if it is not safe to use."""
         for name in SOCKETS:
             check_socket_path(self.path / name)
         make_private(self.path)
@@ -180,12 +160,8 @@ class StateDir:
     def open(self, *, is_private: bool = False) -> None:
         """Prepare the directory, lock it, and clear what a killed agent left.
 
-        Args:
-            is_private: It is removed with all that is in it when it is closed, so nothing may be there before.
-
-        Raises:
-            StateDirError: It is not safe to use.
-            AgentRunningError: Another agent serves it.
+        A private one is removed when it is closed, so nothing may be there before. Raises StateDirError if it is not
+        safe to use, AgentRunningError if another agent serves it.
         """
         self.prepare()
         if is_private and (found := [path.name for path in self.path.iterdir() if path.name not in _OF_CONSOLES]):
@@ -212,11 +188,7 @@ class StateDir:
             return Holder()
 
     def write_holder(self, holder: Holder) -> None:
-        """Keep a claim for agents to come.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the holder of control for later agents; raise OSError."""
         write_record(str(self.path), HOLDER_FILE, msgspec.json.encode(holder).decode())
 
     def job_dir(self, job_id: str, attempt: int) -> Path:

@@ -12,14 +12,7 @@ if TYPE_CHECKING:
 
 
 def common_problem(problems: Sequence[str]) -> str:
-    """Return in one sentence what is wrong on some ranks, or "".
-
-    Args:
-        problems: Of ranks 0, 1, ...: what is wrong there, or "".
-
-    Returns:
-        The problem itself if all have the same one; else each with the ranks that have it.
-    """
+    """Return what is wrong on some ranks, in one sentence: each problem once, with its ranks; "" for none."""
     ranks_of = _group(problems)
     if len(ranks_of) == 1:
         return problems[0]
@@ -35,9 +28,7 @@ def speakers(digests: Sequence[str]) -> list[int]:
 def difference(digests: Sequence[str], listings: Mapping[int, Mapping[str, str]]) -> str:
     """Return the first place where the ranks' listings differ, each value with the ranks that have it.
 
-    Args:
-        digests: Of ranks 0, 1, ...: equal ones stand for equal listings.
-        listings: Of the `speakers`: a value for each place.
+    `digests` are of ranks 0, 1, ...: equal digests stand for equal listings. `listings` are those of the `speakers`.
     """
     of_digest = {digests[rank]: listing for rank, listing in listings.items()}
     places = dict.fromkeys(place for listing in listings.values() for place in listing)

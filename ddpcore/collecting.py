@@ -47,13 +47,7 @@ ALONE = "the value"
 
 
 class _Leaf(NamedTuple):
-    """A leaf of this rank's tree.
-
-    Attributes:
-        host: In the host's memory; a number as float64.
-        device: Where the result goes.
-        number: What it was, if no tensor.
-    """
+    """A leaf of this rank's tree: in the host's memory, a number as float64; `number` is None for a tensor."""
 
     host: Tensor
     device: torch.device
@@ -71,13 +65,10 @@ class _Leaf(NamedTuple):
 
 
 class _Brought(NamedTuple):
-    """What one rank says of its tree.
+    """One rank's description of its tree.
 
-    Attributes:
-        problem: Why it cannot be collected, or "".
-        digest: Of what has to be the same on all ranks.
-        lengths: Of dimension 0, by name.
-        fractions: Names of the numbers that are not whole.
+    `problem` is why it cannot be collected, or "". `digest` is of what has to be the same on all ranks, `lengths` of
+    dimension 0 by name. `fractions` are the names of numbers that are not whole.
     """
 
     problem: str
@@ -89,10 +80,7 @@ class _Brought(NamedTuple):
 def gather(tree: Tree, *, group: ProcessGroup | None, timeout_s: float) -> Tree:
     """Return all ranks' tensors, one behind the other; see `Engine.gather`.
 
-    Args:
-        tree: Of this rank.
-        group: A gloo group of all ranks that nothing else uses now; None without other ranks.
-        timeout_s: How long to wait for the others.
+    `group` is a gloo group of all ranks that nothing else uses now; None without other ranks.
     """
     leaves, problem = _leaves_of(tree)
     listing = {name or ALONE: f"{leaf.kind} of shape {_any_length(leaf.host)}" for name, leaf in leaves.items()}
@@ -118,14 +106,7 @@ def gather(tree: Tree, *, group: ProcessGroup | None, timeout_s: float) -> Tree:
 
 
 def reduce(tree: Tree, op: ReduceOp, *, group: ProcessGroup | None, timeout_s: float) -> Tree:
-    """Return the sum, mean, least or greatest of all ranks' values, element by element; see `Engine.reduce`.
-
-    Args:
-        tree: Of this rank.
-        op: Which.
-        group: As of `gather`.
-        timeout_s: As of `gather`.
-    """
+    """Return the sum, mean, least or greatest of all ranks' values, element by element; see `Engine.reduce`."""
     if op not in tuple(get_args(ReduceOp)):
         raise refuse(EngineUseError, "op", op, " or ".join(f'"{one}"' for one in get_args(ReduceOp)))
     leaves, problem = _leaves_of(tree, op)
@@ -192,12 +173,10 @@ def _problem_of(tensor: Tensor, op: str) -> str:
 def _meet(
     label: str, leaves: dict[str, _Leaf], listing: dict[str, str], problem: str, timeout_s: float
 ) -> list[_Brought]:
-    """Return what each rank brings, the same types and shapes on all. Every rank calls it; blocks for the others.
+    """Return each rank's description, the same types and shapes on all. Every rank calls it; blocks for the others.
 
-    Raises:
-        EngineUseError: Some rank has something that cannot be collected; the same text on every rank.
-        MetricMismatchError: The ranks bring different things; the same text on every rank.
-        BarrierTimeoutError: Some ranks did not come.
+    Raises EngineUseError if a rank's tree cannot be collected, MetricMismatchError if the trees differ (the same text
+    on every rank), BarrierTimeoutError.
     """
     text = json.dumps(sorted(listing.items()))
     lengths = {name: len(leaf.rows) for name, leaf in leaves.items()}

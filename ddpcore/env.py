@@ -67,11 +67,7 @@ class ProbeEnv(msgspec.Struct, frozen=True):
 
 
 def parse_torchrun(environ: Mapping[str, str]) -> TorchrunEnv:
-    """Return torchrun's variables.
-
-    Raises:
-        NotLaunchedError: One is absent or out of range; the message says what to run.
-    """
+    """Return torchrun's variables; raise NotLaunchedError, which says what to run, if one is absent or out of range."""
     env = TorchrunEnv(
         rank=_required_int(environ, "RANK"),
         local_rank=_required_int(environ, "LOCAL_RANK"),

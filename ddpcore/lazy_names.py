@@ -10,12 +10,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's `__getattr__`.
-
-    Args:
-        package: Its `__name__`.
-        homes: For each name that it shows the module, below it, that defines the name.
-    """
+    """Return the `__getattr__` of a package; `homes` names for each public name the module that defines it."""
 
     def load(name: str) -> object:
         if name not in homes:

@@ -48,8 +48,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 def named_leaves(tree: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield each leaf with the piece of source text that reaches it, such as `['scores'][0]`, in the tree's order.
 
-    Raises:
-        UnsplittableBatchError: The tree is nested too deep.
+    Raises UnsplittableBatchError if the tree is nested too deep.
     """
     if not _is_branch(tree):
         yield path, tree
@@ -72,8 +71,7 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Any], path: str = "") -> Tree:
 def zip_leaves(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
     """Return one tree, shaped as the first, whose leaves `function` makes of the leaves that stand in one place.
 
-    Raises:
-        UnsplittableBatchError: The trees have different shapes.
+    Raises UnsplittableBatchError if the trees have different shapes.
     """
     first = trees[0]
     if not _is_branch(first):
@@ -90,13 +88,8 @@ def zip_leaves(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> T
 def num_samples_of(tree: object, name: str = "batch", *, are_lists_cut: bool = True) -> int:
     """Return how many samples a batch holds.
 
-    Args:
-        tree: The batch.
-        name: What errors call it.
-        are_lists_cut: As of `split_sizes`.
-
-    Raises:
-        UnsplittableBatchError: Its parts disagree, or nothing in it has samples.
+    `name` is what errors call it; `are_lists_cut` is as of `split_sizes`. Raises UnsplittableBatchError if its parts
+    disagree, or nothing in it has samples.
     """
     return _agreed(dict(_counts(tree, name, are_lists_cut=are_lists_cut)), name)
 
@@ -104,14 +97,8 @@ def num_samples_of(tree: object, name: str = "batch", *, are_lists_cut: bool = T
 def split_samples(tree: Tree, num_parts: int) -> list[Tree]:
     """Cut a batch into micro-batches whose numbers of samples differ by at most one.
 
-    No part is empty: a batch of fewer than `num_parts` samples makes one part a sample, an empty batch one part.
-
-    Args:
-        tree: The batch.
-        num_parts: At least 1.
-
-    Raises:
-        UnsplittableBatchError: The batch's parts disagree in their number of samples, or nothing in it has samples.
+    No part is empty: a batch of fewer than `num_parts` samples makes one part a sample, an empty batch one part. Raises
+    UnsplittableBatchError as `num_samples_of`.
     """
     if num_parts < 1:
         raise UnsplittableBatchError(f"a batch is split into at least 1 part, not {num_parts}")
@@ -122,16 +109,10 @@ def split_samples(tree: Tree, num_parts: int) -> list[Tree]:
 
 
 def split_sizes(tree: Tree, sizes: Sequence[int], *, are_lists_cut: bool = True, name: str = "batch") -> list[Tree]:
-    """Cut a batch into consecutive parts of the given numbers of samples.
+    """Cut a batch into consecutive parts of the given numbers of samples; a part may be empty.
 
-    Args:
-        tree: The batch.
-        sizes: Samples of each part; a part may be empty.
-        are_lists_cut: False hands lists without arrays to every part, as `nn.DataParallel` does with arguments.
-        name: What errors call the batch.
-
-    Raises:
-        UnsplittableBatchError: The batch's parts disagree in their number of samples, or it is not the sizes' sum.
+    Without `are_lists_cut` every part gets lists without arrays whole, as `nn.DataParallel` does with arguments. Raises
+    UnsplittableBatchError as `num_samples_of`, or if the batch has not as many samples as the sizes.
     """
     num_samples = num_samples_of(tree, name, are_lists_cut=are_lists_cut)
     if num_samples != sum(sizes) or min(sizes, default=0) < 0:

@@ -24,12 +24,9 @@ MAX_DETAIL = 2000
 
 
 def examine(directory: Path, python: str, workdir: str = "") -> Examination:
-    """Look at everything; takes as long as the slowest part, at most `ANSWER_S` of the interpreter.
+    """Examine this node; takes as long as the slowest part, at most `ANSWER_S` for the interpreter.
 
-    Args:
-        directory: The agent's, or where it would be.
-        python: Interpreter of the jobs.
-        workdir: Where they would run; empty is not told.
+    An empty `workdir` is unknown.
     """
     with ThreadPoolExecutor(max_workers=3, thread_name_prefix="doctor") as pool:
         asked_interpreter = pool.submit(ask_interpreter, os.path.expanduser(python))  # noqa: PTH111 - may be a name

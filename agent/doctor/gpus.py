@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agent.node_state.gpu_sample import SampledGpu
 
 ANSWER_S = 15.0
-"""Without persistence mode a driver loads at the first question: seconds for each GPU."""
+"""Seconds to wait: without persistence mode a driver loads at the first question, for seconds a GPU."""
 MAX_NAMED = 3
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"
@@ -77,13 +77,7 @@ def _first_sample(inbox: socket.socket, sampler: subprocess.Popen[bytes], deadli
 
 
 def gpu_rows(sample: GpuSample | None, interpreter: Interpreter, pci_devices: Path = PCI_DEVICES) -> Iterator[Row]:
-    """Yield what is to be said of the GPUs.
-
-    Args:
-        sample: None when NVML did not answer.
-        interpreter: Of the jobs: whether its torch can use them.
-        pci_devices: Where the kernel lists what is plugged in.
-    """
+    """Yield the rows about GPUs; `sample` is None when NVML did not answer."""
     if sample is None:
         todo = "look at dmesg for NVRM, and try: nvidia-smi"
         yield Row("gpus", Health.BAD, "the NVIDIA driver does not answer", todo)
@@ -119,7 +113,7 @@ def _found_row(sample: GpuSample) -> Row:
 
 
 def _use_rows(sample: GpuSample) -> Iterator[Row]:
-    """Say who is on a GPU already."""
+    """Yield the processes that use GPUs already."""
     used = [gpu for gpu in sample.gpus if gpu.processes]
     if used:
         holders = "; ".join(map(_holder_text, used[:MAX_NAMED]))
@@ -135,7 +129,6 @@ def _holder_text(gpu: SampledGpu) -> str:
 
 
 def models(sample: GpuSample | None) -> list[str]:
-    """Return the model of each GPU."""
     return [] if sample is None else [gpu.figures.name for gpu in sample.gpus]
 
 
@@ -146,7 +139,7 @@ def models_text(names: list[str]) -> str:
 
 
 def _count_nvidia(pci_devices: Path) -> int:
-    """Return how many of NVIDIA's GPUs are plugged in, whatever the driver says."""
+    """Return how many of NVIDIA's GPUs are plugged in, with or without a driver."""
     count = 0
     for device in pci_devices.glob("*"):
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MIN_TORCH = (2, 8)
 MIN_PYTHON = (3, 11)
 ANSWER_S = 30.0
-"""A first import of torch from a network's disk takes that long; a console waits 45 s for all."""
+"""Seconds to wait: a first import of torch from a network's disk takes that long; a console waits 45 s for all."""
 MAX_ERROR_CHARS = 300
 _NUM_PARTS = 2
 _ASK = """
@@ -51,7 +51,7 @@ if not is_missing:
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """What the interpreter says; what it has not said is empty."""
+    """Answer of the interpreter; what it has not answered is empty."""
 
     python: str = ""
     torch: str = ""
@@ -59,16 +59,16 @@ class Interpreter(msgspec.Struct, frozen=True):
     nccl: str = ""
     is_distributed: bool = True
     num_gpus: int | None = None
-    """That torch can use; None is not told."""
+    """GPUs that torch can use; None is unknown."""
     is_imported: bool = False
     is_missing: bool = False
-    """There is no torch."""
+    """True if torch is not installed."""
     error: str = ""
-    """What `import torch` raised, or why nothing was said."""
+    """Exception of `import torch`, or why there is no answer."""
 
 
 def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
-    """Return what an interpreter says of itself and its torch."""
+    """Return an interpreter's answer about itself and its torch."""
     try:
         # In the root directory: what lies where the console's login begins is not what a job imports.
         output = ask_program([python, "-c", _ASK], timeout_s, cwd="/", environ=os.environ)
@@ -94,7 +94,7 @@ def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
 
 
 def interpreter_rows(python: str, found: Interpreter) -> Iterator[Row]:
-    """Yield what is to be said of the jobs' interpreter and its torch."""
+    """Yield the rows about the jobs' interpreter and its torch."""
     if not found.python:
         yield Row("job_python", Health.BAD, found.error[:MAX_ERROR_CHARS], "name the Python of the jobs: --job-python")
         return
@@ -132,30 +132,26 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def own_python_row() -> Row:
-    """Say which Python has rankdeck."""
+    """Return the row about the Python that runs rankdeck."""
     return Row("agent_python", Health.OK, f"Python {'.'.join(map(str, sys.version_info[:3]))}")
 
 
 END_S = 1.0
-"""For what was killed to be gone; a process that hangs in the kernel is left behind."""
+"""Seconds that a killed program has to be gone; one that hangs in the kernel is left behind."""
 
 
 class Output(NamedTuple):
-    """What a program said."""
+    """Output of a program."""
 
     exit_code: int | None
-    """None when it was out of time."""
+    """Exit code; None when it ran out of time."""
     stdout: bytes
     last_error: str
     """The last line of its standard error."""
 
 
 def ask_program(argv: Sequence[str], timeout_s: float, *, cwd: str, environ: Mapping[str, str]) -> Output:
-    """Run a program without input to its end, or kill it with all of its session.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    """Run a program without input to its end, or kill it with all of its session; raise OSError if it cannot start."""
     process = subprocess.Popen(
         argv,
         cwd=cwd,
@@ -186,10 +182,5 @@ def ask_program(argv: Sequence[str], timeout_s: float, *, cwd: str, environ: Map
 
 
 def utf8_text(text: str, max_chars: int) -> str:
-    """Return text in which each byte that was no UTF-8 has a mark in its place.
-
-    Args:
-        text: With such bytes as lone surrogates. Source: PEP 383.
-        max_chars: What is beyond is cut off.
-    """
+    """Return text in which each byte that was no UTF-8, a lone surrogate, has a mark in its place. Source: PEP 383."""
     return text.encode(errors="surrogateescape").decode(errors="replace")[:max_chars]

@@ -20,21 +20,18 @@ if TYPE_CHECKING:
     from agent.wire.commands import Leftover
 
 MIN_SHM_BYTES = 1 << 30
-"""A DataLoader with workers passes its batches through it; containers often have 64 MiB."""
+"""Bytes below which it is small: a DataLoader with workers passes its batches through it; containers often have 64
+MiB."""
 MIN_DISK_BYTES = 1 << 30
 MIN_OPEN_FILES = 4096
-"""torch, gloo and a DataLoader with many workers hold hundreds of descriptors a rank."""
+"""Limit below which it is low: torch, gloo and a DataLoader with many workers hold hundreds of descriptors a rank."""
 MAX_NAMED = 3
 MAX_NAMED_CHARS = 120
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at
 
 
 def machine_rows(directory: Path) -> Iterator[Row]:
-    """Yield what is to be said of the machine.
-
-    Args:
-        directory: The agent's, or where it would be.
-    """
+    """Yield the rows about the machine; `directory` is the agent's, or where it would be."""
     yield state_directory_row(directory)
     yield _looked_at("agent", lambda: _agent_row(directory))
     yield _looked_at("disk", lambda: _disk_row(directory))
@@ -47,7 +44,7 @@ def machine_rows(directory: Path) -> Iterator[Row]:
 
 
 def _looked_at(name: str, look: Callable[[], Row]) -> Row:
-    """Return a row, also of what cannot be looked at: the others are told all the same."""
+    """Return a row; for one whose look fails, the error."""
     try:
         return look()
     except OSError as error:
@@ -55,7 +52,7 @@ def _looked_at(name: str, look: Callable[[], Row]) -> Row:
 
 
 def state_directory_row(directory: Path) -> Row:
-    """Say whether an agent could live there."""
+    """Return whether an agent could live there."""
     try:
         for name in SOCKETS:
             check_socket_path(directory / name)
@@ -78,7 +75,6 @@ def _disk_row(directory: Path) -> Row:
 
 
 def disk_row(place: Path, free_bytes: int) -> Row:
-    """Judge the room for logs and records."""
     detail = f"{free_bytes >> 20} MiB free at {place}"
     if free_bytes < MIN_DISK_BYTES:
         return Row("disk", Health.WARN, detail, "make room for logs and records")
@@ -86,7 +82,6 @@ def disk_row(place: Path, free_bytes: int) -> Row:
 
 
 def shared_memory_row(path: Path) -> Row:
-    """Say how large it is."""
     try:
         size_bytes = shutil.disk_usage(path).total
     except OSError as error:
@@ -98,7 +93,7 @@ def shared_memory_row(path: Path) -> Row:
 
 
 def linger_row(systemd: Path, lingering: Path) -> Row:
-    """Say whether a logout ends this user's processes: logind does so where KillUserProcesses is set."""
+    """Return whether a logout ends this user's processes: logind does so where KillUserProcesses is set."""
     if not systemd.is_dir():
         return Row("linger", Health.OK, "no systemd here: nothing ends a user's processes at logout")
     try:
@@ -112,7 +107,7 @@ def linger_row(systemd: Path, lingering: Path) -> Row:
 
 
 def cgroup_row(root: Path, own: Path) -> Row:
-    """Say which group of the kernel's we are in, and whose it is."""
+    """Return the cgroup of this process, and whose it is."""
     try:
         line = next((text for text in own.read_text().splitlines() if text.startswith("0::")), "")
     except OSError:
@@ -125,7 +120,6 @@ def cgroup_row(root: Path, own: Path) -> Row:
 
 
 def open_files_row(soft: int, hard: int) -> Row:
-    """Judge a limit."""
     detail = f"{_limit(soft)} (hard {_limit(hard)})"
     if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
         return Row("open_files", Health.WARN, detail, "ulimit -n 65536, or LimitNOFILE= in the unit")
@@ -133,7 +127,7 @@ def open_files_row(soft: int, hard: int) -> Row:
 
 
 def locked_memory_row(soft: int, infiniband: Path) -> Row:
-    """Judge a limit: InfiniBand pins what it sends from."""
+    """Judge the limit of locked memory: InfiniBand pins what it sends from."""
     if soft == resource.RLIM_INFINITY:
         return Row("locked_memory", Health.OK, _limit(soft))
     detail = f"{soft >> 10} KiB"
@@ -143,7 +137,6 @@ def locked_memory_row(soft: int, infiniband: Path) -> Row:
 
 
 def leftovers_row(found: Sequence[Leftover]) -> Row:
-    """Say what earlier runs have left."""
     if not found:
         return Row("leftovers", Health.OK, "none of earlier runs")
     parts = []

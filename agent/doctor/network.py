@@ -30,22 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _FAR_AWAY = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that are nobody's, which the default route leads to. Source: RFC 5737, RFC 3849."""
+"""Addresses that nobody has, behind the default route. Source: RFC 5737, RFC 3849."""
 
 
 def outward_interfaces() -> list[Interface]:
-    """Return the addresses at which others could reach this node; see `outward_addresses`."""
     return [Interface(one.interface[:64], one.address, one.mtu) for one in outward_addresses()[:MAX_INTERFACES]]
 
 
 def own_address(interfaces: Sequence[Interface], environ: Mapping[str, str]) -> str:
     """Return the address at which other nodes should reach this one; empty if there is none.
 
-    The one that SSH came in by, since that is known to be reached; else the one on the way out.
-
-    Args:
-        interfaces: As `outward_interfaces` returns them.
-        environ: The environment: sshd sets SSH_CONNECTION.
+    It is the one that SSH came in by (sshd sets SSH_CONNECTION), since that is known to be reached; else the one on the
+    way out.
     """
     known = [interface.address for interface in interfaces]
     if (reached := address_of_ssh(environ)) in known:
@@ -61,7 +57,7 @@ def own_address(interfaces: Sequence[Interface], environ: Mapping[str, str]) -> 
 
 
 def network_rows(interfaces: Sequence[Interface], address: str) -> Iterator[Row]:
-    """Yield what is to be said of the network."""
+    """Yield the rows about the network."""
     yield _loopback_row()
     if interfaces:
         detail = ", ".join(f"{interface.name} {interface.address}" for interface in interfaces[:8])
@@ -90,7 +86,7 @@ def _loopback_row() -> Row:
 
 
 def _hostname_row(hostname: str, address: str) -> Row:
-    """Say where the node's own name leads: gloo without an interface's name takes that address.
+    """Return where the node's own name leads: gloo without an interface's name takes that address.
 
     Debian writes 127.0.1.1 for it into /etc/hosts, and then gloo connects nobody.
     """
@@ -106,15 +102,15 @@ def _hostname_row(hostname: str, address: str) -> Row:
 
 
 LISTEN_S = 120.0
-"""At most, whatever becomes of whoever asked for it."""
+"""Longest time in seconds, whatever becomes of the console."""
 CONNECT_S = 4.0
-"""A lost first packet is sent again after one second and after three."""
+"""Seconds to wait: a lost first packet is sent again after one second and after three."""
 _TOKEN_CHARS = 16
 _IPV6 = 6
 
 
 def hold_port(address: str, port: int) -> tuple[socket.socket | None, Listening]:
-    """Listen at an address of this node, and return where; or nowhere, and why. Port 0 is a free one."""
+    """Listen at an address of this node, and return where, or why not. Port 0 is a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     held = reserve_port((family, address), port)
     if isinstance(held, Refused):
@@ -125,14 +121,9 @@ def hold_port(address: str, port: int) -> tuple[socket.socket | None, Listening]
 def attend(
     server_socket: socket.socket | None, where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
 ) -> None:
-    """Say where one listens, until standard input ends; answer each line there with the time of day.
+    """Print where this node listens, until standard input ends; answer each line there with the time of day.
 
-    Args:
-        server_socket: The socket that listens, which is closed in the end; without it, all that is said is why.
-        where: What is said of them; the token is given here.
-        stdin: Descriptor that lines come from.
-        stdout: Descriptor that answers go to.
-        listen_s: At most.
+    Without a `server_socket`, which is closed at the end, it only prints the reason.
     """
     if server_socket is None:
         _write_line(stdout, where)
@@ -167,26 +158,14 @@ def _write_line(descriptor: int, answer: msgspec.Struct) -> None:
 
 
 def reach(targets: tuple[str, ...], connect_s: float = CONNECT_S) -> ReachReport:
-    """Connect to all of them at once, and return how it went.
-
-    Args:
-        targets: At most `MAX_TARGETS`; `ADDRESS:PORT`, or `[ADDRESS]:PORT` of IPv6.
-        connect_s: Given to each connection, and to the token that comes over it.
-
-    Raises:
-        ValueError: One is something else.
-    """
+    """Connect to all targets in parallel, and return the results; raise ValueError if one is no `ADDRESS:PORT`."""
     wanted = [(target, parse_target(target)) for target in targets]
     with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
         return ReachReport(1, [*pool.map(lambda one: _reached(one[0], one[1], connect_s), wanted)])
 
 
 def parse_target(target: str) -> tuple[str, int]:
-    """Return address and port: literal ones, since what others are called is their own affair.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return address and port; raise ValueError if the address is not literal: names may mean something else here."""
     address, _, port = target.rpartition(":")
     is_bracketed = address.startswith("[") and address.endswith("]")
     try:
@@ -219,7 +198,7 @@ def _reached(target: str, address: tuple[str, int], connect_s: float) -> Reached
 
 
 def _token(connection: socket.socket) -> str:
-    """Return what the listener says, until it has said all; a listener of ours says sixteen characters."""
+    """Return all that the listener sends; one of ours sends sixteen characters."""
     token = b""
     while len(token) < _TOKEN_CHARS and (piece := connection.recv(_TOKEN_CHARS - len(token))):
         token += piece

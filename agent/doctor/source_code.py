@@ -24,10 +24,10 @@ LOOK_S = 10.0
 MAX_SOURCE_FILES = 20_000
 MAX_SOURCE_BYTES = 256 << 20
 MAX_FILE_BYTES = 4 << 20
-"""Of a larger one only the size counts."""
+"""Size above which a file's content is not read."""
 MAX_DIRECTORIES = 20_000
 MAX_PATH_CHARS = 200_000
-"""Of all paths that are told: an examination is one line of a megabyte at most."""
+"""Characters of all paths together: an examination is one line of a megabyte at most."""
 MAX_NAME_CHARS = 4096
 SUFFIXES = frozenset(
     {
@@ -40,11 +40,11 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "wandb", "
 
 
 class _TooMuchError(Exception):
-    """There is more than is looked at."""
+    """The directory holds more than is read."""
 
 
 def look_at_code(workdir: str, look_s: float = LOOK_S) -> Code | None:
-    """Return what is in a directory; None when it is none."""
+    """Return the code in a directory; None if it is none."""
     root = Path(os.path.abspath(os.path.expanduser(workdir)))  # noqa: PTH100, PTH111 - a link's `..` is the person's
     if not root.is_dir() or not os.access(root, os.R_OK | os.X_OK):
         return None
@@ -62,7 +62,7 @@ def look_at_code(workdir: str, look_s: float = LOOK_S) -> Code | None:
 
 
 def code_rows(workdir: str, code: Code | None) -> Iterator[Row]:
-    """Yield what is to be said of a job's directory; nothing where none was named."""
+    """Yield the rows about a job's directory; none where none was named."""
     if not workdir:
         return
     if code is None:
@@ -76,7 +76,7 @@ def code_rows(workdir: str, code: Code | None) -> Iterator[Row]:
 
 
 def _git(root: Path) -> tuple[str, int]:
-    """Return the commit, and how many files are not as in it; empty where git is not in use, or says nothing."""
+    """Return the commit, and how many files differ from it; empty where git is not in use, or answers nothing."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     # No locks and no fsmonitor: looking changes nothing, and starts nothing that a repository names.
     git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
@@ -99,8 +99,7 @@ def _git(root: Path) -> tuple[str, int]:
 def _digests(root: Path, deadline_s: float) -> Iterator[FileDigest]:
     """Yield the source files below a directory, in an order that is the same everywhere.
 
-    Raises:
-        _TooMuchError: They are too many, too large, or take too long.
+    Raises _TooMuchError if they are too many, too large, or take too long.
     """
     num_files = num_bytes = num_directories = 0
     todo = [""]
@@ -121,7 +120,7 @@ def _digests(root: Path, deadline_s: float) -> Iterator[FileDigest]:
 
 
 def _entries(directory: Path) -> tuple[list[str], list[str]]:
-    """Return the names of source files and of directories to look into."""
+    """Return the names of source files and of directories to read."""
     names, directories = [], []
     try:
         with os.scandir(directory) as entries:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def next_attempt(spec: JobSpec, command: PrepareAgain) -> JobSpec:
-    """Return what a job's next attempt is made of."""
     changed = {
         name: value
         for name in ("num_nodes", "node_rank", "master_addr", "master_port")
@@ -36,12 +35,12 @@ def next_attempt(spec: JobSpec, command: PrepareAgain) -> JobSpec:
 
 
 def is_prepared(spec: JobSpec, existing: Job | None) -> bool:
-    """Return whether exactly this has been prepared before: whoever lost the reply asks again."""
+    """Return whether exactly this has been prepared before: a console that lost the reply sends it again."""
     return existing is not None and existing.state is JobState.PREPARED and existing.spec == spec
 
 
 def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
-    """Return why a spec is not taken, judged by itself and by the job of the same id on this node; None if it is."""
+    """Return why a spec is refused, because of itself or of the job of the same id on this node; None if it is not."""
     if contradiction := _contradiction(spec):
         return Refused(RefusalReason.MALFORMED, f"job {spec.job_id}: {contradiction}")
     if spec.faults and not spec.allow_faults:
@@ -59,9 +58,7 @@ def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
 def refusal_by_gpus(spec: JobSpec, num_visible: int | None) -> Refused | None:
     """Return why a node's GPUs are too few for a job, or None.
 
-    Args:
-        spec: The job.
-        num_visible: GPUs that its ranks would see; None where nobody knows, 0 where there are none to share.
+    `num_visible` are those that its ranks would see: None is unknown, 0 where there are none to share.
     """
     if not num_visible or spec.shares_gpus or spec.local_world_size <= num_visible:
         return None

@@ -45,13 +45,12 @@ from agent.jobs.rank_watch import RankWatch, StoreListeners
 from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
 from agent.logs.traceback_text import FailureText
-from agent.node_state.observations import WorkerEnded
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.memory_reader import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.codec import INBOX_SOCKET
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
-from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+from agent.wire.jobs import JobState, JobStatus
 from agent.wire.secret_mask import masked_spec
 
 if TYPE_CHECKING:
@@ -61,14 +60,14 @@ if TYPE_CHECKING:
     from agent.jobs.record import JobRecord
     from agent.logs.traceback_text import FoundFailure
     from agent.node_state.node_state import NodeState
-    from agent.processes.worker_sampler import Ending
+    from agent.node_state.observations import WorkerEnded
     from agent.state_dir import StateDir
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobSpec
     from agent.wire.stacks import Stacks
 
 END_PERIOD_S = 0.02
-"""Between looks at what is being killed as the agent ends."""
+"""Seconds between looks at processes that are being killed as the agent ends."""
 SHIM_KILLED = "no agent ran when its shim was killed"
 
 
@@ -84,9 +83,9 @@ class Jobs:
         *,
         die_with_us: bool,
     ) -> None:
-        """`on_change` is called when consoles should hear of something at once.
+        """`on_change` is called for what consoles should see immediately.
 
-        `sampler_pids` is read whenever something is swept away: children of this process that serve no job.
+        `sampler_pids` is read at each sweep for leftovers: children of this process that serve no job.
         """
         self._state_dir = state_dir
         self._state = state
@@ -104,10 +103,9 @@ class Jobs:
         self._listeners = StoreListeners(state)
 
     def adopt(self) -> None:
-        """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
+        """Take up the jobs of an earlier agent in this directory, and report how those that have ended did.
 
-        Raises:
-            StateDirError: A newer agent wrote their records.
+        Raises StateDirError if a newer agent wrote their records.
         """
         records = self._known.read()
         for record in records:
@@ -117,7 +115,7 @@ class Jobs:
 
     @property
     def are_moving(self) -> bool:
-        """True while a job is under way."""
+        """True while a job has not ended."""
         return any(not launch.job.has_ended for launch in self._known)
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
@@ -155,7 +153,7 @@ class Jobs:
         return await self.prepare(next_attempt(launch.job.spec, command))
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
-        """Give a job what a console wants of it, and return its answer."""
+        """Feed a console's command to a job, and return its answer."""
         launch = self._known.get(job_id)
         if launch is None:
             return self._known.unknown(job_id)
@@ -164,14 +162,14 @@ class Jobs:
         return reply
 
     def show(self, job_id: str) -> Shown | Refused:
-        """Return what a job is made of, without its secrets."""
+        """Return a job's spec without its secrets."""
         launch = self._known.get(job_id)
         if launch is None:
             return self._known.unknown(job_id)
         return Shown(masked_spec(launch.job.spec), str(launch.ranks_dir), launch.master_port)
 
     async def stacks(self, job_id: str, *, is_native: bool) -> Stacks | Refused:
-        """Return where the ranks of a job stand, down to every frame."""
+        """Return the stacks of a job's ranks."""
         launch = self._known.get(job_id)
         if launch is None:
             return self._known.unknown(job_id)
@@ -180,10 +178,9 @@ class Jobs:
         return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
 
     def tick(self, unattended_s: float) -> None:
-        """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs.
+        """Sample workers, let time pass for the jobs, end what nobody watches, read logs.
 
-        Args:
-            unattended_s: How long no console has been listening.
+        `unattended_s` is how long no console has been connected.
         """
         now_s = time.monotonic()
         sought = self._known.sought
@@ -206,11 +203,11 @@ class Jobs:
         await self._watch.discover(self._known, lambda launch, rank: self._feed(launch, WorkerFound(rank)))
 
     def statuses(self, now_s: float) -> list[JobStatus]:
-        """Return every job as a console sees it, in the order of their preparation."""
+        """Return the status of every job, in the order of their preparation."""
         return [self._space.with_warning(launch.job.status(now_s)) for launch in self._known]
 
     async def kill_all(self, within_s: float) -> None:
-        """Kill what runs and wait until it is gone, within bounds."""
+        """Kill what runs and wait at most `within_s` until it is gone."""
         for launch in self._known:
             self._feed(launch, KillReceived())
         deadline_s = time.monotonic() + within_s
@@ -219,27 +216,27 @@ class Jobs:
             await asyncio.sleep(END_PERIOD_S)
 
     def close(self) -> None:
-        """Let go of everything; what runs goes on."""
+        """Release everything; jobs that run continue."""
         self._outside.close()
         self._listeners.close()
         self._watch.close()
         self._known.close()
 
     def _adopt(self, record: JobRecord) -> None:
-        """Make a job of its record, and find out what has become of it meanwhile."""
+        """Make a job of its record, and find out how its launcher is."""
         launch = self._restored(record)
-        memory = launch.job.memory
-        if memory.state is JobState.PREPARED and not has_been_started(launch.job_dir):
+        job = launch.job
+        if job.state is JobState.PREPARED and not has_been_started(launch.job_dir):
             # Its port is lost: whoever prepared it must do so again.
             launch.before = self._restored(record.before) if record.before else None
             self._take_back(launch)
             return
-        self._known.take_over(launch, memory)
-        is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
-        if memory.state in ENDED_STATES:
+        self._known.take_over(launch)
+        is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, job.spec.attempt)
+        if job.has_ended:
             self._log_ends(launch)
             return
-        if memory.state is JobState.RESTARTING and not is_a_step_further:
+        if job.state is JobState.RESTARTING and not is_a_step_further:
             return
         self._feed(launch, LauncherFound())
         self._watch.admit(launch.job)
@@ -247,16 +244,16 @@ class Jobs:
             self._known.sought.add(launch.job_id)
 
     def _restored(self, record: JobRecord) -> Launch:
-        """Return a job as its record tells of it, which may be a step behind what has been started."""
-        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(time.monotonic())
-        job_id, attempt = memory.spec.job_id, memory.spec.attempt
+        """Return a job as its record shows it, which may be a step behind what has been started."""
+        job = record.job if record.is_of_this_boot else record.job.of_another_boot(time.monotonic())
+        job_id, attempt = job.spec.job_id, job.spec.attempt
         job_dir, next_dir = (self._state_dir.job_dir(job_id, number) for number in (attempt, attempt + 1))
-        if memory.state is JobState.RESTARTING and has_been_started(next_dir):
+        if job.state is JobState.RESTARTING and has_been_started(next_dir):
             job_dir = next_dir
-        return Launch(Job.restored(memory), job_dir, record.address)
+        return Launch(job, job_dir, record.address)
 
     def _seek(self, launch: Launch, why_lost: str = SHIM_KILLED) -> bool:
-        """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
+        """Adopt the launcher of an earlier agent's job, or feed how it ended; return False while its shim is silent."""
         if launch.adopt() or recorded_exit_code(launch.job_dir) is not None:
             self._follow(launch)
         elif is_shim_alive(launch.job_dir):
@@ -266,7 +263,7 @@ class Jobs:
         return True
 
     def _feed(self, launch: Launch, event: Event) -> Accepted | Refused | None:
-        """Give an event to a job, carry out what it wants, and return its answer if there is one."""
+        """Feed an event to a job, perform its effects, and return its answer if there is one."""
         before = launch.job.state
         reply: Accepted | Refused | None = None
         effects = launch.job.handle(event, time.monotonic())
@@ -285,7 +282,6 @@ class Jobs:
         job_id = launch.job_id
         match effect:
             case StartLauncher():
-                launch.before = None
                 return self._start(launch, launch.job.spec)
             case RestartAttempt(attempt=attempt):
                 self._restart(launch, attempt)
@@ -319,10 +315,11 @@ class Jobs:
         return None
 
     def _start(self, launch: Launch, spec: JobSpec) -> Accepted | Refused | None:
-        """Spawn the shim of an attempt, whose directory and port are at hand."""
+        """Spawn the shim of an attempt, whose directory and port are ready."""
         event = launch.start(spec, self._state_dir.socket_path(INBOX_SOCKET), dies_with_us=self._die_with_us)
         reply = self._feed(launch, event)
         if launch.shim:
+            launch.before = None
             self._follow(launch)
         return reply
 
@@ -340,7 +337,7 @@ class Jobs:
         self._start(launch, spec)
 
     def _follow(self, launch: Launch) -> None:
-        """Begin to look at the workers, logs and shim of an attempt that runs, or has just ended."""
+        """Watch the workers, logs and shim of an attempt that runs, or has just ended."""
         self._watch.begin(launch)
         if launch.shim:
             asyncio.get_running_loop().add_reader(launch.shim.pidfd, self._on_shim_end, launch)
@@ -355,39 +352,37 @@ class Jobs:
         self._end(launch, shim.exit_code())
 
     def _end(self, launch: Launch, exit_code: int | None) -> None:
-        """Let a job know how its launcher has ended."""
+        """Feed the launcher's end to a job."""
         launch.close()
         self.logs.unfollow(launch.job_id)
-        for ending in self._watch.note_unseen(launch, exit_code, time.monotonic()):
-            self._on_worker_end(ending)
+        for ended in self._watch.note_unseen(launch, exit_code, time.monotonic()):
+            self._on_worker_end(ended)
         self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
 
-    def _on_worker_end(self, ending: Ending) -> None:
-        launch = self._known[ending.job_id]
-        now_s = time.monotonic()
-        found = self._log_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
-        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+    def _on_worker_end(self, ended: WorkerEnded) -> None:
+        launch, how, now_s = self._known[ended.job_id], ended.exit, time.monotonic()
+        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else self._oom_kills.recent(now_s))
+        self._feed(launch, WorkerExited(ended.rank, how.code, how.signal, found))
         self._on_change()
 
-    def _log_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
-        """Let the node's state know how a worker ended; return what it has left of why."""
-        found = None
-        if ending.code != 0:
-            found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
-            found = found or launch.last_failure_of(ending.rank, ending.code)
+    def _log_end(self, launch: Launch, ended: WorkerEnded, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
+        """Add to a worker's end its exception or last line, for the node's state; return these."""
+        rank, how, found = ended.rank, ended.exit, None
+        if how.code != 0:
+            found = launch.failure_of(rank) or self._space.failure_of(rank) or launch.last_failure_of(rank, how.code)
         text = found.text if found else FailureText()
-        how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
-        self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
+        how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
+        self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found
 
     def _log_ends(self, launch: Launch) -> None:
-        """Let the node's state know how the ranks of a job ended that has ended before it was known here."""
-        memory = launch.job.memory
-        for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
-            self._log_end(launch, ending, memory.since_s)
+        """Add to the node's state how the ranks of a job ended that this agent did not see."""
+        job = launch.job
+        for ended in self._watch.note_unseen(launch, job.exit_code, job.since_s):
+            self._log_end(launch, ended, job.since_s)
 
     def _take_back(self, launch: Launch) -> None:
-        """Drop a job that has been prepared; of its last attempt it is known again how it ended."""
+        """Drop a job that has been prepared; its last attempt is reported again."""
         self._known.take_back(launch)
         if launch.before:
             self._log_ends(launch.before)

@@ -10,8 +10,7 @@ from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import FaultKind, SlowDown, StrikeAt
 
 if TYPE_CHECKING:
-    from agent.jobs.job_memory import WorkerMemory
-    from agent.jobs.lifecycle import FaultReceived
+    from agent.jobs.lifecycle import FaultReceived, SeenWorker
     from agent.wire.jobs import JobSpec
     from ddpcore.wire import Fault
 
@@ -24,16 +23,10 @@ _SIGNALS = {
 }
 
 
-def refusal_of_fault(
-    received: FaultReceived, spec: JobSpec, ranks: range, worker: WorkerMemory | None
-) -> Refused | None:
-    """Return why a fault of a running job is refused; None if it can be injected. Undoing harm needs no permission.
+def refusal_of_fault(received: FaultReceived, spec: JobSpec, ranks: range, worker: SeenWorker | None) -> Refused | None:
+    """Return why a fault of a running job is refused, or None. Undoing harm needs no permission.
 
-    Args:
-        received: What is wanted.
-        spec: Of the job.
-        ranks: Global ranks of this node.
-        worker: The rank's process, None while it has not been seen.
+    `worker` is None while the rank's process has not been seen.
     """
     fault = received.fault
     if not spec.allow_faults and not fault.is_healing:
@@ -71,7 +64,7 @@ def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
 def fault_effect(fault: Fault, request_id: int) -> SignalWorker | AskProbe:
     """Return what injects a fault that is not refused; `request_id` is for the rank's probe.
 
-    Signals act at once. What waits for a step, or only the rank's own main thread can do, is the probe's.
+    Signals act immediately. The probe does what waits for a step, or what only the rank's own main thread can do.
     """
     if not _is_immediate(fault):
         return AskProbe(fault.rank, StrikeAt(request_id, fault))

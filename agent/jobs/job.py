@@ -11,7 +11,7 @@ same patience: torchrun waits up to 30 s for a survivor that does not react to i
 s for other nodes.
 
 A job that fails restarts by itself while its budget lasts, after a pause that doubles, and not before everything of the
-last attempt is gone. What must outlive the agent is a `JobMemory`: `memory` gives it, `restored` makes a job of it.
+last attempt is gone.
 
 `detail` returns a job's state as a sentence for people, empty when all is well.
 """
@@ -25,7 +25,6 @@ import msgspec
 
 from agent.errors import InvalidTransitionError
 from agent.jobs.fault_order import fault_effect, refusal_of_fault
-from agent.jobs.job_memory import JobMemory, WorkerMemory
 from agent.jobs.lifecycle import (
     TRANSITIONS,
     AbortReceived,
@@ -50,6 +49,7 @@ from agent.jobs.lifecycle import (
     RestartAttempt,
     Round,
     RoundBegan,
+    SeenWorker,
     StartLauncher,
     StopReceived,
     TerminateLauncher,
@@ -77,90 +77,74 @@ if TYPE_CHECKING:
 STORY_LENGTH = 32
 
 LAUNCHER_END_S = 3.0
-"""The least time a launcher gets to end by itself after a rank has failed. Source: torchrun takes about 2 s."""
+"""Shortest time in seconds for a launcher to end by itself after a rank has failed. Source: torchrun takes about 2
+s."""
 KILL_AGAIN_S = 5.0
-"""A tree that still lives this long after it was killed is killed again."""
+"""Seconds after which a tree that still lives is killed again."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
-"""Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
+"""Longest pause in seconds before a failed job restarts; doubled each time, so that a lasting fault spares the
+budget."""
 UNCOMMITTED_S = 600.0
-"""What is prepared and never begun is taken back: whoever prepared it is gone, and could not say so."""
+"""Seconds after which a prepared job is taken back if it has not been committed: its console is gone."""
 _TAKE_BACK = (ReleasePort(), ForgetJob())
 
 
-class Job:
-    """One job on this node, from `Prepare` to its end."""
+class Job(msgspec.Struct, dict=True):
+    """One job on this node, from `Prepare` to its end.
 
-    def __init__(self, spec: JobSpec, now_s: float) -> None:
-        self.spec = spec
-        """Of the current attempt."""
-        self.state = JobState.PREPARED
-        self.exit_code: int | None = None
-        """Of the launcher, once the last attempt has ended."""
-        # What an agent after this one must know; `JobMemory` says of each what it is.
-        self._since_s = now_s
-        self._cause = ""
-        self._failure: Failure | None = None
-        self._num_restarts = 0
-        self._kill_at_s: float | None = None
-        self._terminate_at_s: float | None = None
-        self._restart_at_s: float | None = None
-        self._round: Round | None = None
-        self._is_abandoned = False
-        self._unprobed = ""
-        self._started_s: float | None = None
-        self._last_request_id = 0
-        self._workers: dict[int, WorkerMemory] = {}
-        self._is_past = False
+    Its fields are what is written to disk (`agent.jobs.record`). Times are of the machine's monotonic clock. A job that
+    is read from disk continues with `LauncherFound` or `LauncherLost`. What else it knows is of this agent's life.
+    """
+
+    spec: JobSpec
+    """The current attempt."""
+    since_s: float
+    """Time of the last change of state."""
+    state: JobState = JobState.PREPARED
+    exit_code: int | None = None
+    """The launcher's exit code, once the last attempt has ended."""
+    cause: str = ""
+    """The first thing that went wrong, as a sentence."""
+    failure: Failure | None = None
+    """The failure that the others followed from, as far as this node knows."""
+    num_restarts: int = 0
+    kill_at_s: float | None = None
+    """Time of the next SIGKILL: set while stopping, and after a rank has failed."""
+    terminate_at_s: float | None = None
+    """Time of SIGTERM if the ranks do not end before: set during an agreed stop."""
+    restart_at_s: float | None = msgspec.field(default=None, name="begin_again_at_s")
+    """Earliest time of the next attempt: set while restarting."""
+    round: Round | None = None
+    """The nodes of an elastic job, once the launcher has gathered them."""
+    is_abandoned: bool = False
+    """The ranks are being ended because they hang and nobody watches."""
+    unprobed: str = ""
+    """The reason why no rank has a probe, as of the launcher's start; empty where they should have one."""
+    started_s: float | None = None
+    """Time of the launcher's start in this attempt; None before it, and after a reboot."""
+    last_request_id: int = 0
+    """The last request to a probe: ranks outlive an agent, and take no id twice."""
+
+    def __post_init__(self) -> None:
+        self._is_past = self.has_ended
+        self._workers: dict[int, SeenWorker] = {}
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
-    @classmethod
-    def restored(cls, memory: JobMemory) -> Job:
-        """Return a job as an earlier agent knew it; `LauncherFound` or `LauncherLost` says what has become of it."""
-        job = cls(memory.spec, memory.since_s)
-        job.state = memory.state
-        job.exit_code = memory.exit_code
-        job._cause = memory.cause
-        job._failure = memory.failure
-        job._num_restarts = memory.num_restarts
-        job._kill_at_s = memory.kill_at_s
-        job._terminate_at_s = memory.terminate_at_s
-        job._restart_at_s = memory.restart_at_s
-        job._round = memory.round
-        job._is_abandoned = memory.is_abandoned
-        job._unprobed = memory.unprobed
-        job._started_s = memory.started_s
-        job._last_request_id = memory.last_request_id
-        job._is_past = job.has_ended
-        return job
-
-    @property
-    def memory(self) -> JobMemory:
-        """What an agent after this one must know."""
-        return JobMemory(
-            spec=self.spec,
-            state=self.state,
-            since_s=self._since_s,
-            exit_code=self.exit_code,
-            cause=self._cause,
-            failure=self._failure,
-            num_restarts=self._num_restarts,
-            kill_at_s=self._kill_at_s,
-            terminate_at_s=self._terminate_at_s,
-            restart_at_s=self._restart_at_s,
-            round=self._round,
-            is_abandoned=self._is_abandoned,
-            unprobed=self._unprobed,
-            started_s=self._started_s,
-            last_request_id=self._last_request_id,
+    def of_another_boot(self, now_s: float) -> Job:
+        """Return it with times that can be compared with the clock of this boot: all of them are now."""
+        return msgspec.structs.replace(
+            self,
+            since_s=now_s,
+            started_s=None,
+            failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
+            kill_at_s=None if self.kill_at_s is None else now_s,
+            terminate_at_s=None if self.terminate_at_s is None else now_s,
+            restart_at_s=None if self.restart_at_s is None else now_s,
         )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order.
-
-        Raises:
-            InvalidTransitionError: Our own shell reports what cannot be.
-        """
+        """Take one event and return what is to be done, in order; raise InvalidTransitionError if it cannot happen."""
         self._story.append(f"{now_s:.3f} {self.state} {event}")
         after = TRANSITIONS.get((self.state, type(event)))
         if after is None:
@@ -169,52 +153,52 @@ class Job:
             )
         before = self.state
         if after is not before:
-            self.state, self._since_s = after, now_s
-            self._restart_at_s = None
+            self.state, self.since_s = after, now_s
+            self.restart_at_s = None
             if after is JobState.RUNNING:
-                self._started_s = now_s
+                self.started_s = now_s
         return self._effects(before, event, now_s)
 
     def status(self, now_s: float) -> JobStatus:
         """Return the job as a console sees it."""
-        spec, shape = self.spec, self._round or self.spec
+        spec, shape = self.spec, self.round or self.spec
         return JobStatus(
             job_id=spec.job_id,
             attempt=self.attempt,
             state=self.state,
-            state_s=max(0.0, now_s - self._since_s),
+            state_s=max(0.0, now_s - self.since_s),
             world_size=shape.world_size,
             num_nodes=shape.num_nodes,
             node_rank=shape.node_rank,
             first_rank=shape.first_rank,
             local_world_size=spec.local_world_size,
             exit_code=self.exit_code,
-            num_restarts=self._round.number - 1 if self._round else self._num_restarts,
+            num_restarts=self.round.number - 1 if self.round else self.num_restarts,
             max_restarts=spec.max_restarts,
             allow_faults=spec.allow_faults,
             is_elastic=spec.elastic_min_nodes > 0,
-            unprobed=self._unprobed,
-            detail=detail(self.memory, self._workers.values(), now_s)[:4096],
-            root_cause=self._failure.as_root_cause(now_s) if self._failure else None,
-            age_s=None if self._started_s is None else max(0.0, now_s - self._started_s),
+            unprobed=self.unprobed,
+            detail=detail(self, self._workers.values(), now_s)[:4096],
+            root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
+            age_s=None if self.started_s is None else max(0.0, now_s - self.started_s),
             is_past=self._is_past,
         )
 
     @property
     def ranks(self) -> range:
         """Global ranks of this node."""
-        first_rank = (self._round or self.spec).first_rank
+        first_rank = (self.round or self.spec).first_rank
         return range(first_rank, first_rank + self.spec.local_world_size)
 
     @property
     def attempt(self) -> int:
-        """Number of the ranks' last start; each gathering of an elastic job's launcher is one."""
-        return self.spec.attempt + (self._round.number if self._round else 0)
+        """Number of the ranks' last start; for an elastic job it counts each gathering of nodes."""
+        return self.spec.attempt + (self.round.number if self.round else 0)
 
     @property
     def is_gathering(self) -> bool:
-        """True while only the launcher of an elastic job knows which ranks are this node's."""
-        return self.spec.elastic_min_nodes > 0 and self._round is None
+        """True before the launcher of an elastic job has decided which ranks are this node's."""
+        return self.spec.elastic_min_nodes > 0 and self.round is None
 
     @property
     def has_ended(self) -> bool:
@@ -222,10 +206,10 @@ class Job:
         return self.state in ENDED_STATES
 
     def launcher_ended(self, exit_code: int | None, found: FoundFailure | None = None) -> Event:
-        """Return the event for the launcher's end: whether the job may begin again is decided here."""
+        """Return the event for the launcher's end: whether the job may restart is decided here."""
         if exit_code == 0:
             return LauncherSucceeded()
-        may_restart = not self.spec.elastic_min_nodes and self._num_restarts < self.spec.max_restarts
+        may_restart = not self.spec.elastic_min_nodes and self.num_restarts < self.spec.max_restarts
         if self.state is JobState.RUNNING and may_restart:
             return AttemptFailed(exit_code, found)
         return LauncherFailed(exit_code, found)
@@ -235,13 +219,13 @@ class Job:
         assert set(self._workers) <= set(self.ranks)
         assert self.exit_code is None or self.has_ended
         assert self.state is not JobState.SUCCEEDED or self.exit_code == 0
-        assert self.state is not JobState.STOPPING or self._kill_at_s is not None
-        assert self.state is not JobState.PREPARED or (not self._workers and self._kill_at_s is None)
-        assert self._terminate_at_s is None or self._kill_at_s is not None
-        assert (self._restart_at_s is not None) == (self.state is JobState.RESTARTING)
-        assert self._num_restarts <= self.spec.max_restarts
+        assert self.state is not JobState.STOPPING or self.kill_at_s is not None
+        assert self.state is not JobState.PREPARED or (not self._workers and self.kill_at_s is None)
+        assert self.terminate_at_s is None or self.kill_at_s is not None
+        assert (self.restart_at_s is not None) == (self.state is JobState.RESTARTING)
+        assert self.num_restarts <= self.spec.max_restarts
         assert all(worker.has_exited for worker in self._workers.values() if worker.has_failed)
-        assert not any(worker.has_failed for worker in self._workers.values()) or self._cause
+        assert not any(worker.has_failed for worker in self._workers.values()) or self.cause
         assert len(self._story) <= STORY_LENGTH
 
     def _effects(  # noqa: C901, PLR0912 - one case for each event
@@ -259,7 +243,7 @@ class Job:
             case FaultReceived():
                 return self._on_fault(event)
             case LauncherStarted(unprobed=why):
-                self._unprobed = why
+                self.unprobed = why
                 self._take_next_attempt(before)
                 return [ReleasePort()] if before is JobState.RESTARTING else [ReleasePort(), Answer(Accepted())]
             case LauncherNotStarted(message=message):
@@ -273,10 +257,10 @@ class Job:
                 self._take_next_attempt(before)
                 return []
             case LauncherLost(why=why):
-                self._cause = f"{self._cause}; {why}" if self._cause else why
+                self.cause = f"{self.cause}; {why}" if self.cause else why
                 return [KillTree()]
             case WorkerFound(rank=rank):
-                self._workers.setdefault(rank, WorkerMemory())
+                self._workers.setdefault(rank, SeenWorker())
                 return []
             case WorkerExited():
                 return self._on_worker_exited(event, now_s)
@@ -297,24 +281,24 @@ class Job:
         if self.has_ended:  # as it has when nothing runs between two attempts
             return [Answer(Accepted())]
         if isinstance(event, KillReceived):
-            self._terminate_at_s, self._kill_at_s = None, now_s + KILL_AGAIN_S
+            self.terminate_at_s, self.kill_at_s = None, now_s + KILL_AGAIN_S
             return [KillTree(), Answer(Accepted())]
         if before is JobState.RUNNING and event.is_agreed and event.can_agree:
-            self._terminate_at_s = now_s + self.spec.save_s
-            self._kill_at_s = self._terminate_at_s + self.spec.grace_s
+            self.terminate_at_s = now_s + self.spec.save_s
+            self.kill_at_s = self.terminate_at_s + self.spec.grace_s
             return [AskAll(StopTraining(self.new_request_id())), Answer(Accepted())]
-        if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
+        if before is JobState.RUNNING or (self.terminate_at_s is not None and not event.is_agreed):
             return [self._terminate(now_s), Answer(Accepted())]
         return [Answer(Accepted())]
 
     def _terminate(self, now_s: float) -> Effect:
-        self._terminate_at_s, self._kill_at_s = None, now_s + self.spec.grace_s
+        self.terminate_at_s, self.kill_at_s = None, now_s + self.spec.grace_s
         return TerminateLauncher()
 
     def new_request_id(self) -> int:
         """Return a number that no other request to a probe of this job has."""
-        self._last_request_id += 1
-        return self._last_request_id
+        self.last_request_id += 1
+        return self.last_request_id
 
     def _on_fault(self, event: FaultReceived) -> list[Effect]:
         if self.state is not JobState.RUNNING:
@@ -325,16 +309,16 @@ class Job:
 
     def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
         if before is JobState.RESTARTING:
-            self._cause = f"the job could not begin again: {message}"
+            self.cause = f"the job could not begin again: {message}"
             return [ReleasePort()]
         return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
 
     def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
-        if not self._is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
+        if not self.is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
             self._blame_launcher(event, now_s)
-        self._cause = self._cause or launcher_end_text(event)
+        self.cause = self.cause or launcher_end_text(event)
         if isinstance(event, AttemptFailed):
-            self._restart_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
+            self.restart_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self.num_restarts)
         else:
             self.exit_code = event.exit_code
         # A shim that left no record was killed itself: what it watched over may still live.
@@ -343,14 +327,14 @@ class Job:
     def _blame_launcher(self, event: AttemptFailed | LauncherFailed, now_s: float) -> None:
         """Note a launcher's failure, unless it followed from a rank's."""
         failure = failure_of_launcher(event, now_s)
-        if self._failure is None:
-            self._failure = failure
-        elif failure.is_launcher_ended and first_of(self._failure, failure) is failure:
-            self._failure, self._cause = failure, launcher_end_text(event)
+        if self.failure is None:
+            self.failure = failure
+        elif failure.is_launcher_ended and first_of(self.failure, failure) is failure:
+            self.failure, self.cause = failure, launcher_end_text(event)
 
     def _on_worker_exited(self, event: WorkerExited, now_s: float) -> list[Effect]:
         is_first = not any(worker.has_failed for worker in self._workers.values())
-        worker = self._workers.setdefault(event.rank, WorkerMemory())
+        worker = self._workers.setdefault(event.rank, SeenWorker())
         worker.has_exited = True
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:
@@ -362,50 +346,50 @@ class Job:
         # In an elastic job the launcher has patience of its own, and then gathers the nodes that are left.
         if self.has_ended or (self.spec.elastic_min_nodes and self.state is JobState.RUNNING):
             return effects
-        if self._kill_at_s is None or self._terminate_at_s is not None:
+        if self.kill_at_s is None or self.terminate_at_s is not None:
             # The launcher ends the others now: nobody can agree any more.
-            self._terminate_at_s = None
-            self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
+            self.terminate_at_s = None
+            self.kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
         return effects
 
     def _blame(self, event: WorkerExited, now_s: float) -> None:
-        """Note what a rank failed of, unless the job was told to end or another rank failed first."""
-        if self._is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
-            self._cause = self._cause or worker_end_text(event)
+        """Note a rank's failure, unless the job was stopping or another rank failed first."""
+        if self.is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
+            self.cause = self.cause or worker_end_text(event)
             return
-        failure = failure_of_worker(event, now_s, self._failure)
-        if first_of(self._failure, failure) is failure:
+        failure = failure_of_worker(event, now_s, self.failure)
+        if first_of(self.failure, failure) is failure:
             # The sentence is about the same rank: a victim may be noticed before who made it one.
-            self._failure, self._cause = failure, worker_end_text(event)
+            self.failure, self.cause = failure, worker_end_text(event)
 
     def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
         if self.state is JobState.PREPARED:
-            return [*_TAKE_BACK] if now_s - self._since_s >= UNCOMMITTED_S else []
-        if self._restart_at_s is not None:
-            is_time = now_s >= self._restart_at_s and not tick.has_leftovers
+            return [*_TAKE_BACK] if now_s - self.since_s >= UNCOMMITTED_S else []
+        if self.restart_at_s is not None:
+            is_time = now_s >= self.restart_at_s and not tick.has_leftovers
             return [RestartAttempt(self.spec.attempt + 1)] if is_time else []
-        if self.state is JobState.RUNNING and self._kill_at_s is None and 0 < self.spec.abandon_s <= tick.abandoned_s:
+        if self.state is JobState.RUNNING and self.kill_at_s is None and 0 < self.spec.abandon_s <= tick.abandoned_s:
             return [self._abandon(tick.abandoned_s, now_s)]
-        if self.has_ended or self._kill_at_s is None:
+        if self.has_ended or self.kill_at_s is None:
             return []
-        if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
+        if self.terminate_at_s is not None and now_s >= self.terminate_at_s:
             return [self._terminate(now_s)]
-        if now_s < self._kill_at_s:
+        if now_s < self.kill_at_s:
             return []
-        self._kill_at_s = now_s + KILL_AGAIN_S
+        self.kill_at_s = now_s + KILL_AGAIN_S
         return [KillTree(spares_writers=True)]
 
     def _abandon(self, abandoned_s: float, now_s: float) -> Effect:
-        self._is_abandoned = True
-        self._cause = f"no rank of this node got any further for {abandoned_s:.0f} s, and nobody was watching: ended"
+        self.is_abandoned = True
+        self.cause = f"no rank of this node got any further for {abandoned_s:.0f} s, and nobody was watching: ended"
         return self._terminate(now_s)
 
     def _on_round(self, begun: Round, now_s: float) -> list[Effect]:
-        if begun == self._round:
+        if begun == self.round:
             return []
-        self._round = begun
+        self.round = begun
         if self.state is JobState.RUNNING:
-            self._since_s = now_s
+            self.since_s = now_s
         self._forget_ranks()
         return [FollowRanks()]
 
@@ -414,13 +398,13 @@ class Job:
             return
         # A fault is tried out once.
         self.spec = msgspec.structs.replace(self.spec, attempt=self.spec.attempt + 1, faults=[])
-        self._num_restarts += 1
+        self.num_restarts += 1
         self._forget_ranks()
-        self._kill_at_s, self._terminate_at_s = None, None
+        self.kill_at_s, self.terminate_at_s = None, None
 
     def _forget_ranks(self) -> None:
         self._workers.clear()
-        self._cause, self._failure, self._is_abandoned = "", None, False
+        self.cause, self.failure, self.is_abandoned = "", None, False
 
     def _refuse_by_state(self, advice: str) -> Answer:
         return _refuse(RefusalReason.WRONG_STATE, f"job {self.spec.job_id} is {self.state}: {advice}")
@@ -431,17 +415,11 @@ def _refuse(reason: RefusalReason, message: str) -> Answer:
 
 
 QUIET_START_S = 10.0
-"""From a launcher's start to its ranks' nothing need be said: it imports torch."""
+"""Seconds from a launcher's start until ranks are missed: it imports torch."""
 
 
-def detail(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> str:
-    """Say what a job is waiting for, or why it ended.
-
-    Args:
-        job: The job on this node.
-        workers: Ranks whose processes have been seen in this attempt.
-        now_s: Monotonic.
-    """
+def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
+    """Say what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
     match job.state:
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"
@@ -461,7 +439,7 @@ def detail(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> s
             return ""
 
 
-def _running(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> str:
+def _running(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
     running_s, num_exited = now_s - job.since_s, sum(worker.has_exited for worker in workers)
     if job.cause and job.spec.elastic_min_nodes and not job.is_abandoned:
         return f"{job.cause}; the launcher gathers the nodes anew, at least {job.spec.elastic_min_nodes}"

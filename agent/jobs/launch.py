@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class Launch:
-    """What a job holds on this node, from `Prepare` on."""
+    """Resources of a job on this node, from `Prepare` on."""
 
     def __init__(
         self, job: Job, job_dir: Path, address: Address | None, port_holder: socket.socket | None = None
     ) -> None:
-        """`job_dir` is of the launcher's start, `address` where its store listens; a record of old may not know it."""
+        """`job_dir` is of the launcher's start; `address` is where its store listens, None in old records."""
         self.job = job
         self.job_dir = job_dir
         self.address = address
@@ -51,18 +51,16 @@ class Launch:
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
         return self.job.spec.job_id
 
     @property
     def master_port(self) -> int:
-        """Where the job's store listens, or will; 0 when an earlier agent chose it."""
+        """Port of the job's store; 0 when an earlier agent chose it."""
         if self._port_holder:
             self._chosen_port = int(self._port_holder.getsockname()[1])
         return self._chosen_port or self.job.spec.master_port
 
     def take(self, job_dir: Path, port_holder: socket.socket | None) -> None:
-        """Take the directory and the port of the next attempt."""
         self.job_dir = job_dir
         self._port_holder = port_holder
 
@@ -89,13 +87,13 @@ class Launch:
         return LauncherStarted(why_unprobed(spec, os.environ))
 
     def adopt(self) -> bool:
-        """Take hold of the shim that an earlier agent has started; return whether there is one that lives."""
+        """Take over the shim that an earlier agent has started; return whether it lives."""
         self.shim = find_shim(self.job_dir)
         return self.shim is not None
 
     @property
     def ranks_dir(self) -> Path:
-        """Where the ranks' files are: each gathering of an elastic job's launcher has a directory of its own."""
+        """Directory of the ranks' files: each gathering of an elastic job's launcher has one of its own."""
         return self.job_dir.parent / str(self.job.attempt)
 
     def _local_address(self) -> str:
@@ -114,13 +112,13 @@ class Launch:
         return read_round(self.job_dir) if self.job.spec.elastic_min_nodes else None
 
     def release_port(self) -> None:
-        """Close this process's hold on the port; a launcher that runs has its own."""
+        """Close this process's copy of the port's socket; a launcher that runs has its own."""
         if self._port_holder:
             self._port_holder.close()
             self._port_holder = None
 
     def ask_probe(self, rank: int, request: ProbeRequest) -> Refused | None:
-        """Ask something of the probe of a rank; return why it cannot be asked, or None."""
+        """Send a request to the probe of a rank; return why that cannot be done, or None."""
         if self._ask(rank, request):
             return None
         return Refused(
@@ -129,7 +127,7 @@ class Launch:
         )
 
     def ask_all(self, request: StopTraining | ReportNow) -> None:
-        """Ask the probes of all ranks; to end training, one that hears it is enough."""
+        """Send a request to the probes of all ranks; to stop training, one that receives it is enough."""
         for rank in self.job.ranks:
             self._ask(rank, request)
 
@@ -138,11 +136,11 @@ class Launch:
         return self._ask(rank, request)
 
     def failure_of(self, rank: int) -> FoundFailure | None:
-        """Return what a rank's files say of its failure."""
+        """Return the failure in a rank's files."""
         return find_failure(self.ranks_dir, rank)
 
     def last_failure_of(self, rank: int, code: int | None) -> FoundFailure | None:
-        """Return the last line of a rank that left no exception; one that a signal ended did not choose its last."""
+        """Return the last line of a rank that ended with a code and left no exception."""
         return last_failure(self.ranks_dir, rank) if code else None
 
     def any_failure(self) -> FoundFailure | None:
@@ -150,7 +148,7 @@ class Launch:
         return first_failure(self.ranks_dir, self.job.ranks)
 
     def _ask(self, rank: int, request: ProbeRequest) -> bool:
-        """Send a request to a rank's probe; return whether somebody listens."""
+        """Send a request to a rank's probe; return whether it listens."""
         path = self.ranks_dir / f"rank-{rank}.sock"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
             try:
@@ -160,7 +158,7 @@ class Launch:
         return True
 
     def close(self) -> None:
-        """Let go of the port and of the shim, whether it lives or not."""
+        """Release the port and the shim, whether it lives or not."""
         self.release_port()
         if self.shim:
             self.shim.close()
@@ -171,9 +169,9 @@ MAX_ROUND_BYTES = 1024
 
 
 def read_round(job_dir: Path) -> Round | None:
-    """Return the newest round of a launcher that was started in `job_dir`; None before the first.
+    """Return the latest round of a launcher that was started in `job_dir`; None before the first.
 
-    The file is as hostile as the job: a link, a pipe or nonsense is no round.
+    The file may be hostile: a link, a pipe or nonsense is no round.
     """
     try:
         fd = open_regular(job_dir / ROUND_FILE)

@@ -23,51 +23,58 @@ if TYPE_CHECKING:
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What torchrun has decided when it gathered the nodes of an elastic job."""
+    """torchrun's decision when it has gathered the nodes of an elastic job."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    """Counted over all nodes, from 1."""
+    """Number over all nodes, from 1."""
     first_rank: Rank
-    """Of this node."""
+    """First global rank of this node."""
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     node_rank: Rank
     num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
+class SeenWorker(msgspec.Struct):
+    """The process of a rank, once it has been seen in this attempt."""
+
+    has_exited: bool = False
+    has_failed: bool = False
+
+
 class CommitReceived(msgspec.Struct, frozen=True):
-    """A console wants the prepared job to run."""
+    """A console commits the prepared job."""
 
 
 class AbortReceived(msgspec.Struct, frozen=True):
-    """A console takes back the preparation."""
+    """A console takes the preparation back."""
 
 
 class StopReceived(msgspec.Struct, frozen=True):
-    """A console wants the job to end in an orderly way."""
+    """A console stops the job in order."""
 
     is_agreed: bool = False
     """The ranks may finish a step and write a checkpoint, if they can."""
     can_agree: bool = False
-    """All ranks of this node have said that they can, and run."""
+    """All ranks of this node run and have reported that they can."""
 
 
 class KillReceived(msgspec.Struct, frozen=True):
-    """A console wants the job gone."""
+    """A console kills the job."""
 
 
 class FaultReceived(msgspec.Struct, frozen=True):
-    """A console wants one rank harmed."""
+    """A console injects a fault into one rank."""
 
     fault: Fault
     step: int | None = None
-    """The last step that the rank has told of."""
+    """The last step that the rank has reported."""
 
 
 class LauncherStarted(msgspec.Struct, frozen=True):
     """The shim runs, and with it the launcher."""
 
     unprobed: str = ""
-    """Why no rank will have a probe, empty where they should."""
+    """Reason why no rank will have a probe, empty where they should have one."""
 
 
 class LauncherNotStarted(msgspec.Struct, frozen=True):
@@ -81,7 +88,7 @@ class LauncherSucceeded(msgspec.Struct, frozen=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """The launcher ended otherwise, and the job may be begun again."""
+    """The launcher ended otherwise, and the job may restart."""
 
     exit_code: int | None
     """As in `LauncherFailed`."""
@@ -89,20 +96,20 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
 
 class LauncherFailed(msgspec.Struct, frozen=True):
-    """The launcher ended otherwise, for good."""
+    """The launcher ended otherwise, and the job does not restart."""
 
     exit_code: int | None
-    """Negative is a signal; None when nobody knows, since the shim itself was killed."""
+    """Negative is a signal; None is unknown, since the shim itself was killed."""
     found: FoundFailure | None = None
     """The first failure in the job's files."""
 
 
 class LauncherFound(msgspec.Struct, frozen=True):
-    """An agent that has just begun has found the launcher of an earlier agent's job."""
+    """A new agent has found the launcher of an earlier agent's job."""
 
 
 class LauncherLost(msgspec.Struct, frozen=True):
-    """An agent that has just begun has found a job that should run, no launcher, and no word of how it ended."""
+    """A new agent has found a job that should run, no launcher, and no record of its end."""
 
     why: str
 
@@ -120,7 +127,7 @@ class WorkerExited(msgspec.Struct, frozen=True):
     code: int | None
     signal: int | None
     found: FoundFailure | None = None
-    """What the rank left in its files."""
+    """The failure in the rank's files."""
 
 
 class RoundBegan(msgspec.Struct, frozen=True):
@@ -133,9 +140,9 @@ class Ticked(msgspec.Struct, frozen=True):
     """Time has passed."""
 
     has_leftovers: bool = False
-    """Processes of this node's jobs that should be gone are not gone yet."""
+    """Processes of this node's jobs are being killed and are not gone yet."""
     abandoned_s: float = 0.0
-    """How long this node's ranks have got no further with nobody watching."""
+    """Seconds for which this node's ranks have made no progress and nobody watched."""
 
 
 Event: TypeAlias = (
@@ -159,11 +166,11 @@ Event: TypeAlias = (
 
 
 class StartLauncher(msgspec.Struct, frozen=True):
-    """Spawn the shim with torchrun; answer with `LauncherStarted` or `LauncherNotStarted`."""
+    """Spawn the shim with torchrun; the answer is `LauncherStarted` or `LauncherNotStarted`."""
 
 
 class RestartAttempt(msgspec.Struct, frozen=True):
-    """Prepare the job's next attempt and spawn its shim; answer as to `StartLauncher`."""
+    """Prepare the job's next attempt and spawn its shim; the answer is as to `StartLauncher`."""
 
     attempt: int
 
@@ -173,14 +180,14 @@ class TerminateLauncher(msgspec.Struct, frozen=True):
 
 
 class KillTree(msgspec.Struct, frozen=True):
-    """End every process of the job, now."""
+    """Kill every process of the job."""
 
     spares_writers: bool = False
     """A checkpoint that is being written may be finished."""
 
 
 class FollowRanks(msgspec.Struct, frozen=True):
-    """The ranks are new ones: look for their processes and files."""
+    """Look for the processes and files of the ranks, which are new ones."""
 
 
 class ReleasePort(msgspec.Struct, frozen=True):
@@ -232,7 +239,7 @@ Effect: TypeAlias = (
 )
 
 COMMAND_EVENTS = (CommitReceived, AbortReceived, StopReceived, KillReceived, FaultReceived)
-"""What a peer causes: possible in every state."""
+"""Events that a peer causes: possible in every state."""
 
 _PREPARED, _RUNNING, _RESTARTING = JobState.PREPARED, JobState.RUNNING, JobState.RESTARTING
 _STOPPING, _SUCCEEDED, _FAILED = JobState.STOPPING, JobState.SUCCEEDED, JobState.FAILED

@@ -47,7 +47,7 @@ async def resolve(host: str) -> Address | Refused:
 async def refusal_by_network(address: Address, port: int) -> Refused | None:
     """Return why this node cannot connect to a store that listens elsewhere; None if it can.
 
-    Whoever listens sees a connection that says nothing and ends, which torch's store takes for what it is.
+    The listener sees a connection that sends nothing and ends, which torch's store tolerates.
     """
     host = address[1]
     try:
@@ -66,11 +66,7 @@ async def refusal_by_network(address: Address, port: int) -> Refused | None:
 
 
 def local_address(peer: Address) -> str:
-    """Return the address from which this node speaks to `peer`; nothing is sent.
-
-    Raises:
-        OSError: There is no way there.
-    """
+    """Return the address from which this node reaches `peer`; nothing is sent. Raises OSError without a route."""
     family, host = peer
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
         udp_socket.connect((host, 9))
@@ -78,18 +74,14 @@ def local_address(peer: Address) -> str:
 
 
 def interface_to(peer: Address) -> str:
-    """Return the network interface over which this node speaks to `peer`; empty if none has that address.
-
-    Raises:
-        OSError: There is no way there.
-    """
+    """Return the interface over which this node reaches `peer`, empty if none has that address; raises OSError."""
     return interface_of(local_address(peer))
 
 
 MIN_FREE_BYTES = 16 * 2**20
-"""For the logs of a job's first minutes."""
+"""Bytes for the logs of a job's first minutes."""
 STORE_BACKLOG = 4096
-"""Each other node has knocked before the store begins to answer."""
+"""Connections that may wait before the store begins to answer: one of each other node."""
 _MAX_HOLDER_CHARS = 200
 UNKNOWN_HOLDER = "a process of another user or container"
 
@@ -153,11 +145,8 @@ async def find_store(spec: JobSpec) -> Address | Refused:
 def reserve(job_dir: Path, last_rank: int, address: Address | None, port: int) -> socket.socket | Refused | None:
     """Make the directory of one attempt and take its port; return what holds the port, or why nothing was reserved.
 
-    Args:
-        job_dir: Must not exist yet.
-        last_rank: Of this node.
-        address: Where the job's store is to listen, None if that is another node's.
-        port: 0 is a free one.
+    `last_rank` is this node's. `address` is where the job's store is to listen, None if that is another node's; `port`
+    0 is a free one.
     """
     port_holder = reserve_port(address, port) if address else None
     if isinstance(port_holder, Refused):
@@ -212,10 +201,6 @@ def holder_of(port: int, if_free: str = UNKNOWN_HOLDER) -> str:
     """Return the process that listens on a port, as far as this user may know.
 
     It takes long where many processes run: each of them is looked through.
-
-    Args:
-        port: Its number.
-        if_free: What to return where nobody is seen to listen.
     """
     found = if_free
     try:

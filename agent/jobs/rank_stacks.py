@@ -39,19 +39,17 @@ if TYPE_CHECKING:
     from ddpcore.wire_stacks import StackDump, ThreadStack
 
 ANSWER_S = 1.0
-"""How long a probe has to answer: it takes 5 to 20 ms, 0.1 s where all cores compute."""
+"""Seconds that a probe has to answer: it takes 5 to 20 ms, 0.1 s where all cores compute."""
 POLL_S = 0.01
 TOTAL_S = 8.0
-"""In all, below the ten seconds that a console waits for a reply."""
+"""Seconds in all, below the ten that a console waits for a reply."""
 
 
 class _Order(NamedTuple):
-    """What is asked about one job."""
-
     launch: Launch
     request_id: int
     spy: str | None
-    """Where py-spy is."""
+    """Path of py-spy."""
     is_native: bool
     deadline_s: float
 
@@ -64,16 +62,13 @@ class StackTaker:
 
     @property
     def spy_pids(self) -> set[int]:
-        """Children of this process that look at ranks just now."""
+        """Child processes that are looking at ranks now."""
         return self.py_spy.pids
 
     async def take(self, launch: Launch, pids: Callable[[str], Mapping[int, int]], *, is_native: bool) -> Stacks:
         """Return the stacks of a job that runs.
 
-        Args:
-            launch: The job.
-            pids: Tells the processes of a job's ranks, now.
-            is_native: Wants the frames of C and C++ too.
+        `pids` returns the processes of a job's ranks now; with `is_native` the frames of C and C++ are included.
         """
         began_s = time.monotonic()
         job_id, attempt = launch.job_id, launch.job.attempt
@@ -108,7 +103,7 @@ class StackTaker:
         return await self._look_from_outside(order, found, kernel)
 
     async def _look_from_outside(self, order: _Order, found: RankStacks, kernel: KernelFacts) -> RankStacks:
-        """Return what py-spy sees, else what there is, with the reason for it."""
+        """Return what py-spy sees, else what is known, with the reason for it."""
         if order.spy is None:
             return _noted(found, "py-spy is not installed there (pip install 'rankdeck[stacks]')")
         # A process that is stopped, or cannot be, is not traced, only read.
@@ -137,7 +132,7 @@ def _whats_in_the_way(kernel: KernelFacts, pid: int) -> str:
 
 
 async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[StackDump | None, str]:
-    """Return what a rank's probe answers, or why it does not."""
+    """Return the answer of a rank's probe, or why there is none."""
     if kernel.is_stopped:
         return None, "its process is stopped, and its probe with it"
     path = order.launch.ranks_dir / stack_file(rank)
@@ -159,11 +154,7 @@ async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[Sta
 
 
 def read_stack_file(path: Path) -> StackDump | None:
-    """Return what a probe has written; None while there is nothing.
-
-    Raises:
-        MalformedReportError: There is something else.
-    """
+    """Return what a probe has written, None while there is nothing; raise MalformedReportError for anything else."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -183,14 +174,14 @@ def _noted(found: RankStacks, text: str) -> RankStacks:
 
 
 LOOK_S = 5.0
-"""At most for one look."""
+"""Longest time in seconds of one look."""
 AGAIN_S = 10.0
-"""Between two looks at one child, and after a look that failed."""
+"""Seconds between two looks at one child, and after a look that failed."""
 MAX_LOOKS = 3
-"""At one rank's process for one report, and at one child that cannot be seen."""
+"""Looks at one rank's process for one report, and at one child that cannot be seen."""
 MAX_KNOWN = 4096
 MAX_ANCESTORS = 16
-"""Between a child that a rank waits for and the rank."""
+"""Generations between a child that a rank waits for and the rank."""
 _PARENT = 1
 """Index of the parent behind the name in /proc/PID/stat. Source: proc_pid_stat(5)."""
 
@@ -203,7 +194,7 @@ class _Look(msgspec.Struct):
 
 
 class OutsideLooks:
-    """Lives on the event loop's thread."""
+    """Looks from outside; lives on the event loop's thread."""
 
     def __init__(self, state: NodeState, py_spy: PySpy) -> None:
         self._state = state
@@ -212,7 +203,7 @@ class OutsideLooks:
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, launch: Launch) -> None:
-        """Begin a look if one is wanted at a rank of this job and none is under way."""
+        """Begin a look if a rank of this job needs one and none is running."""
         if self._task is not None and not self._task.done():
             return
         now_s = time.monotonic()
@@ -227,7 +218,7 @@ class OutsideLooks:
                 return
 
     def close(self) -> None:
-        """End a look that is under way."""
+        """Cancel a look that is running."""
         if self._task is not None:
             self._task.cancel()
 

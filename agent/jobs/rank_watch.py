@@ -23,7 +23,7 @@ from agent.logs.failure_files import reported_exit_codes
 from agent.logs.log_tail import LogTail, log_path
 from agent.machine.host import interface_of
 from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StorePortSeen, WorkerSeen
-from agent.processes.worker_sampler import Ending, WorkerSampler
+from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
@@ -33,17 +33,18 @@ if TYPE_CHECKING:
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
     from agent.node_state.node_state import NodeState
+    from agent.node_state.observations import WorkerEnded
 
 DISCOVERY_PERIOD_S = 0.05
-"""While a job's workers are not all known: one that fails at once should still be seen."""
+"""Seconds between searches while a job's workers are not all known: one that fails immediately should still be seen."""
 NO_PID = 0
-"""Of a process that nobody has seen."""
+"""Pid of a process that nobody has seen."""
 
 
 class RankWatch:
-    """The eyes of `Jobs`; lives on the event loop's thread."""
+    """Watches the ranks of all jobs; lives on the event loop's thread."""
 
-    def __init__(self, state: NodeState, on_end: Callable[[Ending], None]) -> None:
+    def __init__(self, state: NodeState, on_end: Callable[[WorkerEnded], None]) -> None:
         """`on_end` is called once for each worker that was found."""
         self._state = state
         self._workers = WorkerSampler(on_end)
@@ -52,7 +53,7 @@ class RankWatch:
         """Set when there may be workers to look for."""
 
     def admit(self, job: Job) -> None:
-        """Take reports of a job's ranks from now on, and of no other attempt's."""
+        """Take reports of a job's ranks from now on, and of no other attempt."""
         now_s = time.monotonic()
         job_status = job.status(now_s)
         self._state.apply(
@@ -82,9 +83,7 @@ class RankWatch:
     async def discover(self, launches: Iterable[Launch], on_found: Callable[[Launch, int], object]) -> None:
         """Look for workers of running jobs until each is known; never returns.
 
-        Args:
-            launches: All jobs, as they come and go.
-            on_found: Takes a job and a rank of it whose process is known now.
+        `on_found` takes a job and a rank of it whose process is known now.
         """
         while True:
             wanted = [launch for launch in launches if launch.shim and self._workers.is_searching(launch.job_id)]
@@ -98,7 +97,6 @@ class RankWatch:
             await asyncio.sleep(DISCOVERY_PERIOD_S)
 
     def sample(self, job_id: str) -> None:
-        """Ask the kernel about a job's workers."""
         now_s = time.monotonic()
         for sample in self._workers.sample(job_id):
             self._state.apply(sample, now_s)
@@ -114,60 +112,50 @@ class RankWatch:
         """Return the process of each rank that has been seen and has not ended."""
         return self._workers.pids(job_id)
 
-    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[Ending]:
-        """Know of ranks that ended unseen, once their launcher has, that they began; return how they ended."""
+    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[WorkerEnded]:
+        """Note that ranks began which ended unseen, once their launcher has ended; return how they ended."""
         found = endings(launch, exit_code, self._workers.seen(launch.job_id))
         for ending in found:
             self._state.apply(WorkerSeen(launch.job_id, ending.rank, NO_PID), now_s)
         return found
 
     def send_signal(self, job_id: str, rank: int, number: Signals) -> bool:
-        """Signal a worker; return whether it was there to be signalled."""
+        """Send a signal to a worker; return whether it was still there."""
         return self._workers.send_signal(job_id, rank, number)
 
     def forget(self, job_id: str) -> None:
-        """Let go of a job."""
         self._workers.forget(job_id)
         self.logs.forget(job_id)
         self._state.apply(JobForgotten(job_id), time.monotonic())
 
     def close(self) -> None:
-        """Let go of everything."""
         self._workers.close()
         self.logs.close()
 
 
-def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[Ending]:
-    """Return how those ranks of an attempt ended that were never seen, as far as they began; who failed first is first.
+def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[WorkerEnded]:
+    """Return how ranks of an attempt ended that were never `seen`, as far as they began; the first failure is first.
 
-    Args:
-        launch: The job, whose launcher has ended.
-        exit_code: Of the launcher; None where nobody knows it: then nobody knows of the ranks either.
-        seen: The other ranks.
+    `exit_code` is the launcher's; where it is unknown nothing is known of the ranks either.
     """
     if exit_code is None or launch.job.is_gathering:
         return []
     unseen = [rank for rank in launch.job.ranks if rank not in seen]
     if exit_code == 0:
-        return [Ending(launch.job_id, rank, 0, None) for rank in unseen]
+        return [worker_ended(launch.job_id, rank, 0) for rank in unseen]
     codes = reported_exit_codes(launch.job_dir) if unseen else {}
     began = [rank for rank in unseen if log_path(launch.ranks_dir, rank, LogStream.STDOUT).exists()]
     began.sort(key=[*codes, *began].index)
-    return [_ending(launch.job_id, rank, codes.get(rank)) for rank in began]
-
-
-def _ending(job_id: str, rank: int, code: int | None) -> Ending:
-    is_signal = code is not None and code < 0
-    return Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None)
+    return [worker_ended(launch.job_id, rank, codes.get(rank)) for rank in began]
 
 
 LOOK_S = 10.0
-"""At most for one look."""
+"""Longest time in seconds of one look."""
 MAX_KNOWN = 256
 
 
 class StoreListeners:
-    """Lives on the event loop's thread."""
+    """Finds the listeners at ports where ranks wait; lives on the event loop's thread."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -175,7 +163,7 @@ class StoreListeners:
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, launch: Launch) -> None:
-        """Begin a look if a rank of this job waits where nobody has looked, and none is under way."""
+        """Begin a look if a rank of this job waits where nobody has looked, and none is running."""
         if self._task is not None and not self._task.done():
             return
         for address, port in self._state.stores_waited_at(launch.job_id):
@@ -188,7 +176,7 @@ class StoreListeners:
                 return
 
     def close(self) -> None:
-        """End a look that is under way."""
+        """Cancel a look that is running."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,9 +1,9 @@
 """The record of a job on disk, `jobs/ID/job.json`: what an agent must know of a job that an earlier one has started.
 
-`JobRecord` is written whole or not at all, before what it describes is done: an agent killed at any moment has a
-successor that finds the job at most one step further than its record.
+`JobRecord` is the state machine as it was, with what tells whether it still counts. It is written whole or not at all,
+before what it describes is done: the next agent finds a job at most one step further than its record.
 
-`KnownJobs` holds the jobs that this node knows, each by its id with what it holds here; their records on disk follow.
+`KnownJobs` holds the jobs that this node knows, and keeps their records up to date.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import StateDirError, log_line
-from agent.jobs.job_memory import JobMemory  # noqa: TC001 - msgspec looks at it
+from agent.jobs.job import Job  # noqa: TC001 - msgspec looks at it
 from agent.processes.shim import write_record
 from agent.state_dir import RECORD_NAME
 from agent.wire.commands import RefusalReason, Refused
-from agent.wire.jobs import ENDED_STATES
+from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.secret_mask import masked_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.jobs.job import Job
     from agent.jobs.launch import Launch
     from agent.jobs.rank_watch import RankWatch
     from agent.state_dir import StateDir
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 RECORD_VERSION = 1
 MAX_RECORD_BYTES = 2**21
 WRITE_AGAIN_S = 1.0
-"""Between attempts to write to a disk that takes nothing."""
+"""Seconds between attempts to write to a disk that refuses."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,17 +41,17 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """One job, as it was when something last changed."""
+    """One job, as it was at its last change."""
 
     record_version: int
     boot_id: str
-    """Of the machine's run in which it was written: processes and the clock do not outlive that."""
-    memory: JobMemory
+    """The machine's run in which it was written: processes and the clock do not outlive that."""
+    job: Job = msgspec.field(name="memory")
     address: tuple[int, str] | None = None
     """Family and address on which the job's store listens; None for all nodes but the first of a job that is not
     elastic."""
     before: JobRecord | None = None
-    """The attempt whose place this one takes once it begins; None from then on."""
+    """The ended attempt that is known again unless this one starts; None once it has started."""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -65,68 +64,20 @@ def current_boot_id() -> str:
     return BOOT_ID_PATH.read_text(encoding="ascii").strip()
 
 
-def record_of(job: Job, address: tuple[int, str] | None) -> JobRecord:
+def record_of(launch: Launch) -> JobRecord:
     """Return what is written of a job: its secrets too, until it has ended."""
-    memory = job.memory
-    spec = masked_spec(memory.spec) if job.has_ended else memory.spec
-    return JobRecord(RECORD_VERSION, current_boot_id(), msgspec.structs.replace(memory, spec=spec), address)
-
-
-class JobRecords:
-    """The records of a node's jobs, kept up to date."""
-
-    def __init__(self, jobs_dir: Path) -> None:
-        self._jobs_dir = jobs_dir
-        self._written: dict[str, JobMemory] = {}
-        """What each record says, by job id."""
-        self._unwritten: dict[str, JobMemory] = {}
-        """What it should say and cannot, as far as that has been told."""
-        self._failed_at_s = float("-inf")
-
-    def take_over(self, memory: JobMemory) -> None:
-        """Take what a record on disk says for known."""
-        self._written[memory.spec.job_id] = memory
-
-    def keep(
-        self, job: Job, address: tuple[int, str] | None, now_s: float, before: JobRecord | None = None
-    ) -> Refused | None:
-        """Bring a job's record up to date; return why that cannot be done, or None.
-
-        A disk that takes nothing is tried again once a second, and complained of once for each change.
-
-        Args:
-            job: The job.
-            address: Where its store listens.
-            now_s: For the pause between attempts.
-            before: The attempt that is to be known again unless this one begins.
-        """
-        memory, job_id = job.memory, job.spec.job_id
-        is_known = memory == self._unwritten.get(job_id)
-        if memory == self._written.get(job_id) or (is_known and now_s < self._failed_at_s + WRITE_AGAIN_S):
-            return None
-        record = msgspec.structs.replace(record_of(job, address), before=before)
-        try:
-            write_record(str(self._jobs_dir / job_id), RECORD_NAME, msgspec.json.encode(record).decode())
-        except OSError as error:
-            problem = f"the record of job {job_id} cannot be written: {error.strerror}"
-            if not is_known:
-                log_line(problem)
-            self._unwritten[job_id], self._failed_at_s = memory, now_s
-            return Refused(RefusalReason.NO_SPACE, f"{problem}: make room")
-        self._written[job_id] = memory
-        return None
-
-    def forget(self, job_id: str) -> None:
-        """Know nothing of a job's record any more."""
-        self._written.pop(job_id, None)
-        self._unwritten.pop(job_id, None)
+    job, before = launch.job, None
+    if job.state is JobState.PREPARED and launch.before is not None:
+        before = record_of(launch.before)
+    if job.has_ended:
+        job = msgspec.structs.replace(job, spec=masked_spec(job.spec))
+    return JobRecord(RECORD_VERSION, current_boot_id(), job, launch.address, before)
 
 
 def read_jobs(jobs_dir: Path) -> list[JobRecord]:
-    """Return the records of all jobs, in the order of their last changes. One that is damaged is set aside, and said.
+    """Return the records of all jobs, in the order of their last changes. A damaged one is set aside, and logged.
 
-    Raises:
-        StateDirError: A newer agent wrote them, or the disk does not give them.
+    Raises StateDirError if a newer agent wrote them, or the disk does not give them.
     """
     found = []
     for path in sorted(jobs_dir.glob(f"*/{RECORD_NAME}")):
@@ -145,63 +96,65 @@ def read_jobs(jobs_dir: Path) -> list[JobRecord]:
             aside = path.with_suffix(".damaged")
             log_line(f"{path} cannot be read, it is now {aside.name}; what of the job runs goes on unseen: {error}")
             path.rename(aside)
-    return sorted(found, key=lambda record: (record.is_of_this_boot, record.memory.since_s))
+    return sorted(found, key=lambda record: (record.is_of_this_boot, record.job.since_s))
 
 
 MAX_ENDED_JOBS = 16
-"""Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
+"""Ended jobs that a node still reports; the directories of older ones stay on disk."""
 
 
 class KnownJobs:
-    """By id, in the order of their preparation; lives on the event loop's thread."""
+    """Known jobs by id, in the order of their preparation; lives on the event loop's thread."""
 
     def __init__(self, state_dir: StateDir, watch: RankWatch) -> None:
         """`watch` looks at the ranks of a job for as long as it is known."""
         self._state_dir = state_dir
         self._watch = watch
         self._launches: dict[str, Launch] = {}
-        self._records = JobRecords(state_dir.jobs_dir)
+        self._written: dict[str, Job] = {}
+        """Each job as its record on disk shows it."""
+        self._unwritten: dict[str, Job] = {}
+        """Each job as its record should show it, where the disk has refused that and the log has a line about it."""
+        self._failed_at_s = float("-inf")
         self.sought: set[str] = set()
-        """Jobs of an earlier agent whose shims live and have not said yet who they are."""
+        """Jobs of an earlier agent whose shims live and have not named themselves yet."""
 
     def __iter__(self) -> Iterator[Launch]:
-        """Go over all of them as they are now, whatever becomes of them meanwhile."""
+        """Iterate over all of them as they are now, even if some are forgotten during it."""
         return iter(list(self._launches.values()))
 
     def __getitem__(self, job_id: str) -> Launch:
         return self._launches[job_id]
 
     def get(self, job_id: str) -> Launch | None:
-        """Return a job, None where it is not known."""
         return self._launches.get(job_id)
 
     def unknown(self, job_id: str) -> Refused:
-        """Return that a job is not known, and which are."""
+        """Return the refusal of an unknown job, with the ids of the known ones."""
         known = ", ".join(self._launches) or "none"
         return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
 
     @property
     def shim_pids(self) -> set[int]:
-        """The processes above those of the jobs that run."""
+        """Pids of the shims of jobs that run."""
         return {launch.shim.pid for launch in self if launch.shim is not None}
 
     def read(self) -> list[JobRecord]:
-        """Return what an earlier agent has left: the newest of those that have ended, then those that may go on.
+        """Return an earlier agent's records: the newest of jobs that have ended, then those that may run.
 
-        Raises:
-            StateDirError: A newer agent wrote it.
+        Raises StateDirError if a newer agent wrote them.
         """
         records = read_jobs(self._state_dir.jobs_dir)
-        ended = [record for record in records if record.memory.state in ENDED_STATES]
+        ended = [record for record in records if record.job.state in ENDED_STATES]
         return [*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)]
 
-    def take_over(self, launch: Launch, memory: JobMemory) -> None:
-        """Know a job of an earlier agent, whose record says so much."""
-        self._records.take_over(memory)
+    def take_over(self, launch: Launch) -> None:
+        """Add a job of an earlier agent, as its record shows it."""
+        self._written[launch.job_id] = msgspec.structs.replace(launch.job)
         self._put(launch)
 
     def take_in(self, launch: Launch) -> Refused | None:
-        """Know a job that has been prepared, in the place of its last attempt; return why that cannot be, or None."""
+        """Add a prepared job, in the place of its last attempt; return why that cannot be, or None."""
         launch.before = self._launches.get(launch.job_id)
         if refused := self.keep(launch):
             launch.before = None
@@ -212,27 +165,43 @@ class KnownJobs:
         ended = [one.job_id for one in self if one.job.has_ended]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
             self._forget(job_id)
-            self._records.forget(job_id)
+            self._forget_record(job_id)
         self._put(launch)
         return None
 
     def take_back(self, launch: Launch) -> None:
-        """Drop a job that has been prepared and what it has on disk: its last attempt is known again."""
+        """Drop a prepared job and what it has on disk: its last attempt is known again."""
         job_id = launch.job_id
         self._forget(job_id)
-        self._records.forget(job_id)
+        self._forget_record(job_id)
         self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
         if before := launch.before:
             self._put(before)
             self.keep(before)
 
     def keep(self, launch: Launch) -> Refused | None:
-        """Bring a job's record up to date; return why that cannot be done, or None."""
-        before = None if launch.before is None else record_of(launch.before.job, launch.before.address)
-        return self._records.keep(launch.job, launch.address, time.monotonic(), before)
+        """Bring a job's record up to date; return why that cannot be done, or None.
+
+        A disk that refuses is tried again once a second; the log has one line for each change of the job.
+        """
+        job, job_id, now_s = launch.job, launch.job_id, time.monotonic()
+        is_known = job == self._unwritten.get(job_id)
+        if job == self._written.get(job_id) or (is_known and now_s < self._failed_at_s + WRITE_AGAIN_S):
+            return None
+        text = msgspec.json.encode(record_of(launch)).decode()
+        try:
+            write_record(str(self._state_dir.jobs_dir / job_id), RECORD_NAME, text)
+        except OSError as error:
+            problem = f"the record of job {job_id} cannot be written: {error.strerror}"
+            if not is_known:
+                log_line(problem)
+            self._unwritten[job_id], self._failed_at_s = msgspec.structs.replace(job), now_s
+            return Refused(RefusalReason.NO_SPACE, f"{problem}: make room")
+        self._written[job_id] = msgspec.structs.replace(job)
+        return None
 
     def close(self) -> None:
-        """Let go of everything; what runs goes on."""
+        """Release everything; jobs that run continue."""
         for launch in self:
             launch.close()
 
@@ -246,3 +215,7 @@ class KnownJobs:
             self.sought.discard(job_id)
             launch.close()
             self._watch.forget(job_id)
+
+    def _forget_record(self, job_id: str) -> None:
+        self._written.pop(job_id, None)
+        self._unwritten.pop(job_id, None)

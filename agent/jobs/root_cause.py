@@ -23,24 +23,20 @@ if TYPE_CHECKING:
 
 
 def worker_end_text(event: WorkerExited) -> str:
-    """Say how a rank ended, and of what."""
     return f"rank {event.rank} {worker_end(event)}{_because(event.found)}"
 
 
 def worker_end(event: WorkerExited) -> str:
-    """Say how a rank's process ended."""
     if event.signal is not None:
         return f"was killed by {signal_name(event.signal)}"
     return f"exited with code {event.code}"
 
 
 def launcher_end_text(event: AttemptFailed | LauncherFailed) -> str:
-    """Say how a launcher ended, and of what."""
     return launcher_end(event) + _because(event.found)
 
 
 def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
-    """Say how a launcher's process ended."""
     if event.exit_code is None:
         return "the shim, rankdeck's process above the launcher, was killed, and the launcher with it"
     if event.exit_code < 0:
@@ -49,7 +45,7 @@ def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name for people; real-time signals have only numbers."""
+    """Return a signal's name; real-time signals have only numbers."""
     try:
         return Signals(number).name
     except ValueError:
@@ -63,26 +59,25 @@ def _because(found: FoundFailure | None) -> str:
 
 
 def last_line_text(text: FailureText) -> str:
-    """Return what a rank without an exception wrote last, as the end of a sentence."""
+    """Return the last line of a rank without an exception, as the end of a sentence."""
     return f"; its last line: {text.last_line}" if text.last_line else ""
 
 
 _LAUNCHER_ERROR = re.compile(r"(?:[\w.]+\.)?ChildFailedError\b")
 """torchrun's own exception when a worker has failed."""
 _GOT_SIGNAL = re.compile(r"(?:[\w.]+\.)?SignalException\b")
-"""torchrun's own exception when it was asked to end.
-
-Source: torch/distributed/elastic/multiprocessing/api.py, torch 2.13."""
+"""torchrun's own exception when a signal ended it. Source: torch/distributed/elastic/multiprocessing/api.py, torch
+2.13."""
 ENDING_SIGNALS = frozenset({Signals.SIGTERM, Signals.SIGINT, Signals.SIGKILL})
-"""By which a launcher's end, or an agent, ends the ranks."""
+"""Signals by which a launcher's end, or an agent, ends the ranks."""
 TOGETHER_S = 1.5
 """Ranks that a signal ends within this of their launcher's end from outside have ended with it. Those that SIGKILL ends
 later than this after another's failure are ended by the launcher or by the agent."""
 
 PASSED_ON_S = 35.0
-"""A launcher that is asked to end asks its ranks first, and gives them 30 s."""
+"""Seconds that a launcher which is ended from outside leaves its ranks: it gives them 30 s."""
 MAX_END_CHARS = 1024
-"""As the wire carries it."""
+"""Longest text that the wire carries."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -90,21 +85,20 @@ class Failure(msgspec.Struct, frozen=True):
 
     at_s: float
     cause: RootCause
-    """With an age of 0."""
+    """The cause as the wire carries it, with an age of 0."""
     is_launcher_ended: bool = False
     """The launcher was ended from outside, which ends its ranks."""
     together_s: float = TOGETHER_S
-    """Of it: so long before its end it may have ended them."""
+    """Seconds before a launcher's end in which its end may have ended its ranks."""
     is_bare_signal: bool = False
     """A signal by which launchers and agents end ranks, and no exception before it but SIGINT's own."""
 
     def as_root_cause(self, now_s: float) -> RootCause:
-        """Return the words for a console."""
         return msgspec.structs.replace(self.cause, age_s=max(0.0, now_s - self.at_s))
 
 
 def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None = None) -> Failure:
-    """Return what a rank that failed says of itself; `known` is what was known to have failed before."""
+    """Return the failure of a rank; `known` is the failure known before."""
     is_late = known is not None and now_s - known.at_s > TOGETHER_S
     is_requested = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
     failure = _failure(event.rank, worker_end(event), event.found, now_s, is_requested=is_requested)
@@ -115,7 +109,7 @@ def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None =
 
 
 def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> Failure:
-    """Return what a launcher that failed says, or a rank that was over before it was seen."""
+    """Return the failure of a launcher, or of a rank that ended before it was seen."""
     found = event.found
     if found is not None and found.rank != LAUNCHER_RANK:
         return _failure(found.rank, "failed", found, now_s, is_requested=False)
@@ -128,7 +122,7 @@ def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> 
 
 
 def first_of(known: Failure | None, other: Failure) -> Failure:
-    """Return the one that the other followed from, as far as can be told."""
+    """Return the failure that the other followed from, as far as this node knows."""
     if known is None:
         return other
     for launcher, rank in ((known, other), (other, known)):

@@ -34,24 +34,22 @@ if TYPE_CHECKING:
 
 RENDEZVOUS_TIMEOUT_S = 120
 ELASTIC_JOIN_TIMEOUT_S = 600
-"""How long an elastic job waits for its least number of nodes, also after it has lost some. Source: torch's default.
-
-A lost node costs about 55 s on loopback: 15 s until torch misses it, 30 s in which it waits for more than the least."""
+"""Seconds that an elastic job waits for its least number of nodes, also after it has lost some. Source: torch's
+default. A lost node costs about 55 s on loopback: 15 s until torch misses it, 30 s in which it waits for more than the
+least."""
 ELASTIC_READ_TIMEOUT_S = 10
-"""Of a store that does not answer: torch's own minute is spent for each of several reads."""
+"""Seconds for a store that does not answer: torch's own minute is spent for each of several reads."""
 MONITOR_INTERVAL_S = 0.3
-"""How often torchrun looks at its workers; it also is how long a dead one stays a zombie.
-
-When one has died, so long, and half of it on average, those that have lost it may tell what they had called: then
-torchrun ends them.
-"""
+"""Seconds between torchrun's looks at its workers, and the time for which a dead one stays a zombie. When one has died,
+the ranks that lost it have this time, half of it on average, to report their calls: then torchrun ends them."""
 RECORDER_ENTRIES = 64
 """Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
 
 _RECORDER_ALIAS = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""The user's own word on the recorder, which TORCH_FR_BUFFER_SIZE would outdo."""
+"""The user's own setting of the recorder, which TORCH_FR_BUFFER_SIZE would override."""
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""Anything but `1` keeps torch from loading entry points, so also the probe. Source: torch/__init__.py, 2.5 to 2.13."""
+"""Any value but `1` keeps torch from loading entry points, so also the probe. Source: torch/__init__.py, 2.5 to
+2.13."""
 
 _STRAY_PREFIXES = ("PET_", "TORCHELASTIC_", "RANKDECK_")
 _STRAY_NAMES = frozenset(
@@ -61,29 +59,24 @@ _STRAY_NAMES = frozenset(
     }
 )
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
-"""How each variable says that one interface is meant; NCCL would take every one that begins so, without `=`.
-
-Source: NCCL's user guide, NCCL_SOCKET_IFNAME."""
+"""Each variable's form for one interface; without `=` NCCL would take every one that begins so. Source: NCCL's user
+guide, NCCL_SOCKET_IFNAME."""
 
 
 class LaunchPaths(msgspec.Struct, frozen=True):
-    """Where a job's processes find this agent."""
+    """Paths by which a job's processes reach this agent."""
 
     inbox: str
     """Datagram socket for reports."""
     job_dir: str
-    """For log files and the probes' sockets."""
+    """Directory of log files and the probes' sockets."""
 
 
 def launcher_argv(spec: JobSpec, master_port: int, local_addr: str) -> list[str]:
     """Return the argv of torchrun.
 
-    Source: `python -m torch.distributed.run --help` of torch 2.13; every flag is in torch 2.8 too.
-
-    Args:
-        spec: The job.
-        master_port: Of its store.
-        local_addr: Address under which the other nodes of an elastic job reach this one.
+    `local_addr` is where the other nodes of an elastic job reach this one. Source: `python -m torch.distributed.run
+    --help` of torch 2.13; every flag is in torch 2.8 too.
     """
     is_elastic = spec.elastic_min_nodes > 0
     return [
@@ -131,12 +124,9 @@ def launcher_env(
 ) -> dict[str, str]:
     """Return the environment of torchrun, which its ranks inherit.
 
-    Args:
-        spec: The job; its own variables win over the agent's and over our defaults.
-        base: The agent's environment. What an outer torchrun or an outer job left in it is dropped.
-        paths: Where the job's processes find this agent.
-        interface: For gloo and NCCL, unless a variable names one; empty leaves the choice to them.
-        store_fd: Number, in torchrun, of the listening socket for its store; None lets torch bind the port.
+    The job's own variables win over the agent's and over our defaults. Variables of an outer torchrun or an outer job
+    in `base` are dropped. An empty `interface` leaves the choice to gloo and NCCL; `store_fd` is, in torchrun, the
+    listening socket for its store.
     """
     env = {name: value for name, value in base.items() if not _is_stray(name)}
     env.update(spec.env)
@@ -173,12 +163,7 @@ def launcher_env(
 
 
 def why_unprobed(spec: JobSpec, base: Mapping[str, str]) -> str:
-    """Return why no rank of a job has a probe, empty where they should have one.
-
-    Args:
-        spec: The job.
-        base: The agent's environment.
-    """
+    """Return why no rank of a job has a probe, empty where they should have one; `base` is the agent's environment."""
     if not spec.is_probed:
         return "as asked"
     value = {**base, **spec.env}.get(_AUTOLOAD, "1")

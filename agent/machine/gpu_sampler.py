@@ -50,7 +50,7 @@ _MAX_VISIBLE_CHARS = 4096
 
 
 class GpuProcesses:
-    """Reads what it needs of a process; a process that is gone, or another user's, is only a pid."""
+    """Reads what is needed of a process; of one that has ended, or is another user's, only the pid is known."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
@@ -127,9 +127,9 @@ def _text(value: bytes, limit: int) -> str:
 
 SAMPLE_PERIOD_S = 1.0
 MAX_EVENTS_A_SAMPLE = 256
-"""A GPU in trouble may log without pause; the rest of its events wait in the driver."""
+"""Events taken in one sample: a GPU in trouble may log without pause, and the rest waits in the driver."""
 LISTEN_PAUSE_S = 5.0
-"""Before events are listened for again: what spoilt the last set may still be there."""
+"""Seconds before events are listened for again: what broke the last set may still be there."""
 
 _MEGA = 1_000_000
 _MAX_COUNT = 2**63 - 1
@@ -158,7 +158,7 @@ _ABSENCES = {
 
 
 class _UnusableGpuError(Exception):
-    """A GPU answers no more; `condition` says why."""
+    """A GPU does not answer any more; `condition` is the reason."""
 
     def __init__(self, condition: GpuCondition) -> None:
         self.condition = condition
@@ -166,7 +166,7 @@ class _UnusableGpuError(Exception):
 
 
 class _Gpu(NamedTuple):
-    """A GPU as it was when the sampler began. `handle` is None for one that was lost already."""
+    """A GPU at the sampler's start. `handle` is None for one that was lost already."""
 
     place: int
     handle: Any
@@ -175,7 +175,7 @@ class _Gpu(NamedTuple):
 
 
 class GpuSampler:
-    """All GPUs of this machine, from `open` on; lives on the main thread."""
+    """GPUs of this machine, from `open` on; lives on the main thread."""
 
     def __init__(self) -> None:
         self._processes = GpuProcesses()
@@ -184,12 +184,12 @@ class GpuSampler:
         self._driver_version = ""
         self._events: Any = None
         self._listen_due_s = float("-inf")
-        """When to make the set of events, where there is none."""
+        """Time at which to make the set of events, where there is none."""
         self._xids: dict[str, dict[int, tuple[int, float]]] = {}
-        """By UUID and code: how often, and when last."""
+        """Number and last time of each code, by UUID."""
 
     def open(self) -> str:
-        """Find the GPUs; return why there is nothing to see, or nothing."""
+        """Find the GPUs; return why there is nothing to sample, or ""."""
         try:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
@@ -203,12 +203,12 @@ class GpuSampler:
         return ""
 
     def sample(self, now_s: float) -> GpuSample:
-        """Ask about every GPU."""
+        """Sample every GPU."""
         gpus = [self._sampled(gpu, now_s) for gpu in self._gpus]
         return GpuSample(SAMPLE_VERSION, os.getpid(), driver_version=self._driver_version, gpus=gpus)
 
     def listen_until(self, deadline_s: float) -> None:
-        """Take Xid events until then; sleep where there are none to be had."""
+        """Take Xid events until then; sleep where none can be had."""
         if self._events is None and time.monotonic() >= self._listen_due_s:
             self._listen()
         for _ in range(MAX_EVENTS_A_SAMPLE):
@@ -335,8 +335,7 @@ class GpuSampler:
 def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return NVML's answer, None where this GPU or this driver has none.
 
-    Raises:
-        _UnusableGpuError: The GPU answers nothing any more.
+    Raises _UnusableGpuError if the GPU answers nothing any more.
     """
     try:
         return call(*arguments)
@@ -347,7 +346,7 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _count(value: int | None) -> int | None:
-    """Return what can be a count; NVML says "not told" by the highest number there is, and at times by accident."""
+    """Return what can be a count: NVML marks an unknown figure by the highest number there is."""
     return value if value is not None and 0 <= value <= _MAX_COUNT else None
 
 
@@ -375,7 +374,7 @@ def _throttle_reasons(handle: Any) -> list[ThrottleReason]:
 
 
 def _running_on(handle: Any) -> list[Any]:
-    """Return what computes on a GPU or a part of it, by itself or through MPS."""
+    """Return the processes that compute on a GPU or a part of it, by themselves or through MPS."""
     calls = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
     return [process for call in calls for process in _ask(call, handle) or ()]
 
@@ -403,7 +402,7 @@ def _mig_instance(mig: Any) -> MigInstance:
 
 
 def _address(handle: Any) -> int:
-    """Return what a handle points to: two handles of one GPU are different objects."""
+    """Return the address in a handle: two handles of one GPU are different objects."""
     return 0 if handle is None else ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 

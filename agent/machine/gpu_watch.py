@@ -33,7 +33,7 @@ LOG_FILE = "gpu-sampler.log"
 
 
 class GpuWatch:
-    """The GPU samplers of an agent, from the first `tick` to `close`; lives on the event loop's thread."""
+    """GPU samplers of an agent, from the first `tick` to `close`; lives on the event loop's thread."""
 
     def __init__(self, inbox: str, log: Path, state: NodeState) -> None:
         self._inbox = inbox
@@ -42,10 +42,10 @@ class GpuWatch:
         self._care = SamplerCare()
         self._samplers: dict[int, subprocess.Popen[bytes]] = {}
         self.pids: set[int] = set()
-        """Every sampler that may still be there, kept up to date: not to be swept away as a leftover."""
+        """Pids of samplers that may still live: they are no leftovers."""
 
     def tick(self) -> None:
-        """Let time pass: start, kill and bury."""
+        """Start, kill and reap samplers that are due."""
         for pid, sampler in list(self._samplers.items()):
             if (code := sampler.poll()) is not None:
                 del self._samplers[pid]
@@ -64,7 +64,7 @@ class GpuWatch:
         self._feed(SamplerSpoke(sample.pid, sample.unavailable))
 
     def close(self) -> None:
-        """Kill what runs, and wait for none: one that hangs in the kernel ends when it can."""
+        """Kill what runs, and wait for none: a process that hangs in the kernel ends when it can."""
         for sampler in self._samplers.values():
             sampler.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

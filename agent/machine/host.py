@@ -50,7 +50,6 @@ class HostSampler:
         )
 
     def close(self) -> None:
-        """End the thread that reads the disk's figures."""
         self._disk.close()
 
     def _host(self) -> HostReport:
@@ -86,7 +85,7 @@ class _Traffic:
         self._at_s: float | None = None
 
     def rates(self, now_s: float) -> tuple[float | None, float | None]:
-        """Return what was received and sent since the last call; None the first time."""
+        """Return the rates received and sent since the last call; None the first time."""
         counts = psutil.net_io_counters(pernic=True, nowrap=False)
         now = {name: (nic.bytes_recv, nic.bytes_sent) for name, nic in counts.items() if name != _LOOPBACK}
         before, since_s = self._before, self._at_s
@@ -99,7 +98,7 @@ class _Traffic:
 
 
 def _space(path: str) -> tuple[int, int]:
-    """Return what a file system has in all, and what of it this user may still use."""
+    """Return the size of a file system, and how much of it this user may still use."""
     found = os.statvfs(path)
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
@@ -109,14 +108,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class OutwardAddress(NamedTuple):
-    """An address of an interface that is up.
-
-    Attributes:
-        interface: Its name.
-        address: Without a zone.
-        netmask: Empty where there is none.
-        mtu: Of the interface, bytes.
-    """
+    """Address of an interface that is up: without a zone; `netmask` is empty where there is none, `mtu` in bytes."""
 
     interface: str
     address: str
@@ -138,7 +130,7 @@ def outward_addresses() -> list[OutwardAddress]:
 
 
 def is_outward(address: str) -> bool:
-    """Say whether others can reach a node at an address, for all that the address tells."""
+    """Return whether others can reach a node at an address, by the address alone."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -156,20 +148,13 @@ def interface_of(address: str) -> str:
 
 
 def address_of_ssh(environ: Mapping[str, str]) -> str:
-    """Return the address under which SSH has come here; empty where it has not.
-
-    Args:
-        environ: Of a process that sshd may have started. Source: sshd(8), SSH_CONNECTION.
-    """
+    """Return the address under which SSH has come here, empty where it has not. Source: sshd(8), SSH_CONNECTION."""
     parts = environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else ""
 
 
 def own_addresses(environ: Mapping[str, str]) -> list[str]:
-    """Return this node's addresses with the lengths of their networks' prefixes, as `10.0.0.5/24`.
-
-    The one under which SSH has come here stands first, the others as in `outward_addresses`.
-    """
+    """Return this node's addresses with their prefix lengths, as `10.0.0.5/24`; that of SSH comes first."""
     return ordered(outward_addresses(), address_of_ssh(environ))
 
 

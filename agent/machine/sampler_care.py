@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 SILENT_S = 5.0
-"""From here its figures are called old; it samples once a second."""
+"""Silence in seconds after which figures are old; the sampler samples once a second."""
 HUNG_S = 15.0
-"""From here a sampler that has spoken is given up."""
+"""Silence in seconds after which a sampler that has reported is replaced."""
 START_S = 90.0
-"""Likewise of one that has not spoken yet: without persistence mode the driver wakes each GPU for seconds."""
+"""The same of one that has not reported yet: without persistence mode the driver wakes each GPU for seconds."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 300.0
-"""Between the end of one and the start of the next; doubles as long as none speaks."""
+"""Longest pause in seconds between the end of one and the start of the next; doubles while none reports."""
 ABSENT_PAUSE_S = 600.0
-"""Until another look where there was no NVML: a driver may have been installed."""
+"""Seconds between looks where there was no NVML: a driver may have been installed."""
 MAX_ABANDONED = 3
 
 
@@ -34,26 +34,26 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class SamplerStarted(msgspec.Struct, frozen=True):
-    """The one that was asked for runs."""
+    """The sampler that was requested runs."""
 
     pid: int
 
 
 class SamplerNotStarted(msgspec.Struct, frozen=True):
-    """The one that was asked for could not be made."""
+    """The sampler that was requested could not be started."""
 
     reason: str
 
 
 class SamplerSpoke(msgspec.Struct, frozen=True):
-    """A sample came in; it may be a late one of a sampler that was given up."""
+    """A sample has arrived; it may be a late one of a sampler that was replaced."""
 
     pid: int
     unavailable: str
 
 
 class SamplerEnded(msgspec.Struct, frozen=True):
-    """A sampler's process is gone; a negative code is a signal."""
+    """A sampler's process has ended; a negative code is a signal."""
 
     pid: int
     code: int
@@ -63,7 +63,7 @@ Event: TypeAlias = Ticked | SamplerStarted | SamplerNotStarted | SamplerSpoke | 
 
 
 class StartSampler(msgspec.Struct, frozen=True):
-    """Make a new one, and say whether that went well."""
+    """Start a sampler; the answer is `SamplerStarted` or `SamplerNotStarted`."""
 
 
 class KillSampler(msgspec.Struct, frozen=True):
@@ -76,14 +76,14 @@ Effect: TypeAlias = StartSampler | KillSampler
 
 
 class SamplerCare:
-    """The samplers of one agent; `handle` is the only way in."""
+    """State machine of an agent's samplers; `handle` is the only way to change it."""
 
     def __init__(self) -> None:
         self._running: int | None = None
         self._is_asked_for = False
         self._has_spoken = False
         self._last_sample_s = 0.0
-        """When the running one spoke last, or was started."""
+        """Time of the running sampler's last sample, or of its start."""
         self._next_start_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S
         self._abandoned: set[int] = set()
@@ -92,7 +92,7 @@ class SamplerCare:
 
     @property
     def pids(self) -> AbstractSet[int]:
-        """Every sampler that may still be there."""
+        """Pids of samplers that may still live."""
         return self._abandoned if self._running is None else self._abandoned | {self._running}
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -114,7 +114,7 @@ class SamplerCare:
         return []
 
     def status(self, now_s: float) -> tuple[GpuWatchState, str]:
-        """Return how things stand and, if there are no fresh figures, why."""
+        """Return the state and, if there are no fresh figures, the reason."""
         if self._unreachable:
             return GpuWatchState.ABSENT, self._unreachable
         silent_s = now_s - self._last_sample_s

@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 class RankProcess(NamedTuple):
     """A living worker.
 
-    Attributes:
-        whose: Which rank it is.
-        local_rank: On this node.
-        pid: As this node knows it.
-        reported_pid: As the rank knows it, another one in a container; None until it reports.
-        torch_bytes: What torch has reserved, by UUID of the GPU.
+    `reported_pid` is the rank's own, another one in a container; None until it reports. `torch_bytes` is what torch has
+    reserved, by UUID of the GPU.
     """
 
     whose: JobRank

@@ -85,11 +85,7 @@ def is_sample(datagram: bytes) -> bool:
 
 
 def decode_sample(datagram: bytes) -> GpuSample:
-    """Return the sample in a datagram.
-
-    Raises:
-        MalformedSampleError: The bytes are too many, not a sample, or of another version.
-    """
+    """Return the sample in a datagram; raise MalformedSampleError for too many bytes, no sample, or another version."""
     if len(datagram) > MAX_SAMPLE_BYTES:
         raise MalformedSampleError(f"a sample of {len(datagram)} bytes, at most {MAX_SAMPLE_BYTES} are taken")
     try:

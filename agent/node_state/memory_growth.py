@@ -56,14 +56,9 @@ class Limit(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a rank holds of one kind of memory now, and what limits it.
+    """Memory of one kind that a rank holds now, and the limits of it.
 
-    Attributes:
-        key: Rank and kind of memory.
-        held_bytes: Without what is given back on demand.
-        limits: Of this kind of memory.
-        step: The rank's last step, None of a program that tells none.
-        phase: What it does, None where nothing in it reports.
+    `held_bytes` is without what is given back on demand. `step` and `phase` are None of a program that reports none.
     """
 
     key: tuple[str, int, str]

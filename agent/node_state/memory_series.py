@@ -50,13 +50,10 @@ class Bin(NamedTuple):
 class Steady(NamedTuple):
     """A window of steady growth.
 
-    Attributes:
-        for_s: How long it has lasted, without the part in which only earlier levels were reached again.
-        rate_bytes_hz: Bytes a second.
-        growth_bytes: From the first block of the window to its last.
-        now_bytes: The level at the end, spikes left out.
-        spike_bytes: By how much the figures rise above it again and again.
-        further_bytes: What is to come if the growth goes on to slow down as it does; infinite if it does not.
+    `for_s` is its length, without the part in which only earlier levels were reached again. `growth_bytes` is from its
+    first block to its last, `now_bytes` the level at the end without spikes, `spike_bytes` by how much the figures rise
+    above it again and again. `further_bytes` is what is to come if the growth goes on to slow down as it does; infinite
+    if it does not.
     """
 
     for_s: float

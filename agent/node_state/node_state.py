@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 
 MUTE_S = 1.0
-"""A probe reports four times a second, if it can: from here on it is looked at from outside."""
+"""Age in seconds of a last report from which a rank is looked at from outside: a probe reports four times a second."""
 LONG_MEETING_S = 5.0
-"""Ranks that have all come find each other sooner."""
+"""Seconds after which a rank that waits for the others is late: ranks that have all started find each other sooner."""
 SPEAKS_S = 5.0
-"""A probe that has said nothing for longer does not speak."""
+"""Age in seconds of a report from which its probe does not count as speaking."""
 
 
 class _Worker(msgspec.Struct):
-    """What is known of a rank's process."""
+    """Facts of a rank's process."""
 
     pid: int
     process: ProcessState
@@ -70,28 +70,28 @@ class _Worker(msgspec.Struct):
     cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
     pss_bytes: int | None = None
     memory: MemorySampled | None = None
-    end: WorkerEnded | None = None
+    exit: ExitReport | None = None
 
 
 class OutsideWish(NamedTuple):
-    """A process that only a look from outside can tell the place of, and why."""
+    """A process that only a look from outside can place, and why."""
 
     job_id: str
     rank: int
     pid: int
     rank_pid: int
-    """The rank's own process."""
+    """Pid of the rank's own process."""
     report_seq: int
-    """Of its last report; 0 where that does not matter."""
+    """Number of the rank's last report; 0 where that does not matter."""
 
     @property
     def is_child(self) -> bool:
-        """Whether it is a process that the rank waits for."""
+        """True for a child that the rank waits for."""
         return self.pid != self.rank_pid
 
 
 class _Output(msgspec.Struct):
-    """What is known of what a rank prints."""
+    """What a rank has printed."""
 
     printed_at_s: float
     metrics: dict[str, float | None] = {}
@@ -103,18 +103,18 @@ class _Job(msgspec.Struct):
     admitted: JobAdmitted
     workers: dict[int, _Worker] = {}
     reports: dict[int, tuple[RankReport, float]] = {}
-    """Last report by rank, and when it came."""
+    """Last report by rank, with the time of its arrival."""
     output: dict[int, _Output] = {}
     outside: dict[int, tuple[SeenFromOutside, float]] = {}
-    """Last look from outside by rank, and when it was."""
+    """Last look from outside by rank, with its time."""
     listeners: dict[int, str] = {}
-    """Who listens on ports at which ranks wait in `init_process_group`."""
+    """Listeners by port at which ranks wait in `init_process_group`."""
     progress: Progress = msgspec.field(default_factory=Progress)
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
 
 class NodeState:
-    """All that this node knows; `apply` is the only way in."""
+    """State of this node; `apply` is the only way to change it."""
 
     def __init__(self, node: str, epoch: str, hostname: str, agent_pid: int, num_cpus: int) -> None:
         self._identity = (node, epoch, hostname, agent_pid, num_cpus)
@@ -124,14 +124,13 @@ class NodeState:
         self._gpus_at_s = 0.0
         self._growth = MemoryGrowth()
         self.num_foreign_reports = 0
-        """Reports of ranks that are not ours, or that are older than what is known."""
+        """Number of reports of ranks that are not ours, or that are older than what is known."""
         self.has_news = False
-        """Since the last report a rank has begun to wait in a collective, or a wait has ended."""
+        """True if a rank has begun or ended to wait in a collective since the last report."""
 
     def apply(  # noqa: C901, PLR0912 - one case for each observation
         self, observation: Observation, now_s: float
     ) -> None:
-        """Take one observation."""
         match observation:
             case JobAdmitted(job_id=job_id):
                 self._jobs[job_id] = _Job(observation)
@@ -166,10 +165,10 @@ class NodeState:
                 assert_never(observation)
 
     def stalled_s(self, job_id: str, now_s: float) -> float:
-        """Return how long the ranks of a job here hang, in seconds; 0 while it is not known that they do.
+        """Return how long the ranks of a job here have hung, in seconds; 0 while it is not certain that they do.
 
-        Ranks that get no further hang only if one of them is frozen, or is known to wait for others: a rank without a
-        probe that speaks, or one that runs ranks of its own, may be doing what it should.
+        Ranks that make no progress hang only if one of them is frozen, or is known to wait for others: a rank without a
+        probe that reports, or one that runs ranks of its own, may be doing what it should.
         """
         job = self._jobs.get(job_id)
         if job is None or not any(_hangs(job, rank, worker, now_s) for rank, worker in job.workers.items()):
@@ -186,15 +185,10 @@ class NodeState:
         malformed_datagrams: int,
         control: ControlReport | None = None,
     ) -> NodeReport:
-        """Return the whole state.
+        """Return the whole state; ages are measured from `now_s`.
 
-        Args:
-            now_s: What ages are measured from.
-            report_seq: The caller's count of reports.
-            jobs: What the lifecycles say, in the caller's order.
-            log_seq: Number of the newest log line.
-            malformed_datagrams: Datagrams that were no report at all.
-            control: Who holds control of this node.
+        `report_seq`, `jobs` and `log_seq` (the last log line) are the caller's. `malformed_datagrams` were no report at
+        all.
         """
         node, epoch, hostname, agent_pid, num_cpus = self._identity
         host = self._host
@@ -229,11 +223,11 @@ class NodeState:
         )
 
     def num_visible_gpus(self, env: Mapping[str, str]) -> int | None:
-        """Return how many of this node's GPUs a program with this environment would see; None where nobody knows."""
+        """Return how many of this node's GPUs a program with this environment would see; None is unknown."""
         return num_visible_gpus(self._gpus.gpus, env)
 
     def can_agree_to_stop(self, job_id: str) -> bool:
-        """Say whether every rank of a job here runs and has said that it can end training at an agreed step."""
+        """Return whether every rank of a job here runs and has reported that it can stop at an agreed step."""
         job = self._jobs.get(job_id)
         return (
             job is not None
@@ -243,18 +237,18 @@ class NodeState:
         )
 
     def last_step(self, job_id: str, rank: int) -> int | None:
-        """Return the last step that a rank here has told of; None when it has told of none."""
+        """Return the last step that a rank here has reported; None for none."""
         job = self._jobs.get(job_id)
         known = job.reports.get(rank) if job else None
         return known[0].step if known else None
 
     def wishes_from_outside(self, job_id: str, now_s: float) -> list[OutsideWish]:
-        """Return the processes that are to be looked at: of ranks that are mute, and those that ranks wait for."""
+        """Return the processes that need a look from outside: of silent ranks, and those that ranks wait for."""
         job = self._jobs.get(job_id)
         wishes = []
         for rank, (report, reported_at_s) in job.reports.items() if job else ():
             worker = job.workers.get(rank) if job else None
-            if worker is None or worker.end is not None:
+            if worker is None or worker.exit is not None:
                 continue
             if now_s - reported_at_s >= MUTE_S:
                 wishes.append(OutsideWish(job_id, rank, report.pid, report.pid, report.report_seq))
@@ -282,7 +276,7 @@ class NodeState:
             assert set(job.workers) <= set(ranks)
             assert set(job.reports) <= set(ranks)
             for worker in job.workers.values():
-                assert (worker.end is not None) == (worker.process is ProcessState.EXITED)
+                assert (worker.exit is not None) == (worker.process is ProcessState.EXITED)
 
     def _on_report(self, report: RankReport, now_s: float) -> None:
         job = self._jobs.get(report.job_id)
@@ -302,7 +296,7 @@ class NodeState:
 
     def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
         worker = self._jobs[sample.job_id].workers[sample.rank]
-        if worker.end is not None:
+        if worker.exit is not None:
             return  # the sample was taken before the end was noticed
         if sample.process is not worker.process:
             worker.process, worker.process_since_s = sample.process, now_s
@@ -316,7 +310,7 @@ class NodeState:
         self._growth.judge(now_s)
 
     def _memory_of(self, job: _Job, rank: int, worker: _Worker) -> MemoryReport | None:
-        """Return what is known of a rank's memory; of one that has ended, how it grew last."""
+        """Return a rank's memory; of one that has ended, how it grew last."""
         growths = self._growth.of(job.admitted.job_id, rank)
         memory = worker.memory
         if memory is None:
@@ -333,18 +327,18 @@ class NodeState:
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:
         worker = self._jobs[end.job_id].workers[end.rank]
-        worker.end = end
+        worker.exit = end.exit
         worker.process, worker.process_since_s = ProcessState.EXITED, now_s
         worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
         self._growth.end(end.job_id, end.rank)
 
     def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
-        """Say who is behind each process that NVML knows, once a sample."""
+        """Find the rank behind each process that NVML knows, once a sample."""
         ranks = [
             _rank_process(job, rank, worker)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
-            if worker.end is None
+            if worker.exit is None
         ]
         gpus = gpu_reports(sample.gpus, ranks)
         self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
@@ -369,9 +363,9 @@ def _belongs(report: RankReport, job: JobAdmitted) -> bool:
 
 
 def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
-    """Return whether a rank is surely held up: by a signal, or in a collective as it says just now."""
+    """Return whether a rank certainly hangs: by a signal, or in a collective by its fresh report."""
     report, reported_at_s = job.reports.get(rank, (None, now_s))
-    if worker.end is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
+    if worker.exit is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
         return False
     if worker.process is ProcessState.FROZEN:
         return True
@@ -392,7 +386,6 @@ def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
 
 def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
     state_s = max(0.0, now_s - worker.process_since_s)
-    end = worker.end
     report, reported_at_s = job.reports.get(rank, (None, now_s))
     output = job.output.get(rank) or _Output(worker.seen_at_s)
     return WorkerReport(
@@ -405,12 +398,12 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         process_s=state_s,
         rss_bytes=worker.rss_bytes,
         cpu_s=worker.cpu_s,
-        cpu_cores=0.0 if end else worker.cpu_use.cores,
+        cpu_cores=0.0 if worker.exit else worker.cpu_use.cores,
         seen_s=max(0.0, now_s - worker.seen_at_s),
         quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
         metrics=output.metrics,
         pss_bytes=worker.pss_bytes,
-        exit=None if end is None else _exit_report(end, state_s),
+        exit=None if worker.exit is None else msgspec.structs.replace(worker.exit, age_s=state_s),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
@@ -426,7 +419,7 @@ def _store_port_owner(job: _Job, report: RankReport | None) -> str:
 
 
 def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
-    """Return what was last seen from outside, while the reason for the look holds."""
+    """Return the last look from outside, while the reason for it holds."""
     seen, seen_at_s = job.outside.get(rank, (None, 0.0))
     report, _ = job.reports.get(rank, (None, 0.0))
     if seen is None or report is None:
@@ -438,7 +431,3 @@ def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
 
 def _is_waiting(report: RankReport) -> bool:
     return any(group.is_waiting for group in report.groups)
-
-
-def _exit_report(end: WorkerEnded, age_s: float) -> ExitReport:
-    return ExitReport(end.code, end.signal, age_s, end.error, end.last_line, end.oom_kills)

@@ -14,12 +14,12 @@ from agent.wire.machine import (
 
 if TYPE_CHECKING:
     from agent.node_state.gpu_sample import GpuSample
-    from agent.wire.reports import ProcessState
+    from agent.wire.reports import ExitReport, ProcessState
     from ddpcore.wire import Place, RankReport
 
 
 class JobAdmitted(msgspec.Struct, frozen=True):
-    """A job has been prepared; an earlier attempt of it is over."""
+    """A job has been prepared; its earlier attempt is over."""
 
     job_id: str
     attempt: int
@@ -29,13 +29,13 @@ class JobAdmitted(msgspec.Struct, frozen=True):
 
 
 class JobForgotten(msgspec.Struct, frozen=True):
-    """A job is no longer this node's business."""
+    """A job is no longer of this node."""
 
     job_id: str
 
 
 class RankReported(msgspec.Struct, frozen=True):
-    """A datagram came in; it may be anybody's of this user."""
+    """A datagram has arrived; any process of this user may have sent it."""
 
     report: RankReport
 
@@ -49,22 +49,22 @@ class WorkerSeen(msgspec.Struct, frozen=True):
 
 
 class LimitSampled(msgspec.Struct, frozen=True):
-    """A limit that a worker's memory runs into; equal keys are one limit, which workers share."""
+    """A limit of a worker's memory; equal keys are one limit, which workers share."""
 
     key: str
     report: LimitReport
 
 
 class MemorySampled(msgspec.Struct, frozen=True):
-    """What a worker and its child processes hold, and what limits it besides the machine."""
+    """Memory of a worker and its child processes, and the limits below the machine's."""
 
     tree_bytes: int
     limits: list[LimitSampled] = []
-    """The nearest first."""
+    """Limits, the nearest first."""
 
 
 class WorkerSampled(msgspec.Struct, frozen=True):
-    """The kernel has been asked about a worker that has been seen."""
+    """The kernel's figures of a worker that has been seen."""
 
     job_id: str
     rank: int
@@ -76,36 +76,33 @@ class WorkerSampled(msgspec.Struct, frozen=True):
 
 
 class SeenFromOutside(msgspec.Struct, frozen=True):
-    """A process has been looked at that cannot tell where it stands."""
+    """A process that cannot report its place has been looked at."""
 
     job_id: str
     rank: int
     pid: int
-    """The rank's own, or that of a child that the rank waits for."""
+    """Pid of the rank, or of a child that the rank waits for."""
     report_seq: int
-    """Of the rank's last report then."""
+    """Number of the rank's last report at that time."""
     place: Place | None
 
 
 class StorePortSeen(msgspec.Struct, frozen=True):
-    """It has been found who listens on a port at which ranks wait for the others in `init_process_group`."""
+    """The listener at a port where ranks wait in `init_process_group` has been found."""
 
     job_id: str
     port: int
     text: str
-    """Its pid and its command line."""
+    """Pid and command line of the listener."""
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """The process of a worker is gone."""
+    """The process of a worker has ended."""
 
     job_id: str
     rank: int
-    code: int | None
-    signal: int | None
-    error: str = ""
-    last_line: str = ""
-    oom_kills: int = 0
+    exit: ExitReport
+    """Report of its end, with an age of 0."""
 
 
 class RankPrinted(msgspec.Struct, frozen=True):
@@ -114,11 +111,11 @@ class RankPrinted(msgspec.Struct, frozen=True):
     job_id: str
     rank: int
     metrics: dict[str, float]
-    """Found in it by the job's patterns."""
+    """Figures found in the lines by the job's patterns."""
 
 
 class HostSampled(msgspec.Struct, frozen=True):
-    """The kernel has been asked about the machine and about this agent."""
+    """The kernel's figures of the machine and this agent."""
 
     cpu_frac: float
     memory_total_bytes: int
@@ -128,13 +125,13 @@ class HostSampled(msgspec.Struct, frozen=True):
 
 
 class GpusSampled(msgspec.Struct, frozen=True):
-    """The GPU sampler has asked NVML."""
+    """A sample of the GPU sampler."""
 
     sample: GpuSample
 
 
 class GpuWatchChanged(msgspec.Struct, frozen=True):
-    """How the look at the GPUs stands, and why there are no fresh figures."""
+    """The state of the GPU sampler has changed, with the reason why there are no fresh figures."""
 
     state: GpuWatchState
     detail: str

@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Of one attempt of a job.
+    """Progress of one attempt of a job.
 
     Anything that moves counts: a step, a collective, a phase, another line of the program. A rank that computes for
-    long on one line does not move, as far as this can tell.
+    long on one line does not move, as far as this shows.
     """
 
     def __init__(self) -> None:
         self._marks: dict[int, Hashable] = {}
-        """Where each rank was."""
+        """Last position by rank."""
         self._moved_at_s: float | None = None
 
     def note(self, report: RankReport, now_s: float) -> None:
-        """Take a report of a rank."""
         groups = tuple((group.group, group.enqueued_seq, group.completed_seq) for group in report.groups)
         mark = (report.pid, report.steps_done, report.epoch, report.phase, report.place, groups)
         if self._marks.get(report.rank) != mark:
@@ -34,20 +33,16 @@ class Progress:
             self._moved_at_s = now_s
 
     def stalled_s(self, now_s: float) -> float:
-        """Return how long no rank has moved; 0 while none has ever reported, since nothing is known then."""
+        """Return how long no rank has moved; 0 before the first report, since nothing is known then."""
         return 0.0 if self._moved_at_s is None else max(0.0, now_s - self._moved_at_s)
 
 
 WINDOW_S = 1.0
-"""At least: the kernel counts in hundredths of a second, and a step of the training should fit in."""
+"""Least window in seconds: the kernel counts in hundredths, and a step of the training should fit in."""
 
 
 class CpuUse:
-    """Of one process.
-
-    Attributes:
-        cores: Over the last window that is complete, one to two of `WINDOW_S` long; 0 before the first.
-    """
+    """Cores that a process kept busy over the last complete window of one to two `WINDOW_S`; 0 before the first."""
 
     __slots__ = ("_since", "cores")
 
@@ -56,7 +51,6 @@ class CpuUse:
         self._since: tuple[float, float] | None = None
 
     def take(self, cpu_s: float, now_s: float) -> None:
-        """Take a sample of the CPU time."""
         if self._since is None:
             self._since = (now_s, cpu_s)
             return

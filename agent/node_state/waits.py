@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
 MAX_SPAN_US = 600_000_000
-"""A longer time between two calls is a clock that was set, or nonsense."""
+"""Longest plausible time between two calls: beyond it a clock was set."""
 PIECE_US = 250_000
-"""Shorter steps are taken together, and what follows each other where nobody reports steps."""
+"""Length of a piece: shorter steps are taken together, and so are calls where no rank reports steps."""
 MAX_BURST = 0.25
-"""Of a step: collectives within it are waited for as one."""
+"""Part of a step within which collectives count as one wait."""
 MIN_OVERLAPPED = 0.2
-"""Of the time in which collectives are under way: a rank that works through more of it works behind them as a rule."""
+"""Part of the time in which collectives are under way that must be measured as work before it counts as overlap."""
 
 
 class Call(NamedTuple):
@@ -49,9 +49,9 @@ class Call(NamedTuple):
 
     called_us: int
     last_us: int | None
-    """When the node's last rank called it, None where that is not known."""
+    """Time of the call by the node's last rank, None where that is not known."""
     is_one_way: bool = False
-    """It is over for one member before all have called it: a broadcast."""
+    """True where the call is over for one member before all have called it: a broadcast."""
 
 
 class Waited(NamedTuple):
@@ -66,30 +66,24 @@ class Waited(NamedTuple):
 
 
 class CallWaits:
-    """The calls of one rank, beat by beat.
-
-    Attributes:
-        total: What has been counted so far.
-    """
+    """Calls of one rank, tick by tick; `total` is what has been counted so far."""
 
     def __init__(self) -> None:
         self.total = Waited()
         self._counted_us = 0
-        """The time before the call at this moment has been counted."""
+        """Time up to which calls have been counted."""
         self._piece = (0, 0)
-        """Microseconds of what has been taken together so far, and of these those waited."""
+        """Microseconds of the present piece, and of these those waited."""
         self._step = (0, 0)
         """The same of the step that is not over."""
         self._is_torn = False
-        """Calls are missing before the next one: what is left of their step is no step."""
+        """True where calls are missing before the next one: the rest of their step is no step."""
 
     def take(self, calls: Sequence[Call], step_ends_us: Sequence[int], overlap_frac: float = 0.0) -> None:
-        """Count the time between calls, up to the newest one.
+        """Count the time between calls, up to the last one.
 
-        Args:
-            calls: The latest calls of the rank, ascending; some may have been counted before.
-            step_ends_us: When its latest steps ended, ascending.
-            overlap_frac: Share of the time in which collectives are under way that the rank works on behind them.
+        `calls` and `step_ends_us` ascend; some calls may have been counted before. `overlap_frac` is the part of the
+        time in which collectives are under way that the rank works on behind them.
         """
         is_overlapped = overlap_frac > MIN_OVERLAPPED
         if calls and calls[-1].called_us < self._counted_us:
@@ -146,11 +140,7 @@ class CallWaits:
     def _count_step(self, step_us: int, end_us: int, burst: tuple[Call, Call], overlap_frac: float) -> None:
         """Count what follows the last calls of a step, if that is where a node waits.
 
-        Args:
-            step_us: Length of the step.
-            end_us: When it ended.
-            burst: The first and the last of them.
-            overlap_frac: How much of the time between them counts as work.
+        `burst` is the first and the last of them; `overlap_frac` of the time between them counts as work.
         """
         first, last = burst
         if first.last_us is None or last.called_us - first.called_us > MAX_BURST * step_us:
@@ -169,7 +159,7 @@ class CallWaits:
 
 
 def _num_known(calls: Sequence[Call]) -> int:
-    """Return how many calls there are up to the newest one of which it is known who came last.
+    """Return how many calls there are up to the last one whose last caller is known.
 
     Those behind it are counted once their other ranks have been read too.
     """
@@ -198,15 +188,15 @@ def _waited_us(call: Call, following: Call, end_us: int | None, *, is_overlapped
 
 
 MAX_LEAD_US = 600_000_000
-"""More is a clock that was set, or nonsense."""
+"""Longest plausible lead: beyond it a clock was set."""
 MAX_LATE_TICKS = 8
 MIN_SPREAD = 0.25
-"""Of the longest time between the first and the last caller of one collective in a beat: what is called right behind
-another collective is called by all at once, and who is the last to that means nothing."""
+"""Part of the longest time between the first and the last caller of one collective in a tick. A collective called right
+behind another is called by all ranks at nearly one time, and its last caller means nothing."""
 USUAL_OVERLAP = 0.15
 USUAL_S = 2.0
-"""A rank is taken to work so much behind its collectives as if it had been seen to for so long: where these are short,
-a few samples say nothing, and ranks that are alike would be judged by different rules."""
+"""Seconds of samples that a rank is credited with in advance, all of which show the usual overlap. Where collectives
+are short a few samples show nothing, and ranks that are alike would be judged by different rules."""
 
 
 class _Count(msgspec.Struct):
@@ -215,35 +205,35 @@ class _Count(msgspec.Struct):
 
 
 class _RankCalls(msgspec.Struct):
-    """What a rank has reported of the present beat."""
+    """A rank's report of the present tick."""
 
     calls: list[tuple[int, str, int]] = []
     """Microseconds, group and seq of each call."""
     one_way: set[tuple[str, int]] = set()
-    """Group and seq of those that not all members wait in."""
+    """Group and seq of the calls that not all members wait in."""
     step_ends_us: list[int] = []
     overlap_frac: float = 0.0
-    """Share of the time in which collectives are under way that it works on behind them."""
+    """Part of the time in which collectives are under way that the rank works on behind them."""
 
 
 class Lateness:
-    """The ranks of one attempt of a job on this node."""
+    """Lateness of the ranks of one attempt of a job on this node."""
 
     def __init__(self) -> None:
         self._tick = -1
         self._calls_of: dict[int, _RankCalls] = {}
-        """Of the present beat, by rank."""
+        """Calls of the present tick, by rank."""
         self._tellers: set[int] = set()
-        """Who told of the one before: once all have again, there is nothing to wait for."""
+        """Ranks that reported the tick before: once all have reported again, the comparison can begin."""
         self._is_compared = False
-        """The present beat has been."""
+        """True once the present tick has been compared."""
         self._counts: dict[int, _Count] = {}
         self._waits: dict[int, CallWaits] = {}
         self._compared_seq: dict[str, int] = {}
-        """The newest that has been compared, by group: while little is called, a ring shows the same calls again."""
+        """Last seq that has been compared, by group: while little is called, a ring shows the same calls again."""
 
     def take(self, report: RankReport) -> None:
-        """Take a rank's report; a beat's calls are compared once all have told them, or the next one begins."""
+        """Take a report; a tick's calls are compared once all ranks have reported it, or the next tick begins."""
         is_late = self._tick - MAX_LATE_TICKS <= report.tick < self._tick
         if not report.arrivals or is_late:
             return
@@ -265,7 +255,7 @@ class Lateness:
             self._compare()
 
     def of(self, rank: int) -> LatenessReport | None:
-        """Return a rank's figures, None while nothing of it has been compared."""
+        """Return a rank's figures, None before anything of it has been compared."""
         count, waits = self._counts.get(rank), self._waits.get(rank)
         if count is None and (waits is None or waits.total == Waited()):
             return None
@@ -322,7 +312,7 @@ class Lateness:
 
 
 def _overlap_frac(report: RankReport) -> float:
-    """Return which share of the time in which collectives are under way a rank works, as far as samples tell."""
+    """Return the part of the time in which collectives are under way that a rank works, as far as samples show."""
     under_way_s = report.waited_s + report.overlapped_s
     return (report.overlapped_s + USUAL_OVERLAP * USUAL_S) / (under_way_s + USUAL_S)
 

@@ -35,14 +35,14 @@ ANYBODYS = ""
 """In the place of a job's id: a process below this agent without a job's mark."""
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
-"""Between looks at something that does not die: it sits in a driver, or is another user's by now."""
+"""Seconds between looks at a process that does not die: it sits in a driver, or belongs to another user by now."""
 
 
 class Leftovers:
-    """What is to be ended, and what of it is still there."""
+    """Leftovers that are to be killed, and which of them are still there."""
 
     def __init__(self, inbox_path: str) -> None:
-        """Call it before this process has children of its own."""
+        """It has to be made before this process has children of its own."""
         self._inbox_path = inbox_path
         # Below init, or below a shell that became this agent, live others: there only marks count.
         self._owns_all_below = os.getpid() != 1 and not shim.descendants(os.getpid())
@@ -52,7 +52,7 @@ class Leftovers:
         self._due_at_s = float("-inf")
 
     def suspect(self, job_id: str) -> None:
-        """Look for what a job may have left, from the next sweep on."""
+        """Look for leftovers of a job from the next sweep on."""
         self._suspects.add(job_id)
         self._pause_s, self._due_at_s = FIRST_PAUSE_S, float("-inf")
 
@@ -62,15 +62,12 @@ class Leftovers:
 
     @property
     def is_clean(self) -> bool:
-        """True when there is nothing to look for."""
         return not self._suspects
 
     def sweep(self, own_pids: AbstractSet[int], now_s: float) -> None:
-        """Kill what nobody watches over, if it is time to look and there is reason to.
+        """Kill leftovers, if it is time to look and there is reason to.
 
-        Args:
-            own_pids: Children of this process that are well cared for: shims and samplers.
-            now_s: Of the monotonic clock.
+        `own_pids` are shims and samplers of this agent.
         """
         if not self._suspects or now_s < self._due_at_s:
             return
@@ -80,12 +77,10 @@ class Leftovers:
 
 
 def sweep(inbox_path: str, own_pids: AbstractSet[int], *, owns_all_below: bool) -> set[str]:
-    """Kill what nobody watches over; return the ids of the jobs it was of.
+    """Kill leftovers; return the ids of their jobs.
 
-    Args:
-        inbox_path: The mark of this agent's jobs.
-        own_pids: As in `Leftovers.sweep`.
-        owns_all_below: Whatever lives below this process is an orphan of its jobs, marked or not.
+    `inbox_path` is the mark of this agent's jobs. With `owns_all_below` all that lives below this process is an orphan
+    of its jobs, marked or not.
     """
     below = shim.descendants(os.getpid(), frozenset(own_pids)) if owns_all_below else {}
     found = {pid: (started_ticks, ANYBODYS) for pid, started_ticks in below.items()} | _marked(inbox_path, own_pids)
@@ -149,17 +144,17 @@ _MAX_TEXT = 500
 
 
 def find_leftovers() -> list[Leftover]:
-    """Return everything of earlier runs that nobody watches over: processes first, then shared memory."""
+    """Return all leftovers of earlier runs: processes first, then shared memory."""
     return [*_leftover_processes(), *_leftover_shared_memory()]
 
 
 def chosen(found: list[Leftover], names: list[str]) -> list[Leftover]:
-    """Return what is to be cleaned: what is named, or without names all that rankdeck has started."""
+    """Return the leftovers that are named, or without names all that rankdeck has started."""
     return [item for item in found if item.name in names or (not names and item.is_ours)]
 
 
 def clean(wanted: list[Leftover]) -> list[Leftover]:
-    """Kill processes and remove files, as far as they are still there; return what that was tried on."""
+    """Kill processes and remove files, as far as they are still there; return those."""
     cleaned = []
     for item in wanted:
         kind, _, rest = item.name.partition(":")
@@ -223,7 +218,7 @@ def _facts(process: psutil.Process) -> ProcessFacts | None:
 
 
 def _substitutes_of_init(facts: dict[int, ProcessFacts]) -> Iterator[int]:
-    """Return processes that orphans are given to in init's stead, as far as names tell: a user's systemd, for one."""
+    """Return processes that adopt orphans instead of init, as their names show: a user's systemd, for one."""
     for pid in {process.parent_pid for process in facts.values()}:
         try:
             if psutil.Process(pid).name() in INIT_NAMES:

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PERIOD_S = 1.0
-"""Between reads of what a rank holds, and of what its limits have used."""
+"""Seconds between reads of what a rank holds, and of what its limits have used."""
 SEARCH_PERIOD_S = 10.0
-"""Between searches for child processes and limits."""
+"""Seconds between searches for child processes and limits."""
 MAX_CHILDREN = 512
 MAX_LEVELS = 16
-"""Of cgroups above a process."""
+"""Levels of cgroups above a process."""
 MAX_LIMITS = 4
 UNLIMITED_BYTES = 2**60
-"""A limit from here on is none; cgroup v1 writes the largest multiple of a page."""
+"""Limits from here on are none; cgroup v1 writes the largest multiple of a page."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -53,10 +53,9 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_inactive_file"
 
 
 class MemoryReader:
-    """Looks at one process; used from one thread."""
+    """Reads the memory of one process; used from one thread."""
 
     def __init__(self, pid: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
-        """`proc` and `cgroups` are the roots of the two file systems."""
         self._pid, self._proc, self._cgroups = pid, proc, cgroups
         self._children: list[int] = []
         self._found: list[_Cgroup] = []
@@ -94,7 +93,6 @@ class MemoryReader:
         return MemorySampled(tree_bytes, limits)
 
     def _status(self, pid: int) -> dict[bytes, int]:
-        """Return the sizes of a process in bytes, by name."""
         sizes = {}
         for line in (self._proc / str(pid) / "status").read_bytes().splitlines():
             key, _, rest = line.partition(b":")
@@ -181,16 +179,16 @@ def _sampled(cgroup: _Cgroup) -> LimitSampled | None:
 
 LOOK_PERIOD_S = 1.0
 RECENT_S = 3.0
-"""Before a rank's end: it is noticed at once, but the killed process may be one that it depends on."""
+"""Seconds before a rank's end that count: it is noticed immediately, but the killed process may be one it depends
+on."""
 _VMSTAT = Path("/proc/vmstat")
 _NAME = b"\noom_kill "
 
 
 class OomKills:
-    """Remembers the kernel's count of the last seconds. The count is the machine's, also seen from a container."""
+    """Remembers the kernel's count over the last seconds. The count is the machine's, also seen from a container."""
 
     def __init__(self, path: Path = _VMSTAT) -> None:
-        """`path` is read as /proc/vmstat is."""
         self._path = path
         self._counts: deque[tuple[float, int]] = deque()
 
@@ -203,7 +201,7 @@ class OomKills:
             self._counts.popleft()
 
     def recent(self, now_s: float) -> int:
-        """Return how many processes were killed in the last seconds; 0 where the kernel does not tell."""
+        """Return how many processes were killed in the last seconds; 0 where the kernel does not show it."""
         known = [count for at_s, count in self._counts if now_s - at_s <= RECENT_S + LOOK_PERIOD_S]
         return max(0, self._count() - known[0]) if known else 0
 

@@ -22,11 +22,11 @@ class ProcessFacts(msgspec.Struct, frozen=True):
     parent_pid: int
     started_ticks: int
     is_watchful: bool
-    """A shim, or this agent: what is below it is well cared for."""
+    """A shim, or this agent: it watches what is below it."""
     job_id: str
-    """Of rankdeck's mark; empty without one."""
+    """Job id of rankdeck's mark; empty without one."""
     rank: int | None
-    """Of torchrun's variable RANK."""
+    """Value of torchrun's variable RANK."""
 
 
 class SharedMemoryFacts(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class SharedMemoryFacts(msgspec.Struct, frozen=True):
 
 
 SHARED_MEMORY_PREFIXES = ("torch_", "nccl-", "cuda.shm.", "psm_")
-"""What torch's DataLoader, NCCL, CUDA IPC and Python's multiprocessing name theirs."""
+"""Prefixes of names by torch's DataLoader, NCCL, CUDA IPC and Python's multiprocessing."""
 
 
 def find_orphans(
@@ -46,9 +46,7 @@ def find_orphans(
 ) -> list[tuple[ProcessFacts, bool]]:
     """Return leftover processes by pid, each with whether rankdeck has started it.
 
-    Args:
-        processes: All of this user, by pid.
-        orphanages: Pids that orphans are given to: init, and whatever adopts in its stead.
+    `processes` are all of this user. `orphanages` are the pids that orphans are given to: init, and subreapers.
     """
     found = []
     for process in sorted(processes.values(), key=lambda process: process.pid):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def watch_signals(end_soon: Callable[[], None], *, outlives_terminal: bool = False) -> None:
-    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP; one that outlives its terminal takes no notice of the last."""
+    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP; with `outlives_terminal` SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end_soon)
@@ -26,11 +26,7 @@ def watch_signals(end_soon: Callable[[], None], *, outlives_terminal: bool = Fal
 
 
 def watch_console(end_soon: Callable[[], None]) -> None:
-    """Call `end_soon` when the pipe on standard input is closed at its other end: whoever held it is gone.
-
-    Raises:
-        OperatorError: Standard input is nothing that can be waited for.
-    """
+    """Call `end_soon` when the pipe on standard input is closed at its other end; raise OperatorError for no pipe."""
     loop = asyncio.get_running_loop()
     fd = sys.stdin.fileno()
 

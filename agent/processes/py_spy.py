@@ -27,24 +27,20 @@ from ddpcore.wire_stacks import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 MAX_OUTPUT_BYTES = 4 * 2**20
 """32 threads of 100 frames; a recursion may go deeper."""
 MAX_SPIES = 4
-"""At a time: with native frames each takes a core for up to half a second."""
+"""py-spys at a time: with native frames each takes a core for up to half a second."""
 ATTEMPTS = 3
 KILLED_S = 0.5
-"""How long one that was killed gets to be gone: in a read that hangs it stays longer."""
+"""Seconds that a killed py-spy has to be gone: in a read that hangs it stays longer."""
 _MAX_OUTPUT_BYTES = 8192
 _MAX_ERROR_CHARS = 200
 
 
 class SpyError(Exception):
-    """It could not see the process; the message is for people."""
+    """py-spy could not see the process; the message is for the user."""
 
 
 def find_py_spy(python: str) -> str | None:
-    """Return where py-spy is; None where it is not installed.
-
-    Args:
-        python: The job's interpreter, as its JobSpec names it.
-    """
+    """Return the path of py-spy, None where it is not installed; `python` is the job's interpreter."""
     job_python = shutil.which(python)
     beside = [Path(one).parent for one in (sys.executable, job_python) if one]
     return shutil.which("py-spy", path=":".join(map(str, beside))) or shutil.which("py-spy")
@@ -55,7 +51,7 @@ class PySpy:
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
-        """Every one that may still be there: not to be swept away as a leftover."""
+        """Pids that may still live: they are no leftovers."""
         self._room = asyncio.Semaphore(MAX_SPIES)
 
     async def dump(
@@ -63,14 +59,8 @@ class PySpy:
     ) -> tuple[list[ThreadStack], int]:
         """Return the threads of a process, the main one first, and how many are left out.
 
-        Args:
-            executable: Where py-spy is.
-            pid: The process.
-            is_native: With the frames of C and C++; stops the process meanwhile.
-            deadline_s: Of the event loop's clock.
-
-        Raises:
-            SpyError: It cannot be seen, or not in time.
+        With `is_native` the frames of C and C++ are included, and the process is stopped for it. `deadline_s` is of the
+        event loop's clock. Raises SpyError.
         """
         # A stopped process cannot be traced, only read: --native and py-spy's blocking mode fail on it (seen, 0.4).
         options = ("--native",) if is_native else ("--nonblocking",)
@@ -125,7 +115,7 @@ class PySpy:
 
 
 async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """Return what comes until the end, at most so much."""
+    """Return at most so many bytes of what comes until the end."""
     try:
         return await stream.readexactly(max_bytes)
     except asyncio.IncompleteReadError as end:
@@ -133,7 +123,7 @@ async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
 
 
 def _first_line(stderr_bytes: bytes) -> str:
-    """Return what an error of py-spy begins with, and what caused it."""
+    """Return the first line of py-spy's error, and its cause."""
     text = stderr_bytes.decode(errors="replace").partition("Stack backtrace:")[0]
     lines = [line.strip() for line in text.splitlines()]
     causes = [line.partition(": ")[2] for line in lines if line[:2] in {"0:", "1:"}]
@@ -146,7 +136,7 @@ _MAX_FILE_CHARS = 4096
 _MAX_LINE = 2**31
 
 _LIBRARY = re.compile(r"^<|/lib(64)?/python3?(\.\d+)?t?/|/(site|dist)-packages/|\.zip/")
-"""The standard library and what is installed, of any Python: the rank's own could say more exactly where that is."""
+"""Paths of the standard library and of installed packages, of any Python: the rank's own could be more exact."""
 _DDPCORE = f"{LAUNCH_PLUGIN_DIR.parent}/"
 _EXAMPLES = f"{_DDPCORE}examples/"
 
@@ -162,7 +152,7 @@ class _Frame(msgspec.Struct):
     filename: str
     line: int = 0
     module: str | None = None
-    """The shared library of a native frame."""
+    """Shared library of a native frame."""
 
 
 class _Thread(msgspec.Struct):
@@ -179,12 +169,7 @@ _decoder = msgspec.json.Decoder(list[_Thread])
 def stacks_of_output(output: bytes, pid: int) -> tuple[list[ThreadStack], int]:
     """Return the threads in the output of `py-spy dump --json`, the main one first, and how many are left out.
 
-    Args:
-        output: Whole.
-        pid: Of the process, and so of its main thread.
-
-    Raises:
-        MalformedOutputError: It is something else, or shows no thread.
+    Raises MalformedOutputError if it is something else, or shows no thread.
     """
     try:
         threads = _decoder.decode(output)

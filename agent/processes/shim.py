@@ -33,9 +33,9 @@ _RESERVED_BYTES = 256
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
 WRITER_NAME = b"(rankdeck-writer)"
-"""What the kernel calls `ddpcore/checkpoint/writer.py`."""
+"""Kernel's name of `ddpcore/checkpoint/writer.py`."""
 WRITER_PATIENCE_S = 20.0
-"""How long such a process has after torchrun's end."""
+"""Seconds that such a process has after torchrun's end."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,12 +57,7 @@ def become_subreaper() -> None:
 
 
 def descendants(root_pid: int, without: frozenset[int] = frozenset()) -> dict[int, int]:
-    """Return the live descendants of a process: start time in ticks by pid.
-
-    Args:
-        root_pid: Not in the result.
-        without: Subtrees to leave out, by the pid at their top.
-    """
+    """Return the live descendants of a process, start time in ticks by pid, without the subtrees below `without`."""
     children: dict[int, list[int]] = {}
     started: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs a megabyte here
@@ -118,7 +113,7 @@ def write_record(directory: str, name: str, text: str) -> None:
 
 
 def reserve_record(directory: str, name: str) -> None:
-    """Take the room for a small file that must be written later, however full the disk is then."""
+    """Reserve the room for a small file that must be written later, however full the disk is then."""
     _write_over(f"{directory}/{name}.tmp", b" " * _RESERVED_BYTES)
 
 
@@ -134,7 +129,7 @@ def _write_over(path: str, data: bytes) -> None:
 
 
 class _Shim:
-    """The one launcher of this process, and what is below it."""
+    """Launcher of this process, and what is below it."""
 
     def __init__(self, run_dir: str, grace_s: float) -> None:
         self._run_dir = run_dir
@@ -143,7 +138,7 @@ class _Shim:
         self._status: int | None = None
         """The launcher's wait status, once it has ended."""
         self._kill_at_s: float | None = None
-        """When patience ends, once the launcher has been asked to end."""
+        """Time of SIGKILL, once the launcher has been asked to end."""
         self._num_killed = 0
 
     def run(self, argv: list[str], store_fd: int) -> int:
@@ -190,7 +185,7 @@ class _Shim:
     def _kill_all(self, writers_may_take_s: float = 0.0) -> None:
         """Kill until no child is left: whatever lives below has a child of this process above it, or is one.
 
-        A walk that finds nobody would prove nothing: what is forked while it goes through /proc may not be in it.
+        A walk that finds none would prove nothing: what is forked during it may not be in it.
         """
         spare_until_s = time.monotonic() + writers_may_take_s
         pause_s = 0.001
@@ -206,9 +201,9 @@ class _Shim:
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
 
     def _reap(self) -> bool:
-        """Collect every child that has ended, and say whether there are others.
+        """Collect every child that has ended, and return whether there are others.
 
-        An unreaping subreaper fills the table of processes.
+        A subreaper that reaps nothing fills the process table.
         """
         while True:
             try:

@@ -32,7 +32,7 @@ SHIM_PATH = Path(shim.__file__)
 SHIM_LOCK = "shim.lock"
 LAUNCHER_LOG = "launcher.log"
 SHIM_GRACE_MARGIN_S = 2.0
-"""The shim kills by itself this long after the agent should have told it to."""
+"""Seconds after which the shim kills by itself, beyond the agent's own patience."""
 
 _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
@@ -57,11 +57,7 @@ class ShimProcess:
     """A shim that lives, or has lived: started by this agent, or found by it."""
 
     def __init__(self, run_dir: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
-        """`process` is what is to be collected, if it is a child of ours.
-
-        Raises:
-            ProcessLookupError: There is no such process.
-        """
+        """`process` is collected at its end, if it is a child of ours. Raises ProcessLookupError if there is none."""
         self._run_dir = run_dir
         self._process = process
         self.pid = pid
@@ -69,11 +65,10 @@ class ShimProcess:
         """Readable when the shim has ended."""
 
     def terminate(self) -> None:
-        """Ask the tree to end."""
         self._signal(signal.SIGTERM)
 
     def kill_tree(self, *, spares_writers: bool = False) -> None:
-        """End the tree at once, or all of it but a checkpoint's writer, which gets its time."""
+        """Kill the tree, or all of it but a checkpoint's writer, which has its own time."""
         self._signal(signal.SIGUSR2 if spares_writers else signal.SIGUSR1)
         self._signal(signal.SIGCONT)
 
@@ -89,11 +84,10 @@ class ShimProcess:
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def exit_code(self) -> int | None:
-        """Return how torchrun ended, once the shim has; None when the shim was killed before it could tell."""
+        """Return torchrun's exit code, once the shim has ended; None when the shim was killed before."""
         return recorded_exit_code(self._run_dir)
 
     def close(self) -> None:
-        """Let go of an ended shim."""
         os.close(self.pidfd)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -104,27 +98,18 @@ class ShimProcess:
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """What the shim is to run."""
-
     argv: Sequence[str]
     env: Mapping[str, str]
-    """Whole: nothing is added."""
+    """The whole environment: nothing is added."""
     workdir: str
     store_fd: int | None = None
     """A descriptor that is inherited under the same number."""
 
 
 def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with_us: bool) -> ShimProcess:
-    """Start a shim with a launcher below it.
+    """Start a shim with a launcher, torchrun, below it; its records and `launcher.log` are in `run_dir`.
 
-    Args:
-        launcher: torchrun, as it is to be run.
-        run_dir: Where the shim keeps its records and `launcher.log` goes.
-        grace_s: See `agent.processes.shim`.
-        dies_with_us: The tree ends when this process does.
-
-    Raises:
-        SpawnError: The kernel would not.
+    With `dies_with_us` the tree ends when this process does. Raises SpawnError.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -160,7 +145,7 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
 
 
 def is_shim(pid: int) -> bool:
-    """Recognise a shim, also one of another installation or of another agent: nobody else ends what is below it."""
+    """Return whether a process is a shim, also another agent's: only that ends what is below it."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -170,7 +155,7 @@ def is_shim(pid: int) -> bool:
 
 
 def find_shim(run_dir: Path) -> ShimProcess | None:
-    """Return the shim of an earlier agent that lives; None if it does not, or has not said yet who it is."""
+    """Return the living shim of an earlier agent; None if it has ended, or has not written its record yet."""
     record = _read_record(run_dir / shim.RUN_RECORD, _RunRecord)
     if record is None or not is_shim_alive(run_dir):
         return None
@@ -189,7 +174,7 @@ def is_shim_alive(run_dir: Path) -> bool:
 
 
 def has_been_started(run_dir: Path) -> bool:
-    """Return whether anybody has tried to start a shim there."""
+    """Return whether a start of a shim was tried there."""
     return (run_dir / SHIM_LOCK).exists()
 
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.node_state.observations import WorkerSampled, WorkerSeen
+from agent.node_state.observations import WorkerEnded, WorkerSampled, WorkerSeen
 from agent.processes import shim
 from agent.processes.memory_reader import MemoryReader
 from agent.processes.shim_process import exit_status
 from agent.slow_reader import SlowReader
-from agent.wire.reports import ProcessState
+from agent.wire.reports import ExitReport, ProcessState
 from agent.wire.stacks import MAX_KERNEL_FRAMES, KernelFacts
 from ddpcore.wire import ENV_JOB_ID
 
@@ -35,14 +35,14 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 2048
 PSS_PERIOD_S = 5.0
-"""Between looks at the shared memory of a worker, one worker at a time. A look walks all its pages: 20 to 40 ms a GB on
-a busy machine, during which mapping memory may have to wait."""
+"""Seconds between looks at the shared memory of a worker, one worker at a time. A look walks all its pages: 20 to 40 ms
+a GB on a busy machine, during which mapping memory may have to wait."""
 PSS_TIME_FRAC = 0.005
-"""Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
+"""Part of a worker's time that such looks may take: a large one is looked at more rarely."""
 PSS_STALE_S = 600.0
-"""At least; of a worker that is looked at more rarely, twice the time between looks."""
+"""Least age in seconds of a figure that is dropped; for a worker that is looked at more rarely, twice its pause."""
 TRACED_S = 2.0
-"""From here on a traced process is a debugger's."""
+"""Seconds after which a traced process is in a debugger."""
 _STATES = {
     b"T": ProcessState.FROZEN,
     b"D": ProcessState.BLOCKED,
@@ -51,13 +51,10 @@ _STATES = {
 _STATE, _UTIME, _STIME, _RSS, _EXIT_CODE = 0, 11, 12, 21, 49
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """How a worker ended; both None when the kernel would not tell."""
-
-    job_id: str
-    rank: int
-    code: int | None
-    signal: int | None
+def worker_ended(job_id: str, rank: int, code: int | None) -> WorkerEnded:
+    """Return that a worker has ended with an exit code: negative is a signal, None is unknown."""
+    is_signal = code is not None and code < 0
+    return WorkerEnded(job_id, rank, ExitReport(None if is_signal else code, -code if is_signal and code else None))
 
 
 class _Watched(msgspec.Struct):
@@ -80,10 +77,11 @@ class _Worker:
         self._traced_since_s: float | None = None
         self.pss_asked_s = float("-inf")
         self.pss_cost_s = 0.0
-        """How long the last look at its shared memory took, also one that failed; written by the reader's thread."""
+        """Duration in seconds of the last look at its shared memory, also a failed one; the reader's thread writes
+        it."""
 
     def state(self, letter: bytes, now_s: float) -> ProcessState:
-        """Return what a state of the kernel's is: who is traced for a moment, as by py-spy, is not frozen."""
+        """Return the state for a kernel's letter: a process traced for a moment, as by py-spy, is not frozen."""
         if letter != b"t":
             self._traced_since_s = None
             return _STATES.get(letter, ProcessState.RUNNING)
@@ -92,7 +90,6 @@ class _Worker:
         return ProcessState.FROZEN if now_s - self._traced_since_s >= TRACED_S else ProcessState.RUNNING
 
     def close(self) -> None:
-        """Let go of the process."""
         if not self.has_ended:
             self.has_ended = True
             os.close(self.pidfd)
@@ -102,25 +99,18 @@ class _Worker:
 class WorkerSampler:
     """Finds and samples the workers of all jobs; lives on the event loop's thread."""
 
-    def __init__(self, on_end: Callable[[Ending], None]) -> None:
+    def __init__(self, on_end: Callable[[WorkerEnded], None]) -> None:
         """`on_end` is called from the event loop, once for each worker that was found."""
         self._on_end = on_end
         self._jobs: dict[str, _Watched] = {}
         self._pss: SlowReader[int] = SlowReader("rankdeck-pss", stale_s=PSS_STALE_S)
 
     def watch(self, job_id: str, ranks: range, launcher_pid: Callable[[], int | None]) -> None:
-        """Start to look for the workers of a job.
-
-        Args:
-            job_id: As in the workers' environment.
-            ranks: Global ranks of this node.
-            launcher_pid: Tells torchrun's pid, None while it is unknown.
-        """
+        """Start to look for the workers of a job; `launcher_pid` returns torchrun's pid, None while it is unknown."""
         self.forget(job_id)
         self._jobs[job_id] = _Watched(launcher_pid, ranks)
 
     def forget(self, job_id: str) -> None:
-        """Let go of a job's workers."""
         watched = self._jobs.pop(job_id, None)
         for worker in watched.workers.values() if watched else ():
             self._close(worker)
@@ -147,7 +137,7 @@ class WorkerSampler:
         return found
 
     def sample(self, job_id: str) -> list[WorkerSampled]:
-        """Return what the kernel says of each worker that has not ended."""
+        """Return the kernel's figures of each worker that has not ended."""
         watched = self._jobs.get(job_id)
         if watched is None:
             return []
@@ -182,7 +172,7 @@ class WorkerSampler:
         return set(watched.workers) if watched else set()
 
     def send_signal(self, job_id: str, rank: int, number: signal.Signals) -> bool:
-        """Signal a worker; return whether it was there to be signalled."""
+        """Send a signal to a worker; return whether it was still there."""
         watched = self._jobs.get(job_id)
         worker = watched.workers.get(rank) if watched else None
         if worker is None or worker.has_ended:
@@ -194,20 +184,19 @@ class WorkerSampler:
         return True
 
     def close(self) -> None:
-        """Let go of everything."""
         for job_id in list(self._jobs):
             self.forget(job_id)
         self._pss.close()
 
     def _pss_of(self, worker: _Worker, now_s: float) -> int | None:
-        """Return a worker's last PSS, and have it read again when that is due and nothing else is being read."""
+        """Return a worker's last PSS, and start a new read when that is due and none is running."""
         period_s = max(PSS_PERIOD_S, worker.pss_cost_s / PSS_TIME_FRAC)
         if now_s - worker.pss_asked_s >= period_s and self._pss.ask(worker.pid, partial(_weigh, worker)):
             worker.pss_asked_s = now_s
         return self._pss.last(worker.pid, max(PSS_STALE_S, 2 * period_s))
 
     def _adopt(self, job_id: str, watched: _Watched, pid: int) -> int | None:
-        """Take hold of a child of the launcher if it is a worker that is not known yet; return its rank."""
+        """Hold a child of the launcher if it is a worker that is not known yet; return its rank."""
         pidfd = stat_fd = -1
         try:
             # First the descriptors, then the look: what is seen is the process that is held.
@@ -231,8 +220,7 @@ class WorkerSampler:
         status = int(fields[_EXIT_CODE]) if is_zombie else exit_status(worker.pidfd)
         self._close(worker)
         code = os.waitstatus_to_exitcode(status) if status is not None else None
-        is_signal = code is not None and code < 0
-        self._on_end(Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None))
+        self._on_end(worker_ended(job_id, rank, code))
 
     def _close(self, worker: _Worker) -> None:
         if not worker.has_ended:
@@ -242,7 +230,7 @@ class WorkerSampler:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the pids of a process's children, made by whichever of its threads."""
+    """Return the pids of a process's children, forked by any of its threads."""
     found: list[int] = []
     try:
         for task in os.scandir(f"/proc/{pid}/task"):
@@ -262,7 +250,7 @@ def _rank_of(pid: int, job_id: str) -> int | None:
 
 
 def _weigh(worker: _Worker) -> int:
-    """Return a worker's PSS in bytes, and note what it cost to ask; runs on the reader's thread."""
+    """Return a worker's PSS in bytes, and note how long that took; runs on the reader's thread."""
     began_s = time.monotonic()
     try:
         return _read_pss(worker.pid)
@@ -271,10 +259,7 @@ def _weigh(worker: _Worker) -> int:
 
 
 def _read_pss(pid: int) -> int:
-    """Return a process's PSS in bytes.
-
-    Source: proc_pid_smaps(5), smaps_rollup.
-    """
+    """Return a process's PSS in bytes. Source: proc_pid_smaps(5), smaps_rollup."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
@@ -293,11 +278,11 @@ def _read_stat(fd: int) -> list[bytes]:
 _MAX_BYTES = 8192
 _MAX_CHARS = 256
 STOPPED_LOOKS, STOPPED_PAUSE_S = 5, 0.1
-"""For so long a tracer may hold a process that only looks at it."""
+"""Looks, and the pause between them, for which a tracer that only looks may hold a process."""
 
 
 def kernel_facts(pid: int) -> KernelFacts | None:
-    """Return what /proc says of a process, as far as this user may read it; None when it has ended."""
+    """Return what /proc shows of a process, as far as this user may read it; None when it has ended."""
     fields = shim.stat_fields(pid)
     if not fields or fields[0] in b"ZX":
         return None
@@ -324,7 +309,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_uninterruptible_thread(pid: int) -> bool:
-    """Return whether a thread of a process waits in the kernel so that nobody can stop it now: state D."""
+    """Return whether a thread of a process is in uninterruptible sleep: state D."""
     try:
         threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:

@@ -23,25 +23,25 @@ class AgentInfo(msgspec.Struct, frozen=True):
     """One JSON line of `serve`, `serve --daemon` and `where`."""
 
     ready: bool
-    """An agent serves, and answers."""
+    """True if an agent serves, and answers."""
     dir: str
-    """Its directory, or where it would be."""
+    """Directory of the agent, or where it would be."""
     node: str = ""
     epoch: str = ""
     pid: int = 0
-    """Of the agent that serves, or that holds the directory and does not."""
+    """Pid of the agent that serves, or that holds the directory and does not."""
     is_frozen: bool = False
-    """A signal or a debugger has stopped the process that holds the directory: it answers nobody."""
+    """True if the process that holds the directory is stopped by a signal or a debugger: it answers nobody."""
     metrics_port: int = 0
-    """Where this command serves Prometheus; 0 without."""
+    """Port on which this command serves Prometheus; 0 without."""
     is_new: bool = False
-    """This command has started it."""
+    """True if this command has started it."""
     python: str = sys.executable
     home: str = str(Path("~").expanduser())
     rankdeck: str = version("rankdeck")
     wire_version: int = WIRE_VERSION
     addresses: list[str] = msgspec.field(default_factory=lambda: own_addresses(os.environ))
-    """See `own_addresses`."""
+    """Addresses of this node; see `own_addresses`."""
 
 
 def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> AgentInfo:
@@ -64,7 +64,7 @@ def frozen_holder(directory: Path) -> int | None:
 
 
 def look(directory: Path) -> AgentInfo:
-    """Return what answers in a directory, at once where its agent is frozen."""
+    """Return the agent that answers in a directory; without a wait where it is frozen."""
     if (pid := frozen_holder(directory)) is not None:
         return AgentInfo(ready=False, dir=str(directory), pid=pid, is_frozen=True)
     report: NodeReport | None = None

@@ -25,23 +25,20 @@ if TYPE_CHECKING:
 
 LOG_FILE = "agent.log"
 MAX_LOG_BYTES = 1 << 20
-"""An agent says a line when it starts, one when it ends, and a trace for each defect: this is months of them."""
+"""Longest log: an agent writes a line at its start, one at its end, and a trace for each defect: months of them."""
 READY_TIMEOUT_S = 30.0
-"""A Python start on a machine busy with other things, and the adoption of jobs."""
+"""Seconds to wait: a Python start on a busy machine, and the adoption of jobs."""
 POLL_S = 0.02
 MAX_OUTPUT_BYTES = 4096
 _SESSION_VARIABLES = ("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY")
-"""What belongs to the session that starts the agent and ends with it."""
+"""Variables of the session that starts the agent: they end with it."""
 
 
 def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path | None = None) -> AgentInfo:
-    """Return where the agent of a directory serves, having started it unless one serves already.
+    """Return where the agent of a directory serves, and start it unless one serves already.
 
-    `metrics` and `invitation` are as of `agent.serve.serve_until_stopped`, for one that is started.
-
-    Raises:
-        StateDirError: The directory cannot be used.
-        DaemonFailedError: It did not come up; its own words are in the message, its code in `exit_code`.
+    `metrics` and `invitation` are as of `agent.serve.serve_until_stopped`. Raises StateDirError if the directory cannot
+    be used, DaemonFailedError with its message and exit code if it did not start.
     """
     StateDir(directory).prepare()
     if is_served(directory):
@@ -95,7 +92,7 @@ def rotate_log(path: Path) -> bool:
 
 
 def bound_log(directory: Path) -> None:
-    """Go on in a new log when that of this daemon, its standard output and error, has become long."""
+    """Begin a new log when that of this daemon, its standard output and error, has become long."""
     if not rotate_log(directory / LOG_FILE):
         return
     fd = _open_log(directory / LOG_FILE)
@@ -105,7 +102,7 @@ def bound_log(directory: Path) -> None:
 
 
 def _answer(directory: Path) -> AgentInfo:
-    """Return where the agent that holds the directory serves; it may be on its way up."""
+    """Return the agent that holds the directory; it may be starting."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while not (found := look(directory)).ready:
         if found.is_frozen:
@@ -121,7 +118,7 @@ def _open_log(path: Path) -> int:
 
 
 def _read_line(fd: int, within_s: float) -> bytes:
-    """Return what comes until a line's end, the end of the pipe, or of the time."""
+    """Return what arrives until a line's end, the end of the pipe, or of the time."""
     deadline_s = time.monotonic() + within_s
     line = b""
     while not line.endswith(b"\n"):

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 PATIENCE_S = 1.0
-"""With a manager that does not come to reading: meanwhile nothing else is served."""
+"""Seconds to wait for a manager that does not read: nothing else is served in that time."""
 READY_PATIENCE_S = 30.0
-"""With what is said once, and without which the manager ends us."""
+"""Seconds to wait with the message that is sent once, and without which the manager ends us."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class ServiceManager:
-    """The other end of $NOTIFY_SOCKET; without one, nothing is said."""
+    """Connection to the manager at $NOTIFY_SOCKET; without one nothing is sent."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
-        """Take the manager's variables out of `environ`: the jobs are not its service and must not speak for it."""
+        """Take the manager's variables out of `environ`: the jobs are not its service and must not write to it."""
         values = {name: environ.pop(name, "") for name in _VARIABLES}
         path = values["NOTIFY_SOCKET"]
         self._address = "\0" + path[1:] if path.startswith("@") else path
@@ -42,19 +42,16 @@ class ServiceManager:
         """The manager ends us when we are silent for so long; 0 if it does not watch."""
 
     def ready(self, status: str) -> None:
-        """Say that we serve."""
         self._send(f"READY=1\nSTATUS={_line(status)}\nMAINPID={os.getpid()}", READY_PATIENCE_S)
 
     def status(self, status: str) -> None:
-        """Say what we are at."""
         self._send(f"STATUS={_line(status)}")
 
     def alive(self) -> None:
-        """Say that the event loop turns."""
+        """Report that the event loop runs."""
         self._send("WATCHDOG=1")
 
     def stopping(self, status: str) -> None:
-        """Say that we are about to end."""
         self._send(f"STOPPING=1\nSTATUS={_line(status)}")
 
     def _send(self, text: str, patience_s: float = PATIENCE_S) -> None:

@@ -65,12 +65,9 @@ PASSED = BarrierResult()
 
 
 def barrier_key(kind: BarrierKind, scope: str, label: str) -> tuple[str, str]:
-    """Return what stands before and after its number in the start of all keys of a gate.
+    """Return what stands before and after its number in the start of all keys of a barrier.
 
-    Args:
-        kind: What it is.
-        scope: Whose: the name of a node, or empty for the whole job.
-        label: As `journal.reported_label` returns it.
+    `scope` is the name of a node, or empty for the whole job; `label` is as `journal.reported_label` returns it.
     """
     if not label.isascii() or len(label) > MAX_LABEL_IN_KEY:
         digest = sha256(label.encode()).hexdigest()
@@ -148,12 +145,7 @@ class Arrival(Enum):
 
 
 class ArrivalCounter:
-    """How a rank is counted at any gate of a job; each method blocks for a round trip or a few.
-
-    Args:
-        rank: Who is counted.
-        world_size: Ranks that are to come.
-    """
+    """Counts this rank at the barriers of a job; each method blocks for a round trip or a few."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -180,24 +172,16 @@ class ArrivalCounter:
         return self._missing_below(store, key, len(self._widths) - 1, 0)
 
     def mark_failed(self, store: Store, key: str, missing: list[int]) -> None:
-        """Let whoever comes from now on learn at once that it is in vain.
-
-        Args:
-            store: Where the counters are.
-            key: Of the gate.
-            missing: The ranks that have not come.
-        """
+        """Let ranks that arrive from now on fail immediately; `missing` are the ranks that have not arrived."""
         for chunk in sorted({rank // ARITY for rank in missing}):
             counter = _counter(key, 0, chunk)
             if store.add(counter, 0) < FAILED:
                 store.add(counter, FAILED)
 
     def keys_to_delete(self, key: str, turn: int) -> list[str]:
-        """Return the counters whose deletion falls to this rank; over many turns all ranks have their share.
+        """Return the counters that this rank deletes.
 
-        Args:
-            key: Of the gate.
-            turn: A number that all ranks know, such as the gate's own.
+        `turn` is a number that all ranks know; over many turns the ranks share the work.
         """
         keys = []
         chunk, size = self._rank, 1

@@ -34,15 +34,10 @@ MAX_WAIT_S = 1_000_000.0
 
 
 def connect(store: Store, timeout_s: float | None = None) -> Store:
-    """Return a connection of its own to a store.
+    """Return a connection of its own to a store, through any other connection to it.
 
-    Args:
-        store: Any connection to it; threads may be using it.
-        timeout_s: How long to try, about; by default as long as the group's time-out, which is right where many
-            thousands connect at once.
-
-    Raises:
-        StoreLostError: There is no store any more.
+    By default it tries for as long as the group's time-out: right where many thousands connect at once. Raises
+    StoreLostError if there is no store any more.
     """
     clone = getattr(store, "clone", None)
     if clone is None:
@@ -103,12 +98,7 @@ def complete(store: Store, wait: OpenWait, world_size: int) -> str:
 
 
 class ThreadConnection:
-    """One thread's way through gates.
-
-    Attributes:
-        store: Its connection.
-        is_main: Whether it is the main thread, whose waits are told.
-    """
+    """One thread's connection to the store."""
 
     __slots__ = ("_last", "_left", "is_main", "store")
 
@@ -126,16 +116,11 @@ class ThreadConnection:
 
 
 class BarrierSession:
-    """All that gates share in this process.
+    """The barriers of this process: the store, who this rank is, and how often each barrier was called.
 
-    Args:
-        store: In which the ranks have met; every thread gets a connection of its own, since a wait holds its
-            connection's lock, and NCCL's watchdog uses the default one too.
-        placement: This rank's.
-        journal: Of an earlier session in the same store, whose counts go on: its keys are still there.
-        number: The n-th session in this store.
-        machine: See `process_table.this_machine`.
-        is_open: Says whether the process group is still there.
+    Each thread gets a connection of its own: a wait holds its connection's lock, and NCCL's watchdog uses the default
+    one too. `journal` is that of an earlier session in the same store: its keys are still there, so its counts
+    continue.
     """
 
     def __init__(
@@ -165,11 +150,7 @@ class BarrierSession:
         self._local = threading.local()
 
     def connection(self) -> ThreadConnection:
-        """Return the calling thread's own way.
-
-        Raises:
-            StoreLostError: There is no store any more.
-        """
+        """Return the calling thread's own connection; raise StoreLostError if there is no store any more."""
         connection: ThreadConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             # Counted before it connects, which may take seconds: nobody must take it for one that never comes.
@@ -182,14 +163,7 @@ class BarrierSession:
         return connection
 
     def connect(self, timeout_s: float | None = None) -> Store:
-        """Return one more connection to the store.
-
-        Args:
-            timeout_s: How long to try; by default as long as the group's time-out.
-
-        Raises:
-            StoreLostError: There is no store any more.
-        """
+        """Return one more connection to the store; see the function `connect`."""
         return connect(self.store, timeout_s)
 
     def keys_to_delete(self) -> Iterator[str]:

@@ -40,13 +40,7 @@ class OwnCalls(Protocol):
 
 
 def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
-    """Say whether a wait of another rank can only end when this one comes.
-
-    Args:
-        wait: Of the other rank.
-        rank: This one.
-        own: What this one has called.
-    """
+    """Say whether the wait of another rank can only end when `rank`, this one, arrives."""
     if wait.kind is BarrierKind.COLLECTIVE:
         is_needed = rank in wait.needed
         if wait.label in SYMMETRIC_OPS:

@@ -72,13 +72,10 @@ def is_of_peers(error: BaseException) -> bool:
 
 
 def leave_notice(error: BaseException, where: str = "") -> None:
-    """Name this rank as the first that has failed, unless one is named already, or the error follows from others.
+    """Name this rank as the first that has failed, unless one is named already or the error follows from others.
 
-    Never raises; blocks for two round trips to the store, or some `PATIENCE_S` where there is none any more.
-
-    Args:
-        error: What this rank raises.
-        where: Part of the sentence: "in step 7".
+    Never raises; blocks for two round trips to the store, or some `PATIENCE_S` without one. `where` is a part of the
+    sentence: "in step 7".
     """
     # Where nobody had ended, the one that gives up waiting is the first that ends.
     is_first = isinstance(error, BarrierTimeoutError | CheckpointCallError) and not getattr(error, "ended", ())
@@ -113,12 +110,9 @@ def _first_line(message: str) -> str:
 
 
 def explain(error: BaseException) -> RankFailedError | None:
-    """Return the error that names who has failed first, where this one only follows from it; None if nobody is known.
+    """Return the error that names the rank that failed first, where this rank's error follows from it; else None.
 
     Blocks for at most some `PATIENCE_S`; never raises.
-
-    Args:
-        error: Of this rank.
     """
     if isinstance(error, _NAMES_RANKS) or not is_of_peers(error):
         return None
@@ -128,14 +122,10 @@ def explain(error: BaseException) -> RankFailedError | None:
 def first_failure(
     patience_s: float = PATIENCE_S, *, among: Sequence[int] | None = None, counts_leaving: bool = True
 ) -> RankFailedError | None:
-    """Return the error that names who has failed first; None if nobody is known but this rank.
+    """Return the error that names the rank that failed first; None if only this rank is known. Blocks; never raises.
 
-    Blocks; never raises.
-
-    Args:
-        patience_s: How long to look.
-        among: The ranks that can be the first; default all.
-        counts_leaving: A rank that has left its group without an error counts, too.
+    `among` are the ranks that can be the first, by default all. With `counts_leaving` a rank that has left its group
+    without an error counts too.
     """
     session = _session()
     if session is None:

@@ -84,11 +84,7 @@ MAX_DELETIONS = 20_000
 
 
 class HeartbeatThread:
-    """The thread of one session.
-
-    Args:
-        session: Whose it is.
-    """
+    """The heartbeat thread of one session."""
 
     def __init__(self, session: BarrierSession) -> None:
         self._session = session
@@ -110,11 +106,7 @@ class HeartbeatThread:
         """CPU time that the thread has taken."""
 
     def start(self, store: Store) -> None:
-        """Tell the others of this rank, and start the thread: of a rank that dies at once they know its process.
-
-        Args:
-            store: The calling thread's connection.
-        """
+        """Publish this rank, and start the thread: the others know the process of a rank that dies immediately."""
         self._send_heartbeat(store, time.monotonic())
         self._thread.start()
 
@@ -265,11 +257,7 @@ class _Verdict(NamedTuple):
 class DeadlockCheck:
     """Examines the waits of one session.
 
-    Args:
-        session: Whose waits.
-        store: A connection of this thread.
-        collectives: What this process has called of torch.distributed.
-        wait_report: Returns the main thread's wait as the others may know it, at a time.
+    `wait_report` returns the main thread's wait at a time, as the others may know it.
     """
 
     def __init__(

@@ -46,14 +46,7 @@ class OpenWait(NamedTuple):
 
 
 class LabelCalls:
-    """The calls of one label.
-
-    Attributes:
-        nth: How many there have been.
-        last_s: Monotonic time of the last one.
-        line: The user's line of the last one.
-        finished: How many blocks this rank has done as the one that goes first.
-    """
+    """Calls of one label."""
 
     __slots__ = ("_key_end", "_key_start", "_numbers", "finished", "kind", "label", "last_s", "line", "nth")
 
@@ -83,12 +76,7 @@ class LabelCalls:
 
 
 class Journal:
-    """This process's side of the gates of one process group.
-
-    Attributes:
-        wait: What the main thread waits in; replaced whole.
-        num_threads: How many threads have come to gates.
-    """
+    """This process's calls of the barriers of one process group."""
 
     def __init__(self) -> None:
         self.wait: OpenWait | None = None
@@ -97,13 +85,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def calls(self, kind: BarrierKind, label: str, scope: str = "") -> LabelCalls:
-        """Return the calls of a label.
-
-        Args:
-            kind: Of gate.
-            label: As the program gives it.
-            scope: Name of the node whose gate it is; always the same for one kind.
-        """
+        """Return the calls of a label; `scope` is the name of the node, for kinds of barrier that a node has."""
         return self._calls.get((kind, label)) or self._begin(kind, label, scope)
 
     def count(self, kind: BarrierKind, label: str) -> int:
@@ -168,17 +150,10 @@ def close_barrier() -> None:
 
 
 def report_first(scope: str, name: str, count: int, ranks: tuple[int, ...], *, is_over: bool) -> None:
-    """Tell how far the main thread, which calls this, is with a first-block.
+    """Report how far the main thread, which calls this, is in a first-block.
 
-    The one that goes first tells `count` when it is done, and before that the one before, so that it is missing where
-    the others wait.
-
-    Args:
-        scope: Name of the node, or empty for the whole job.
-        name: Of the block.
-        count: The n-th call of it.
-        ranks: Sorted members, the lowest goes first; empty for all ranks of the job.
-        is_over: False while it waits.
+    The rank that goes first reports `count` when it has finished, and until then the call before: so it is missing
+    where the others wait. `ranks` are sorted; empty for all ranks of the job. `is_over` is False while it waits.
     """
     group = f"{FIRST_GROUP}{scope}/{name}"
     mark = BarrierMark(f"{FIRST_LABEL}{name}", count, time.monotonic(), is_over, group, ranks)

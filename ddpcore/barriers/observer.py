@@ -27,9 +27,7 @@ MAX_BASE_AGE_S = 600.0
 class Observer:
     """What this rank has seen of the others; any thread may look, each through a store connection of its own.
 
-    Args:
-        machine: This process's `this_machine`.
-        session: This process's n-th process group in this store: what others said in earlier ones is past.
+    `session` is the number of this process's group in this store: heartbeats of earlier groups do not count.
     """
 
     def __init__(self, machine: str, session: int = 1) -> None:
@@ -99,12 +97,7 @@ def ticks_now() -> int:
 
 
 def process_state(pid: int, started: int) -> ProcessState:
-    """Return the state of a process of this machine.
-
-    Args:
-        pid: Its number.
-        started: Its `started_ticks`, since numbers are used again; 0 is not known.
-    """
+    """Return the state of a process of this machine; `started` tells it from others with its pid, 0 is not known."""
     if not started:
         return ProcessState.UNKNOWN
     fields = _stat(pid)

@@ -31,9 +31,7 @@ _inherited: list[BarrierSession | Store] = []
 def current_session() -> BarrierSession | None:
     """Return the session of the present process group; None without one, or alone in it.
 
-    Raises:
-        BarrierUseError: There is a group, but not for this process, or without a store.
-        StoreLostError: Its store is gone.
+    Raises BarrierUseError if the group is not this process's or has no store, StoreLostError if its store is gone.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None

@@ -39,12 +39,7 @@ _NOT_COLLECTIVE = frozenset(
 
 
 class OwnCollectives:
-    """Reads the flight recorder. Any thread; a reading costs 0.6 ms.
-
-    Args:
-        rank: This process's.
-        recorder: What to read; this process's own one if None.
-    """
+    """Reads the flight recorder, by default this process's own. Any thread; a reading costs 0.6 ms."""
 
     def __init__(self, rank: int, recorder: FlightRecorder | None = None) -> None:
         self._rank = rank
@@ -55,15 +50,11 @@ class OwnCollectives:
         return max((entry.seq for entry in self._entries() if entry.group == group), default=0)
 
     def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
-        """Return the collective that the main thread is blocked in, if that can be told for certain.
+        """Return the collective that the main thread is blocked in, if that is certain; `stack` is innermost first.
 
-        It can of the functions of torch.distributed, in which a thread waits visibly, of the engine's own agreements
-        and sums, and of a backward that DDP's reductions are under way in: it returns when all of them are done.
-        It cannot of other `Work.wait()`, and of NCCL, whose calls return at once.
-
-        Args:
-            stack: Of the main thread, innermost frame first.
-            place: The user's line in it.
+        It is certain for functions of torch.distributed, in which a thread waits visibly, for the engine's own
+        agreements and sums, and for a backward that DDP's reductions are under way in: it returns when all of them are
+        done. It is not for other `Work.wait()`, nor for NCCL, whose calls return immediately.
         """
         if not stack or not _waits_visibly(stack[0]):
             return None
@@ -132,15 +123,10 @@ def _source(innermost: StackLine, members: GroupMembers) -> int | None:
 
 
 def gloo_tree(place: int, size: int) -> list[int]:
-    """Return for whom one place of gloo's broadcast waits: all above it, which pass the data on, and those right below.
+    """Return for which places one place of gloo's broadcast waits: all above it and those right below.
 
-    Places count from the source on. A send ends only when its receiver has come, even for four bytes.
-
-    Source: gloo/broadcast.cc; measured with torch 2.13.
-
-    Args:
-        place: Of the one that waits, 0 for the source.
-        size: Of the group.
+    The source has place 0. A send ends only when its receiver has arrived, even for four bytes. Source:
+    gloo/broadcast.cc; measured with torch 2.13.
     """
     bits = range(size.bit_length())
     above = [place & ((1 << bit) - 1) for bit in bits if place >> bit & 1]

@@ -142,12 +142,9 @@ def decode_heartbeat(text: bytes) -> RankHeartbeat | None:
 
 
 def silence_s(first: tuple[float, RankHeartbeat], heartbeat: RankHeartbeat, now_s: float) -> float | None:
-    """Return how long a rank has been silent at least, or None if that is nothing.
+    """Return how long a rank has been silent at least, None for not at all.
 
-    Args:
-        first: When the observer first looked, on its own clock, and what it saw.
-        heartbeat: What it sees now.
-        now_s: Time of now, on the same clock.
+    `first` is the observer's first look: its time, on the clock of `now_s`, and what it saw.
     """
     first_s, first_heartbeat = first
     silent_s = (now_s - first_s) - (heartbeat.uptime_s - first_heartbeat.uptime_s)

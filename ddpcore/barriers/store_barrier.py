@@ -46,13 +46,10 @@ MAX_MISSING = 64
 def pass_barrier(
     session: BarrierSession, kind: BarrierKind, label: str, timeout_s: float, value: str | None = None
 ) -> list[str]:
-    """Wait until every rank has come; return each rank's text if this rank brings one, else nothing.
+    """Wait until every rank has arrived; return each rank's text if this rank brings one, else nothing.
 
-    Raises:
-        BarrierUseError: It cannot be passed here: in a block that only one rank runs, or without time.
-        BarrierDeadlockError: Some ranks can never come.
-        BarrierTimeoutError: Some ranks have not come.
-        StoreLostError: The job's store is gone.
+    Raises BarrierUseError where it cannot be passed (in a block that only one rank runs, or without time),
+    BarrierDeadlockError if some ranks can never arrive, BarrierTimeoutError and StoreLostError.
     """
     calls = session.journal.calls(kind, label)
     check_use(kind, label, timeout_s, one_rank_blocks.current_block() if one_rank_blocks.num_open else "")
@@ -90,16 +87,9 @@ def pass_barrier(
 
 
 def check_use(kind: BarrierKind, label: str, timeout_s: float | None, block: str) -> None:
-    """Refuse a gate that nobody could pass.
+    """Raise BarrierUseError for a barrier that nobody could pass.
 
-    Args:
-        kind: What it is.
-        label: Its name.
-        timeout_s: As the program gave it.
-        block: The block around it that the others do not run now, or "".
-
-    Raises:
-        BarrierUseError: It says why.
+    `block` is the block around it that the other ranks do not run now, or "".
     """
     if timeout_s is not None and not timeout_s > 0:
         raise BarrierUseError(f"{barrier_text(kind, label)}: timeout_s is {timeout_s}, and must be above 0")

@@ -35,23 +35,14 @@ PREFIX = "step_"
 
 
 class Listing(NamedTuple):
-    """The checkpoints of one directory.
-
-    Attributes:
-        published: Those whose directory and commit marker agree, newest first.
-        refused: Why the others cannot be used, by their names.
-    """
+    """Checkpoints of one directory: the usable ones, newest first, and by name why the others cannot be used."""
 
     published: list[Published]
     refused: dict[str, str]
 
 
 def list_checkpoints(root: Path) -> Listing:
-    """Return the checkpoints of a directory.
-
-    Raises:
-        CheckpointDirectoryError: The directory cannot be read.
-    """
+    """Return the checkpoints of a directory; raise CheckpointDirectoryError if it cannot be read."""
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.name.startswith(PREFIX))
     except OSError as error:
@@ -75,11 +66,7 @@ def list_checkpoints(root: Path) -> Listing:
 
 
 def identify(path: Path) -> Published:
-    """Return which checkpoint this is, by everything that names it.
-
-    Raises:
-        CheckpointInvalidError: Its directory, marker and manifest do not agree.
-    """
+    """Return which checkpoint this is; raise CheckpointInvalidError unless directory, marker and manifest agree."""
     step = step_of(path.name)
     if step is None:
         raise CheckpointInvalidError("this is not the name of a checkpoint: it was renamed, or copied")
@@ -94,20 +81,11 @@ _log = logging.getLogger(__name__)
 
 
 class Catalog:
-    """The checkpoints of one directory, held by one run.
+    """Checkpoints of one directory that exists, held by one run.
 
-    Opening it waits for writers that have outlived their trainers, and deletes what dead runs have left.
-
-    Args:
-        root: The directory; it exists.
-        retention: Which checkpoints stay.
-        patience_s: How long to wait for such writers.
-
-    Attributes:
-        since: Sequence number of the first checkpoint that counts among the best: at first as of the newest one.
-
-    Raises:
-        CheckpointDirectoryError: It cannot be used, or another run uses it.
+    Opening it waits at most `patience_s` for writers that have outlived their trainers, and deletes what dead runs have
+    left. It raises CheckpointDirectoryError if the directory cannot be used, or another run uses it. `since` is the
+    sequence number of the first checkpoint that counts among the best: at first that of the newest one.
     """
 
     def __init__(self, root: Path, *, retention: Retention, patience_s: float) -> None:
@@ -144,17 +122,7 @@ class Catalog:
         return list(dict.fromkeys(one.step for one in best_first(sound, metrics, self._retention.mode)))
 
     def begin(self, step: int, sequence: int, checkpoint_id: str, metrics: Mapping[str, float]) -> str:
-        """Make the temporary directory of a new checkpoint; return its name.
-
-        Args:
-            step: Of the checkpoint.
-            sequence: Of the checkpoint.
-            checkpoint_id: Of the checkpoint.
-            metrics: What was measured of it.
-
-        Raises:
-            CheckpointDirectoryError: It cannot be made.
-        """
+        """Make the temporary directory of a new checkpoint and return its name; raise CheckpointDirectoryError."""
         try:
             existing = [entry.name for entry in self._root.iterdir()]
             name = checkpoint_name(step, existing)
@@ -227,14 +195,10 @@ Mode = Literal["min", "max"]
 
 
 class Retention(NamedTuple):
-    """What stays.
+    """Rule for which checkpoints stay.
 
-    Attributes:
-        keep_last: How many of the newest; None keeps all.
-        keep_every: Steps that are a multiple of it stay permanently; None for none.
-        keep_best: How many with the best metric; None for none.
-        metric: Its name.
-        mode: Whether the least or the greatest is best.
+    The newest `keep_last` (None: all), steps that are a multiple of `keep_every`, and the `keep_best` with the best
+    metric.
     """
 
     keep_last: int | None = 3
@@ -247,11 +211,7 @@ class Retention(NamedTuple):
 class Published(NamedTuple):
     """A checkpoint of the directory, as its commit marker has it.
 
-    Attributes:
-        name: Of its directory.
-        step: The step it was taken at.
-        sequence: The n-th checkpoint of this directory; the newest has the highest.
-        id: The same for all copies of one checkpoint.
+    `sequence` counts the checkpoints of this directory. `id` is the same for all copies of one checkpoint.
     """
 
     name: str
@@ -289,13 +249,7 @@ def is_among_best(value: float, others: Iterable[float], retention: Retention) -
 
 
 def best_first(published: Iterable[Published], metrics: Mapping[str, float], mode: Mode) -> list[Published]:
-    """Return those with a metric, the best first; of equal ones the earlier, which took fewer steps.
-
-    Args:
-        published: In any order.
-        metrics: Of those that have one, by their names.
-        mode: Whether the least or the greatest is best.
-    """
+    """Return the checkpoints that have a metric, by their names, the best first; of equal ones the earlier step."""
     sign = 1.0 if mode == "min" else -1.0
     measured = [one for one in published if not math.isnan(metrics.get(one.name, math.nan))]
     return sorted(measured, key=lambda one: (sign * metrics[one.name], one.sequence))
@@ -310,14 +264,8 @@ def victims(
 ) -> list[str]:
     """Return the names of those to delete, oldest first, once the newest of `published` is known to be whole.
 
-    A checkpoint that a later one of the same step has replaced goes first. One that is known to be damaged does not
-    count among the last ones or the best ones, and the newest sound one never goes.
-
-    Args:
-        published: All of the directory, in any order.
-        retention: What stays.
-        metrics: As of `best_first`.
-        invalid: Names of damaged ones.
+    A checkpoint that a later one of the same step has replaced goes first. One that is known to be damaged (`invalid`)
+    does not count among the last or the best ones, and the newest sound one never goes.
     """
     by_age = sorted(published, key=lambda one: one.sequence)
     latest_of_step = {one.step: one for one in by_age if one.name not in invalid}

@@ -68,11 +68,7 @@ def step_of(name: str) -> int | None:
 
 
 def make_directory(root: Path) -> None:
-    """Make sure that checkpoints can be written here.
-
-    Raises:
-        CheckpointDirectoryError: They cannot.
-    """
+    """Make the directory; raise CheckpointDirectoryError if checkpoints cannot be written there."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         trial = root / f"{SEEN}{secrets.token_hex(8)}"
@@ -100,19 +96,15 @@ def directory_error(root: Path, error: OSError) -> CheckpointDirectoryError:
 
 
 class RunLock:
-    """Held by the one run that may write into a directory; the system lets go of it when the process ends.
+    """Held by the one run that may write into a directory; the kernel releases it when the process ends.
 
     It is a lock of the open file, not of the process: that one would be lost as soon as the program closes any other
-    descriptor of the file, as by copying the directory. Forked children close theirs at once: a data loader's worker
-    that outlives its trainer must not keep the directory.
+    descriptor of the file, as by copying the directory. Forked children close theirs immediately: a data loader's
+    worker that outlives its trainer must not keep the directory.
 
     Source: fcntl(2), "Open file description locks". They exclude the locks of processes that earlier versions take.
 
-    Args:
-        root: The directory.
-
-    Raises:
-        CheckpointDirectoryError: Another run holds it, named with its host and process; or the lock is no file.
+    Raises CheckpointDirectoryError: another run holds it, named with its host and process, or the lock is no file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -197,14 +189,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def collect_leftovers(root: Path, patience_s: float) -> None:
-    """Delete what dead runs have left, with the run's lock in hand.
+    """Delete what dead runs have left; the caller holds the run's lock.
 
-    Writers outlive a killed trainer and finish their checkpoint: they get time for it. What is not published by then
-    is taken out of their hands: a rename here and theirs exclude each other.
-
-    Args:
-        root: The directory.
-        patience_s: How long to wait for writers of runs that have ended.
+    Writers outlive a killed trainer and finish their checkpoint: they have `patience_s` for it. What is not published
+    by then is renamed, which excludes their own rename.
     """
     deadline_s = time.monotonic() + patience_s
     for entry in _entries(root):

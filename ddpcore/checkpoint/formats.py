@@ -127,11 +127,7 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
 
 
 def decode_length(raw: bytes, file_bytes: int) -> int:
-    """Return the length of the header's JSON from the first bytes of a file of `file_bytes`.
-
-    Raises:
-        MalformedHeaderError: No header of such a file is that long.
-    """
+    """Return the length of the header's JSON from a file's first bytes; raise MalformedHeaderError if it is none."""
     length = int.from_bytes(raw[:LENGTH_BYTES], "little")
     if len(raw) < LENGTH_BYTES or length > min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES):
         raise MalformedHeaderError(f"its header would be {length} bytes long")
@@ -141,12 +137,8 @@ def decode_length(raw: bytes, file_bytes: int) -> int:
 def decode_header(text: bytes, data_bytes: int) -> tuple[list[Entry], dict[str, str]]:
     """Return the tensors in the order of the file, and the file's own texts.
 
-    Args:
-        text: The JSON, without the length before it.
-        data_bytes: Bytes that follow the header.
-
-    Raises:
-        MalformedHeaderError: It is no header, or one that does not fit its file.
+    `text` is the JSON without the length before it. Raises MalformedHeaderError if it is no header, or does not fit
+    `data_bytes`, the bytes behind it.
     """
     try:
         header = json.loads(text)
@@ -317,12 +309,7 @@ def file_name(rank: int) -> str:
 
 
 def tensor_records(specs: Sequence[Spec], shares: Mapping[int, Sequence[Piece]]) -> dict[str, TensorRecord]:
-    """Return where each tensor lies.
-
-    Args:
-        specs: All tensors.
-        shares: Each rank's pieces.
-    """
+    """Return where each tensor lies, from all tensors and each rank's pieces."""
     pieces_of: dict[str, list[PieceRecord]] = {spec.name: [] for spec in specs}
     for rank, part in shares.items():
         for piece in part:
@@ -346,11 +333,7 @@ def encode_body(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """Return a manifest whose parts fit each other.
-
-    Raises:
-        MalformedManifestError: They do not, or this is no manifest at all.
-    """
+    """Return a manifest; raise MalformedManifestError if it is none, or its parts do not fit each other."""
     try:
         value = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_unique)
         manifest = msgspec.convert(value, Manifest)
@@ -434,15 +417,7 @@ class MalformedMarkerError(ValueError):
 
 
 class Marker(NamedTuple):
-    """What a commit marker holds.
-
-    Attributes:
-        manifest_checksum: Of the manifest's bytes.
-        manifest_bytes: Size of the manifest.
-        sequence: As of the manifest.
-        id: As of the manifest.
-        name: Of the checkpoint's directory; "" in a marker of an earlier version.
-    """
+    """Content of a commit marker; `name`, that of the directory, is "" in a marker of an earlier version."""
 
     manifest_checksum: int
     manifest_bytes: int
@@ -457,11 +432,7 @@ def marker_tail(sequence: int, checkpoint_id: str, name: str) -> str:
 
 
 def decode_marker(raw: bytes) -> Marker:
-    """Return what a marker holds.
-
-    Raises:
-        MalformedMarkerError: It is none, or its bytes have changed since it was written.
-    """
+    """Return the content of a marker; raise MalformedMarkerError if it is none or its bytes have changed."""
     if found := _OLD.fullmatch(raw):
         return Marker(int(found[1], 16), int(found[2]), int(found[3]), found[4].decode(), "")
     found = _NEW.fullmatch(raw)

@@ -43,15 +43,10 @@ MAX_LISTED = 1000
 
 
 class Loaded(NamedTuple):
-    """What `load` has found.
+    """Result of `load`: the state as it was saved, on the CPU, and what else was found.
 
-    Attributes:
-        step: Of the checkpoint.
-        state: As it was saved, on the CPU.
-        per_rank: This rank's own; None unless every rank has its own.
-        skipped: Why newer checkpoints were passed over.
-        invalid: Names of this site's damaged checkpoints.
-        since: As of its manifest.
+    `per_rank` is None unless every rank has its own. `skipped` are the reasons why newer checkpoints were passed over,
+    `invalid` the names of this site's damaged ones.
     """
 
     step: int
@@ -63,14 +58,7 @@ class Loaded(NamedTuple):
 
 
 class Loader:
-    """One search for a checkpoint. Every rank does the same with its own.
-
-    Args:
-        root: The directory.
-        site: Who shares it.
-        meeting: Of the Checkpointer.
-        call: What the program has called.
-    """
+    """One search for a checkpoint. Every rank makes the same calls; `call` is what the program has called."""
 
     def __init__(self, root: Path, site: Site, meeting: Meeting, call: str) -> None:
         self._root = root
@@ -83,9 +71,7 @@ class Loader:
     def load(self, step: int | None) -> Loaded | None:
         """Return the newest sound checkpoint, of this step if one is given; None if there is none at all.
 
-        Raises:
-            CheckpointInvalidError: There are some, and all are damaged.
-            CheckpointDirectoryError: The directory cannot be read.
+        Raises CheckpointInvalidError if all are damaged, CheckpointDirectoryError if the directory cannot be read.
         """
         for candidate, name_of in self._candidates(step):
             found = self._try(candidate, name_of.get(self._site.ranks[0]))
@@ -210,15 +196,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def send_state(state: object, source: int, receivers: Sequence[int]) -> tuple[Any, int]:
-    """Return the source's state on every receiver, and on both a checksum of what was sent.
-
-    Every rank calls it; blocks.
-
-    Args:
-        state: What the source has; of no account elsewhere.
-        source: The rank that sends.
-        receivers: The ranks that lack it.
-    """
+    """Return the source's state on every receiver, and on both a checksum of it. Every rank calls it; blocks."""
     # The training's own groups stay out of this: work may be pending there. Ranks that need nothing take part, too: a
     # group without them would, beside NCCL, have them alone call a collective (a split without colour).
     group = dist.new_group(timeout=TIMEOUT, backend="gloo")

@@ -54,11 +54,7 @@ _KINDS: dict[str, type[CheckpointError]] = {
 
 
 class Meeting:
-    """All ranks' meetings for one Checkpointer.
-
-    Args:
-        timeout_s: How long to wait for ranks that do not come.
-    """
+    """Store barriers of one Checkpointer."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -66,16 +62,11 @@ class Meeting:
         self._number = next(_numbers)
 
     def meet(self, call: str, value: dict[str, Any], *, extra_s: float = 0.0) -> list[dict[str, Any]]:
-        """Tell all ranks something, and return what each of them tells; blocks until all have come.
+        """Send all ranks a JSON value, and return what each of them sends; blocks until all have arrived.
 
-        Args:
-            call: What the program has called, with what has to be the same on all ranks.
-            value: JSON.
-            extra_s: Patience beyond the usual, for ranks that have something to do first.
-
-        Raises:
-            CheckpointCallError: Ranks did not come, or with other calls.
-            RankFailedError: Ranks have died, or left.
+        `call` is what the program has called, with what has to be the same on all ranks. `extra_s` is added to the
+        time-out for ranks that have something to do first. Raises CheckpointCallError if ranks are missing or called
+        something else, RankFailedError if ranks have died or left.
         """
         try:
             texts = exchange(LABEL, json.dumps([self._number, call, value]), self._timeout_s + extra_s)
@@ -100,17 +91,7 @@ class Meeting:
     def agree(
         self, call: str, error: CheckpointError | None, value: dict[str, Any], *, extra_s: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Meet; if one rank has an error, all raise it, and name the rank where not all have it.
-
-        Args:
-            call: As of `meet`.
-            error: What is wrong here, or None.
-            value: As of `meet`.
-            extra_s: As of `meet`.
-
-        Raises:
-            CheckpointError: Of the kind of the first rank's error.
-        """
+        """Meet; if a rank has an error all raise its kind, and name the rank unless all have it. See `meet`."""
         own = None if error is None else {"kind": type(error).__name__, "text": str(error)}
         answers = self.meet(call, {**value, "error": own}, extra_s=extra_s)
         self.raise_common([answer["error"] for answer in answers], error)
@@ -127,15 +108,9 @@ class Meeting:
             raise _KINDS[found[0]["kind"]](text) from own
 
     def compare(self, call: str, digests: list[str], listing: dict[str, str]) -> None:
-        """Raise if the ranks' states differ in their structure, with the first place where they do.
+        """Raise CheckpointCallError if the ranks' states differ in structure, with the first place where they do.
 
-        Args:
-            call: As of `meet`.
-            digests: Each rank's, of its listing.
-            listing: This rank's.
-
-        Raises:
-            CheckpointCallError: They differ.
+        `digests` are each rank's, of its listing; `listing` is this rank's.
         """
         odd = speakers(digests)
         if not odd:
@@ -173,13 +148,7 @@ def _beginning(listing: dict[str, str], max_chars: int) -> dict[str, str]:
 
 
 class Site(NamedTuple):
-    """The ranks that share this rank's directory.
-
-    Attributes:
-        ranks: Sorted global ranks of this site.
-        rank: This one.
-        leaders: The lowest rank of every site.
-    """
+    """Ranks that share this rank's directory, sorted; this rank; and the lowest rank of every site."""
 
     ranks: tuple[int, ...]
     rank: int
@@ -197,10 +166,9 @@ class Site(NamedTuple):
 
 
 def find_site(root: Path, meeting: Meeting, call: str) -> Site:
-    """Make the directory on every node and find out who shares this rank's; every rank calls it, it blocks.
+    """Make the directory on every node and find out which ranks share this rank's; every rank calls it, it blocks.
 
-    Raises:
-        CheckpointDirectoryError: It cannot be used on some node, or some rank does not see its own node's.
+    Raises CheckpointDirectoryError if it cannot be used on some node, or a rank does not see its own node's.
     """
     placement = current_placement()
     # A name that nobody has looked for before: file systems remember for seconds that a name was not there.

@@ -46,11 +46,7 @@ CHUNK_BYTES = 4 << 20
 
 
 def read_marker(path: Path) -> Marker:
-    """Return a checkpoint's commit marker, if it is its own.
-
-    Raises:
-        CheckpointInvalidError: What is wrong.
-    """
+    """Return a checkpoint's commit marker; raise CheckpointInvalidError if it is not its own."""
     try:
         marker = decode_marker(_read_small(path / COMMITTED, MAX_MARKER_BYTES))
     except MalformedMarkerError as error:
@@ -61,11 +57,7 @@ def read_marker(path: Path) -> Marker:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a checkpoint's manifest, if the checkpoint is committed and has all its files in full size.
-
-    Raises:
-        CheckpointInvalidError: What is wrong.
-    """
+    """Return the manifest of a checkpoint that is committed and has all its files in full size, else raise."""
     marker = read_marker(path)
     raw = _read_small(path / MANIFEST, MAX_MANIFEST_BYTES)
     if (zlib.crc32(raw), len(raw)) != (marker.manifest_checksum, marker.manifest_bytes):
@@ -95,17 +87,10 @@ def read_file(
     manifest: Manifest,
     place: Callable[[Entry, Piece | None], memoryview | None],
 ) -> dict[str, str]:
-    """Read and check one file of a checkpoint; return its own texts.
+    """Read and check one file of a checkpoint; return its own texts, or raise CheckpointInvalidError.
 
-    Args:
-        path: Of the file.
-        record: What the manifest says of it.
-        manifest: Of the checkpoint.
-        place: Gives the memory for a tensor's bytes, or None to check only. It is told which piece of the state's
-            tensor of this name it is; None for a tensor of the rank's own state.
-
-    Raises:
-        CheckpointInvalidError: What is wrong with it.
+    `place` gives the memory for a tensor's bytes, or None to check only. It takes which piece of the state's tensor of
+    this name it is; None for a tensor of the rank's own state.
     """
     name = path.name
     try:
@@ -121,11 +106,7 @@ def read_file(
 
 
 def verify(path: Path) -> Manifest:
-    """Check every byte of a checkpoint; return its manifest.
-
-    Raises:
-        CheckpointInvalidError: What is wrong.
-    """
+    """Check every byte of a checkpoint; return its manifest, or raise CheckpointInvalidError."""
     manifest = read_manifest(path)
     for name, record in manifest.files.items():
         read_file(path / name, record, manifest, lambda _entry, _piece: None)

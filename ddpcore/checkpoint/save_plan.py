@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 
 class FileContent(NamedTuple):
-    """What a rank's file will hold.
-
-    Attributes:
-        header: The file's beginning.
-        items: Each tensor, or some of its rows, and where in the file it goes.
-        num_bytes: Of the whole file.
-    """
+    """Content of a rank's file: its header, then each tensor or some of its rows with its offset in the file."""
 
     header: bytes
     items: list[tuple[int, Tensor]]
@@ -56,17 +50,9 @@ class FileContent(NamedTuple):
 class SavePlan:
     """A state taken apart, on every rank in the same way.
 
-    Args:
-        state: The same structure on all ranks.
-        per_rank: This rank's own, or None.
-        site: The ranks that write one copy together.
-
-    Attributes:
-        flat: The state's parts.
-        digest: The same on ranks whose states have the same structure.
-
-    Raises:
-        StateNotStorableError: Something in it cannot be stored.
+    `state` has one structure on all ranks, `per_rank` is this rank's own or None, `site` are the ranks that write one
+    copy together. `digest` is the same on ranks whose states have one structure. Raises StateNotStorableError if
+    something in the state cannot be stored.
     """
 
     def __init__(self, state: object, per_rank: object, site: Site) -> None:

@@ -44,10 +44,9 @@ END_S = 600.0
 
 
 class WriterProcess:
-    """Keeps one writer, started anew if it has died. One job at a time; nothing here blocks but what says so.
+    """Keeps one writer process, replaced if it has died. It does one job at a time.
 
-    Args:
-        memory_fd: The memfd that its jobs are in.
+    Methods do not block unless they say so. `memory_fd` is the memfd that holds its jobs.
     """
 
     def __init__(self, memory_fd: int) -> None:
@@ -76,11 +75,7 @@ class WriterProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Make sure that a writer lives, unless one is at work: whether that one has died is `poll`'s to say.
-
-        Raises:
-            OSError: The system starts none.
-        """
+        """Start a writer unless one lives, or is at work: `poll` notices whether that one has died. Raises OSError."""
         if self.is_busy or (self._process is not None and self._process.poll() is None):
             return
         self._drop()
@@ -212,17 +207,10 @@ MANIFEST_ROOM_BYTES = 4 << 20
 class Saver:
     """One rank's part in all saves of a run.
 
-    Args:
-        root: The directory.
-        site: Who shares it.
-        meeting: Of the Checkpointer.
-        catalog: On the leader of a site; None on its other ranks.
-        run: The same on all ranks, and no other run's.
-        last_sequence: The highest sequence number in any directory of this run.
-
-    Attributes:
-        last_step: Step of the last checkpoint known to be published on every site.
-        since: Sequence number of the first checkpoint of this training; None before it has loaded or saved one.
+    `catalog` is None on all ranks but the leader of a site. `run` is the same on all ranks, and no other run's.
+    `last_sequence` is the highest sequence number in any directory of this run. `last_step` is the step of the last
+    checkpoint known to be published on every site, `since` the sequence number of the first checkpoint of this
+    training; None before it has loaded or saved one.
     """
 
     def __init__(
@@ -295,16 +283,9 @@ class Saver:
                 self._writer.refuse(failure)
 
     def settle(self, call: str, error: CheckpointError | None, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Meet until no rank's writer is at work; blocks. Return what the ranks tell.
+        """Meet until no rank's writer is at work; blocks. Return each rank's value.
 
-        Args:
-            call: What the program has called.
-            error: What is wrong with that call on this rank.
-            value: What this rank has to tell.
-
-        Raises:
-            CheckpointWriteError: What was being written has failed, somewhere.
-            CheckpointError: A rank has an error.
+        Raises CheckpointWriteError if a write has failed on any rank, and the error of any rank's call.
         """
         while True:
             status = self._writer.poll()
@@ -322,11 +303,7 @@ class Saver:
             self._writer.poll(SLICE_S)
 
     def settle_alone(self) -> None:
-        """Wait for this rank's writer, where there is no group any more to meet in; blocks.
-
-        Raises:
-            CheckpointWriteError: It has failed.
-        """
+        """Wait for this rank's writer where there is no group left; blocks. Raises CheckpointWriteError."""
         while (status := self._writer.poll(SLICE_S)) is None:
             pass
         if status:
@@ -402,11 +379,7 @@ class Saver:
 
 
 def check_step(step: int) -> None:
-    """Refuse what is no step.
-
-    Raises:
-        CheckpointCallError: It is none.
-    """
+    """Raise CheckpointCallError for what is no step."""
     if type(step) is not int or not 0 <= step <= MAX_COUNT:
         raise CheckpointCallError(f"{step!r} is no step: give the number of steps done")
 

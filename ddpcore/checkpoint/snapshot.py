@@ -57,9 +57,7 @@ class Snapshot:
     def prepare(self, num_bytes: int, cuda_device: torch.device | None = None) -> None:
         """Make room, and touch its pages in a thread.
 
-        Args:
-            num_bytes: How much.
-            cuda_device: What copies will come from; None for the host.
+        `cuda_device` is where copies will come from; None is the host.
         """
         old_bytes = self.num_bytes
         self.reserve(num_bytes)
@@ -78,11 +76,7 @@ class Snapshot:
             self._touching = None
 
     def reserve(self, num_bytes: int) -> None:
-        """Make room; what is there stays.
-
-        Raises:
-            OSError: The system does not give so much memory.
-        """
+        """Make room and keep the content; raise OSError if the system has not so much memory."""
         self._stop_touching()
         if num_bytes <= self.num_bytes:
             return
@@ -178,11 +172,7 @@ class Streams(Protocol):
 
 
 class CudaCopies:
-    """Copies tensors of CUDA devices on streams of their own, one for each device, kept between calls.
-
-    Args:
-        cuda: `torch.cuda`.
-    """
+    """Copies tensors of CUDA devices on streams of their own, one for each device, kept between calls."""
 
     def __init__(self, cuda: Streams = torch.cuda) -> None:
         self._cuda = cuda
@@ -216,10 +206,7 @@ class CudaCopies:
 def pin(address: int, num_bytes: int, device: torch.device) -> bool:
     """Lock memory for the devices' copy engines; return whether it worked. Without it copies are slower, not wrong.
 
-    Args:
-        address: Where the memory begins.
-        num_bytes: How much.
-        device: Whose context to do it in: a new thread's own would be one on device 0, for every rank of the node.
+    `device` is whose context to do it in: a new thread's own would be one on device 0, for every rank of the node.
     """
     return _in_thread(device, lambda cuda: int(cuda.cudaHostRegister(address, num_bytes, PORTABLE))) == 0
 

@@ -75,10 +75,8 @@ class MalformedStateError(ValueError):
 class FlatState(NamedTuple):
     """A state taken apart.
 
-    Attributes:
-        skeleton: Everything but the tensors, as JSON has it.
-        tensors: By name, in the order of the state; each once.
-        listing: What stands in each place of the state, without numbers: ranks that save one state have it alike.
+    `skeleton` is everything but the tensors, as JSON. `tensors` are in the order of the state, each once. `listing` is
+    what stands in each place, without numbers: it is alike on ranks that save one state.
     """
 
     skeleton: object
@@ -98,24 +96,15 @@ def spec_of(name: str, tensor: Tensor) -> Spec:
 def flatten(state: object, root: str = "state", taken: Container[str] = ()) -> FlatState:
     """Take a state apart. Copies nothing.
 
-    Args:
-        state: The tree.
-        root: What error messages call it.
-        taken: Names that tensors must not get.
-
-    Raises:
-        StateNotStorableError: A part of it cannot be stored; the message says where it is.
+    `root` is what messages call it, `taken` are names that tensors must not get. Raises StateNotStorableError with the
+    place of a part that cannot be stored.
     """
     walk = _Walk(root, taken)
     return FlatState(walk.encode(state, (), 0), walk.tensors, walk.listing)
 
 
 def unflatten(skeleton: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Put a state together again.
-
-    Raises:
-        MalformedStateError: The skeleton is none, or speaks of tensors that are not there.
-    """
+    """Put a state together; raise MalformedStateError if the skeleton is none, or names tensors that are missing."""
     return _decode(skeleton, tensors, 0)
 
 
@@ -134,10 +123,8 @@ def keys_of(skeleton: object) -> list[str]:
 def places(skeleton: object) -> dict[str, str]:
     """Return the name under which each tensor of a state is stored, by its place: the keys to it, joined by dots.
 
-    A tensor that stands in several places has them all. Of places that are written alike the first counts.
-
-    Raises:
-        MalformedStateError: The skeleton is nested too deep.
+    A tensor that stands in several places has them all. Of places that are written alike the first counts. Raises
+    MalformedStateError if the skeleton is nested too deep.
     """
     found: dict[str, str] = {}
     queue: list[tuple[tuple[object, ...], object]] = [((), skeleton)]

@@ -26,13 +26,7 @@ PER_RANK = "per_rank"
 
 
 class Contents(NamedTuple):
-    """A checkpoint in memory.
-
-    Attributes:
-        manifest: What it consists of.
-        state: As it was saved, on the CPU or the device that was asked for.
-        per_rank: That of the asked rank; None if the checkpoint does not hold it.
-    """
+    """A checkpoint in memory; `per_rank` is None if the checkpoint does not hold that rank's own state."""
 
     manifest: Manifest
     state: Any
@@ -48,16 +42,9 @@ def read_checkpoint(
 ) -> Contents:
     """Read a checkpoint, checking every byte of it.
 
-    Args:
-        path: Its directory.
-        rank: Whose own state to return too; None for nobody's.
-        parts: Keys of the state to return; those that it lacks, and a state that is no dict of texts, are no error.
-            None returns all.
-        device: Where the state's tensors are brought to once they are checked.
-
-    Raises:
-        CheckpointInvalidError: What is wrong with it. Nothing has been kept of it then.
-        MemoryError: It does not fit into memory.
+    `rank` is whose own state to return too. `parts` are keys of the state to return, None for all; those that it lacks,
+    and a state that is no dict of texts, are no error. Raises CheckpointInvalidError, and MemoryError if it does not
+    fit into memory.
     """
     manifest = read_manifest(path)
     skeleton = manifest.state if parts is None else select(manifest.state, parts)
@@ -80,19 +67,10 @@ def read_checkpoint(
 
 
 def read_tensors(path: Path, wanted: Collection[str]) -> tuple[Manifest, dict[str, Tensor]]:
-    """Read some tensors of a checkpoint, checking every byte of the files that they lie in.
+    """Read some tensors of a checkpoint to the CPU, checking every byte of the files that they lie in.
 
-    Args:
-        path: Its directory.
-        wanted: Their places in the state, keys joined by dots: "model.layers.0.weight".
-
-    Returns:
-        The manifest, and the tensors on the CPU by place.
-
-    Raises:
-        CheckpointContentError: The state has no such tensor.
-        CheckpointInvalidError: What is wrong with the checkpoint.
-        MemoryError: They do not fit into memory.
+    `wanted` are their places in the state, keys joined by dots: "model.layers.0.weight". Raises CheckpointContentError
+    if the state has no such tensor, CheckpointInvalidError, and MemoryError.
     """
     manifest = read_manifest(path)
     stored = _places(manifest.state)

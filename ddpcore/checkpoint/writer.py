@@ -305,9 +305,7 @@ def write_chunk(fd: int, chunk: memoryview, begin: int) -> None:
 class Checksum:
     """A checksum that is taken in a thread of its own, beside the disk's work.
 
-    Args:
-        content: What it is of; it must stay until `result` or `give_up` has returned.
-        modesty: Of this process, if it is to have any.
+    `content` must stay until `result` or `give_up` has returned.
     """
 
     def __init__(self, content: memoryview, modesty: Modesty | None) -> None:

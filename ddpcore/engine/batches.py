@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(NamedTuple):
-    """A part of a rank's share of a global batch.
+    """A part of a rank's share of a global batch; a stand-in is for a rank or part without samples.
 
-    Attributes:
-        content: What the data set's samples were collated into, on the device.
-        loss_factor: What its mean loss is multiplied with, so that DDP's mean over ranks is the mean over all samples
-            of the global batch: 0 for a stand-in.
-        num_samples: Samples that count: 0 for a stand-in.
-        is_last: The gradients of all micro-batches are reduced over ranks with this one.
+    The mean loss is multiplied with `loss_factor`, so that DDP's mean over ranks is the mean over all samples of the
+    global batch: 0 for a stand-in. With `is_last` the gradients of all micro-batches are reduced over ranks.
     """
 
     content: Any
@@ -47,16 +43,10 @@ class MicroBatch(NamedTuple):
 
 
 class Batches:
-    """The global batches of a data set, as one rank sees them.
+    """Global batches of a data set, as one rank sees them.
 
-    Args:
-        dataset: Map-style: it has a length, and samples by index.
-        sampler: Deals out the indices, and holds the cursor.
-        device: Where batches are brought to.
-        placement: Of this rank: the loss is averaged over the world's.
-        seed: Of what the DataLoader's workers draw, differently on each rank and from each cursor on.
-        prefetch: Batches that are on their way to an accelerator while a step computes.
-        loader_options: See `LoaderOptions`.
+    `sampler` deals out the indices and holds the cursor. `seed` is of what the DataLoader's workers draw, differently
+    on each rank and from each cursor on. `prefetch` batches are on their way to an accelerator while a step computes.
     """
 
     def __init__(
@@ -96,13 +86,10 @@ class Batches:
         yield from whole(self._prefetcher, len(self.sampler))
 
     def micro_batches(self, content: Any, num_parts: int, *, is_static: bool = False) -> Sequence[MicroBatch]:
-        """Return a batch in parts: `num_parts` of them, or fewer where the share has not so many samples.
+        """Return the batch at the cursor in `num_parts` parts, or fewer where the share has not so many samples.
 
-        Args:
-            content: The batch at the cursor.
-            num_parts: Forward and backward passes that a step is made of; at least 1.
-            is_static: Make up stand-ins where the share has not so many: DDP with a static graph reduces in the first
-                micro-batch of all as well, for which every rank needs one that is not the last.
+        With `is_static` stand-ins fill up the number: DDP with a static graph reduces in the first micro-batch of all
+        as well, for which every rank needs one that is not the last.
         """
         num_local, num_global = self.sampler.share
         parts = split_samples(content, num_parts) if num_parts > 1 else [content]
@@ -120,12 +107,7 @@ class Batches:
         return micro_batches
 
     def last_step(self, step: int, until: Cadence) -> int:
-        """Return the step that training ends after.
-
-        Args:
-            step: Finished steps.
-            until: In steps or epochs.
-        """
+        """Return the step that training ends after, `step` of which are finished."""
         if until.unit is Unit.STEP:
             return int(until.amount)
         epochs_to_come = int(until.amount) - self.epoch - 1

@@ -30,13 +30,7 @@ _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 class Progress(NamedTuple):
-    """How far training has come, at a step's boundary.
-
-    Attributes:
-        step: Finished steps.
-        epoch: Finished epochs.
-        elapsed_s: Time since any fixed moment.
-    """
+    """Finished steps and epochs at a step's boundary, and seconds since any fixed moment."""
 
     step: int
     epoch: int
@@ -44,12 +38,7 @@ class Progress(NamedTuple):
 
 
 class Cadence(NamedTuple):
-    """So many steps, epochs or seconds.
-
-    Attributes:
-        amount: Whole and at least 1 for steps and epochs, above 0 for seconds.
-        unit: What is counted.
-    """
+    """A number of steps, epochs or seconds: whole and at least 1 for steps and epochs, above 0 for seconds."""
 
     amount: float
     unit: Unit
@@ -57,9 +46,7 @@ class Cadence(NamedTuple):
     def is_due(self, before: Progress, now: Progress) -> bool:
         """Say whether a multiple of the amount lies behind `before` and not behind `now`.
 
-        Args:
-            before: The last boundary looked at; for seconds, the last time that it was due.
-            now: The present boundary.
+        `before` is the last boundary looked at; for seconds, the last time that it was due.
         """
         match self.unit:
             case Unit.STEP:
@@ -81,14 +68,9 @@ class Cadence(NamedTuple):
 
 
 def parse_cadence(text: str, *units: Unit) -> Cadence:
-    """Return what a text like `"100 steps"`, `"1 epoch"` or `"10 min"` says.
+    """Return the cadence in a text like `"100 steps"`, `"1 epoch"` or `"10 min"`; without `units` any unit is taken.
 
-    Args:
-        text: A number and one of step(s), epoch(s), s, min, h.
-        units: Those that make sense here; none means any.
-
-    Raises:
-        CadenceError: The text says something else; the message shows what can be said.
+    Raises CadenceError for any other text; the message shows what can be written.
     """
     allowed = units or tuple(Unit)
     if not isinstance(text, str):

@@ -47,27 +47,16 @@ def evaluate(  # noqa: PLR0913 - what the engine knows, beside what the program 
     timeout_s: float = TIMEOUT_S,
     **loader_options: Unpack[LoaderOptions],
 ) -> dict[str, float]:
-    """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
+    """Return the mean over all samples of what `measure` returns of each, the same numbers on every rank.
 
     Every rank calls it; blocks. The module runs without its DDP wrapper, whose forward may communicate: ranks need not
     have equally many batches, nor any. Its parts that were in training mode are set back to it. Its buffers are made
     those of the first rank before, as DDP's next forward would: running statistics differ between ranks.
 
-    Args:
-        model: Wrapped or not.
-        dataset: With a length; every rank has the same one, and reads its own share of it.
-        measure: See `Measure`.
-        batch_size: Samples of a forward pass on one rank.
-        device: Where batches are brought to.
-        group: A gloo group of all ranks; None without other ranks.
-        timeout_s: How long to wait for ranks that do not come.
-        loader_options: See `LoaderOptions`.
-
-    Raises:
-        SamplerArgumentError: The data set is empty.
-        EngineUseError: `measure` returned something else than a value for each sample, or the ranks have data sets of
-            different sizes or other measures; raised on every rank.
-        BarrierTimeoutError: Some ranks did not come; it names them.
+    `dataset` is the same on every rank, which reads its own share of it. `group` is a gloo group of all ranks; None
+    without other ranks. Raises SamplerArgumentError for an empty data set, EngineUseError on every rank if `measure`
+    returned something else than a value for each sample or the ranks differ in data set or measures,
+    BarrierTimeoutError.
     """
     sums: dict[str, float] = {}
     num_samples = num_batches = 0
@@ -112,13 +101,8 @@ def predict_own(  # noqa: PLR0913 - as of evaluate
 ) -> Tree:
     """Return what `function` makes of each sample of this rank's share, in the data set's order, on the CPU.
 
-    Every rank calls it; blocks. Arguments are those of `evaluate`, as are model, buffers and shares. Without a share
-    the tensors have no rows.
-
-    Raises:
-        SamplerArgumentError: The data set is empty.
-        EngineUseError: `function` returned something else, or the ranks have data sets of different sizes.
-        BarrierTimeoutError: Some ranks did not come; it names them.
+    Every rank calls it; blocks. Arguments and errors are those of `evaluate`, as are model, buffers and shares. Without
+    a share the tensors have no rows.
     """
     outputs: list[Tree] = []
     ranks = _Ranks(group, "engine.predict", timeout_s)
@@ -166,13 +150,7 @@ def _no_rows(tensor: Tensor) -> Tensor:
 
 
 class _Ranks(NamedTuple):
-    """How the ranks come together.
-
-    Attributes:
-        group: A gloo group of all ranks; None without other ranks.
-        call: What every rank has called.
-        timeout_s: How long to wait for those that have not.
-    """
+    """Communication of one call: a gloo group of all ranks (None without others), its name and its time-out."""
 
     group: ProcessGroup | None
     call: str
@@ -180,14 +158,10 @@ class _Ranks(NamedTuple):
 
 
 class _OwnBatch(NamedTuple):
-    """A batch of a rank's share of a data set.
+    """A batch of a rank's share of a data set, on the device of the module, which is in eval mode.
 
-    Attributes:
-        module: In eval mode.
-        content: On the module's device.
-        num_samples: In it.
-        counts: False for a stand-in: of a rank without a share, which learns so what the others measure, or of one
-            with fewer batches of a sharded model.
+    `counts` is False for a stand-in: of a rank without a share, which learns so what the others measure, or of one with
+    fewer batches of a sharded model.
     """
 
     module: nn.Module
@@ -266,12 +240,7 @@ def _most(number: int, group: ProcessGroup | None) -> int:
 
 
 def _broadcast_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Give every rank the first one's buffers. Every rank calls it; blocks.
-
-    Args:
-        module: The same on all ranks, but for its buffers' values.
-        group: A gloo group of all ranks; None without other ranks.
-    """
+    """Give every rank the first one's buffers. Every rank calls it; blocks."""
     buffers = [buffer for buffer in module.buffers() if buffer.numel()]
     if group is None or not buffers:
         return

@@ -22,11 +22,7 @@ class GoodputState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Goodput:
-    """Counts one attempt after others.
-
-    Args:
-        wall_time: Unix time in seconds at which this attempt begins.
-    """
+    """Counts productive time over attempts; this one begins at `wall_time`, Unix time in seconds."""
 
     def __init__(self, wall_time: float) -> None:
         self._state = GoodputState(began_wall_time=wall_time, productive_s=0.0, num_attempts=1)
@@ -48,8 +44,7 @@ class Goodput:
     def frac(self, wall_time: float) -> float:
         """Return productive time over the time since the first attempt began, 0 to 1.
 
-        Args:
-            wall_time: Unix time in seconds now. A clock that was set back between attempts cannot make it exceed 1.
+        A clock that was set back between attempts cannot make it exceed 1.
         """
         wall_s = max(wall_time - self._state.began_wall_time, self._state.productive_s)
         return self._state.productive_s / wall_s if wall_s > 0 else 0.0
@@ -60,11 +55,7 @@ class Goodput:
         return state
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from an earlier attempt's counts.
-
-        Raises:
-            CheckpointContentError: The state is not one of `state_dict`.
-        """
+        """Continue from an earlier attempt's counts; raise CheckpointContentError for another state."""
         try:
             earlier = msgspec.convert(state, GoodputState)
         except msgspec.ValidationError as error:

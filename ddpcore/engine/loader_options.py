@@ -70,11 +70,7 @@ OWN = {
 
 
 def check_loader_options(options: Mapping[str, object]) -> None:
-    """Refuse what a DataLoader does not take, or what is not the program's to choose.
-
-    Raises:
-        EngineUseError: An option of this name does not exist, or has a value that makes no sense.
-    """
+    """Raise EngineUseError for options that a DataLoader does not take, or that are not the program's to choose."""
     for name, value in options.items():
         if name not in LoaderOptions.__annotations__:
             near = difflib.get_close_matches(name, LoaderOptions.__annotations__, n=1)
@@ -94,16 +90,7 @@ def check_loader_options(options: Mapping[str, object]) -> None:
 
 
 def make_loader(dataset: Dataset[Any], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> DataLoader[Any]:
-    """Return a DataLoader.
-
-    Args:
-        dataset: Where samples come from.
-        arguments: What is not the program's to choose.
-        options: What the program has chosen.
-
-    Raises:
-        EngineUseError: The options make no sense, or do not fit each other.
-    """
+    """Return a DataLoader with the engine's arguments and the program's options; raise EngineUseError if they clash."""
     check_loader_options(options)
     if options.get("timeout") and not options.get("num_workers"):
         raise refuse(EngineUseError, "timeout", options["timeout"], "num_workers too: it is they who are waited for")
@@ -118,14 +105,9 @@ def _is_function(value: object) -> bool:
 
 
 def whole(batches: Iterable[Any], num_batches: int) -> Iterator[Any]:
-    """Yield batches, and refuse to end before the last one.
+    """Yield batches; raise EngineUseError if they end before the last one.
 
-    Args:
-        batches: Of a data set.
-        num_batches: How many there are.
-
-    Raises:
-        EngineUseError: The data set has raised StopIteration, which ends a loop over a loader without a word.
+    A data set that raises StopIteration ends a loop over a loader without a word.
     """
     number = 0
     for batch in batches:

@@ -54,18 +54,11 @@ MARK_INTERVAL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """What a loop needs to know of its job.
+    """Facts of the job that a loop needs.
 
-    Attributes:
-        seed: Of everything that draws.
-        rank: Global.
-        device: This rank's.
-        control_group: A gloo group of all ranks that serves nothing but the loop; None for one rank.
-        log: Where metrics are written; None on all ranks but the first.
-        log_every: In steps or epochs.
-        deadline_s: Monotonic time by which training should have stopped; None for no such time.
-        stop_patience_s: As of `StopSignals`.
-        timeout_s: How long to wait for ranks that do not come.
+    `control_group` is a gloo group of all ranks that serves nothing but the loop; None for one rank. `log` is None on
+    all ranks but the first. `deadline_s` is the monotonic time by which training should have stopped, None for no
+    limit. `stop_patience_s` is as of `StopSignals`.
     """
 
     seed: int
@@ -80,16 +73,10 @@ class LoopOptions:
 
 
 class Loop:
-    """The boundaries of one training.
+    """Boundaries of one training.
 
-    Attributes:
-        stop_reason: Why training ended before its time, once it did.
-        wants_stop: True asks all ranks to stop; one rank's wish is enough.
-        watched: Metrics that the ranks agree on at once.
-
-    Args:
-        options: See there.
-        updates: Of the loop's steps.
+    `stop_reason` is why training ended early. `wants_stop` asks all ranks to stop; one rank is enough. `watched` are
+    metrics that the ranks agree on immediately.
     """
 
     def __init__(self, options: LoopOptions, updates: Updates) -> None:
@@ -137,10 +124,9 @@ class Loop:
         self._lines.add_logger(logger)
 
     def add_part(self, name: str, part: Stateful) -> None:
-        """Have a part of the engine saved with every checkpoint, and set back before the next step.
+        """Save a part of the engine with every checkpoint, and set it back before the next step.
 
-        Raises:
-            EngineUseError: There is a part of this name.
+        Raises EngineUseError if there is a part of this name.
         """
         if name in self._parts:
             raise EngineUseError(f"there is a part called {name!r} already: give each loader a name of its own")
@@ -149,8 +135,7 @@ class Loop:
     def stop_early(self, metric: str, early: EarlyStopping) -> None:
         """Stop once a metric has not improved for long enough.
 
-        Raises:
-            EngineUseError: The steps have begun, or this metric is waited for already.
+        Raises EngineUseError if the steps have begun, or this metric is watched already.
         """
         if self._has_begun:
             raise EngineUseError("early_stopping comes too late: call it before steps, which go on with its count")
@@ -166,25 +151,16 @@ class Loop:
             return self._saving.load_best()
 
     def check_takes_saving(self) -> None:
-        """Refuse what `set_saving` could not make good.
-
-        Raises:
-            EngineUseError: Checkpoints are being saved already, or the steps have begun.
-        """
+        """Raise EngineUseError if checkpoints are being saved already, or the steps have begun."""
         if self._saving is not None:
             raise EngineUseError("checkpoint was called before: name everything that is to be saved in one call")
         if self._has_begun:
             raise EngineUseError("checkpoint comes too late: call it before steps, which go on from what it finds")
 
     def set_saving(self, saving: Saving, *, resume: bool) -> bool:
-        """Save checkpoints from now on. Every rank calls it; blocks.
+        """Save checkpoints from now on; return whether training continues from one. Every rank calls it; blocks.
 
-        Args:
-            saving: Where and what.
-            resume: Go on from the newest one, if there is one; the engine's parts follow when the steps begin.
-
-        Returns:
-            True if there was one.
+        With `resume` it continues from the newest one, if there is one; the engine's parts follow when the steps begin.
         """
         self._saving = saving
         self._resumed = saving.resume() if resume else None
@@ -224,12 +200,7 @@ class Loop:
         return contents
 
     def leave(self) -> None:
-        """Do as `settle`, also where the program holds a loop that it has left: in a variable, or in a progress bar.
-
-        Raises:
-            EngineUseError: As of `settle`.
-            BarrierTimeoutError: As of `settle`.
-        """
+        """Do as `settle`, also where the program holds a loop that it has left: in a variable, or in a progress bar."""
         contents = self._contents()
         if contents is not None and inspect.getgeneratorstate(contents) == inspect.GEN_SUSPENDED:
             self._ended = contents
@@ -237,11 +208,7 @@ class Loop:
         self.settle()
 
     def check_not_left(self, contents: Generator[Any, None, None]) -> None:
-        """Refuse to take a loop for one that has come to its end.
-
-        Raises:
-            EngineUseError: `leave` has ended it.
-        """
+        """Raise EngineUseError if `leave` has ended this loop: its end would look like that of training."""
         if contents is self._ended:
             raise EngineUseError(
                 "engine.steps goes on after another one has begun, or the engine has ended: end each loop first"
@@ -276,11 +243,9 @@ class Loop:
         self._mark(batches, until)
 
     def settle(self) -> None:
-        """If this rank has left a loop before its end, meet the others, which must have left it in the same step.
+        """Meet the other ranks if this one has left a loop early: they must have left it in the same step.
 
-        Raises:
-            EngineUseError: They have not.
-            BarrierTimeoutError: Some ranks did not come.
+        Raises EngineUseError if they have not, BarrierTimeoutError if some did not arrive.
         """
         leaving, self._leaving = self._leaving, None
         if leaving is not None:

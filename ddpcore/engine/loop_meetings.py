@@ -30,12 +30,7 @@ ADVICE = "End the loop on all ranks at once: call engine.stop() instead of leavi
 
 
 class Leaving(NamedTuple):
-    """How this rank has left its loop before its end.
-
-    Attributes:
-        step: In which step: its number, counted from 1.
-        line: `train.py:12`.
-    """
+    """Early end of this rank's loop: the number of the step, from 1, and the line, `train.py:12`."""
 
     step: int
     line: str
@@ -49,15 +44,8 @@ class Leaving(NamedTuple):
 def agree_to_begin(until: str, facts: Mapping[str, object], timeout_s: float) -> Cadence:
     """Meet before the first step; return until when all ranks train.
 
-    Args:
-        until: As the program gives it.
-        facts: What else has to be the same on all ranks.
-        timeout_s: How long to wait for the others.
-
-    Raises:
-        CadenceError: It is no cadence, on all ranks.
-        EngineUseError: The ranks differ; the same text on every rank.
-        BarrierTimeoutError: Some ranks did not come.
+    `until` is as the program gives it, `facts` is what else has to be the same on all ranks. Raises CadenceError if it
+    is no cadence on all ranks, EngineUseError with the same text on every rank if they differ, BarrierTimeoutError.
     """
     cadence, error = None, None
     try:
@@ -86,12 +74,7 @@ def until_text(cadence: Cadence | None) -> str:
 def agree_on_left_out(left_out: str, timeout_s: float) -> None:
     """Meet after a step without the last micro-batch's backward, which is right only if all ranks have left it out.
 
-    Args:
-        left_out: What this rank has not called.
-        timeout_s: How long to wait for the others.
-
-    Raises:
-        EngineUseError: The others wait for it.
+    `left_out` is what this rank has not called. Raises EngineUseError if the others wait for it.
     """
     try:
         exchange(BACKWARDS, "", timeout_s)
@@ -104,16 +87,9 @@ def agree_on_left_out(left_out: str, timeout_s: float) -> None:
 
 
 def agree_on_updates(num_updates: int, timeout_s: float) -> None:
-    """Meet, and compare how many updates the ranks have made.
+    """Meet, and compare how many updates the ranks have made: calls of `Engine.update` with gradients.
 
-    Args:
-        num_updates: Calls of `Engine.update` with gradients on this rank.
-        timeout_s: How long to wait for the others.
-
-    Raises:
-        EngineUseError: They differ; the same text on every rank.
-        RankFailedError: Some rank has died, or raised.
-        BarrierTimeoutError: Some ranks did not come.
+    Raises EngineUseError with the same text on every rank if they differ, RankFailedError, BarrierTimeoutError.
     """
     try:
         counts = exchange(UPDATES, str(num_updates), timeout_s)
@@ -134,18 +110,10 @@ def _check_updates(counts: Sequence[str]) -> None:
 
 
 def agree_to_end(leaving: Leaving | None, step: int, num_updates: int, timeout_s: float) -> None:
-    """Meet after the last step, or after this rank has left the loop.
+    """Meet after the last step, or after this rank has left the loop; `leaving` is None at the loop's own end.
 
-    Args:
-        leaving: How this rank has left; None at the loop's own end.
-        step: Finished steps.
-        num_updates: As of `agree_on_updates`.
-        timeout_s: How long to wait for the others.
-
-    Raises:
-        EngineUseError: Not all ranks have come to the same end, or with as many updates; the same text on every rank
-            that can raise it.
-        BarrierTimeoutError: Some ranks did not come.
+    Raises EngineUseError, the same text on every rank that can raise it, if not all ranks have reached the same end or
+    have made as many updates; BarrierTimeoutError.
     """
     try:
         texts = exchange(END, json.dumps([step, leaving.text if leaving else "", str(num_updates)]), timeout_s)

@@ -50,11 +50,9 @@ _MIXED = "give every backward of an update a weight, on all ranks, or none"
 
 
 class _Check(NamedTuple):
-    """A reduction's result on its way to the host.
+    """A reduction's result on its way to the host: sum of weights, ranks with weights, and weights that are none.
 
-    Attributes:
-        sums: Sum of weights, number of ranks with weights, and number of weights that are none.
-        arrived: Recorded behind the copy; None on the CPU.
+    `arrived` is recorded behind the copy; None on the CPU.
     """
 
     sums: Tensor
@@ -64,12 +62,8 @@ class _Check(NamedTuple):
 class LossWeights:
     """One rank's weights. Main thread; every rank makes the same calls, with weights of its own.
 
-    Args:
-        device: This rank's.
-        world_size: Ranks over which DDP takes the mean.
-        control_group: A gloo group of all ranks that serves nothing but the engine; None for one rank.
-        timeout_s: How long to wait for ranks that do not come.
-        is_on_host: Add up in the host's memory: right without an accelerator. None: as the device has it.
+    `control_group` is a gloo group of all ranks that serves nothing but the engine; None for one rank. `is_on_host`
+    adds up in the host's memory: right without an accelerator. None decides by the device.
     """
 
     def __init__(
@@ -100,14 +94,9 @@ class LossWeights:
     def apply(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> Tensor:
         """Return what to run a micro-batch's backward from.
 
-        Args:
-            loss: A mean over what `weight` counts, over samples without it.
-            weight: Of this loss among all since the last update.
-            micro_batch: Which the loss is of; a stand-in's weight counts as 0.
-
-        Raises:
-            EngineUseError: The weight is none, or does not go with the others.
-            BarrierTimeoutError: Other ranks did not bring a weight to the first step with weights.
+        `loss` is a mean over what `weight` counts, over samples without it. `weight` is that of this loss among all
+        since the last update; a stand-in's counts as 0. Raises EngineUseError if the weight is none or does not go with
+        the others, BarrierTimeoutError if ranks brought no weight to the first step with weights.
         """
         weight = None if weight is None else self._checked(weight)
         self._begin(micro_batch, is_weighted=weight is not None)
@@ -129,11 +118,8 @@ class LossWeights:
     def scale_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Make sums means, if the losses since the last update had weights: before clipping and the optimizer's step.
 
-        Args:
-            gradients: Of an optimizer whose step comes next, reduced over ranks. With all weights 0 they become 0.
-
-        Raises:
-            EngineUseError: Ranks differ in whether there are weights.
+        `gradients` are of an optimizer whose step comes next, reduced over ranks. With all weights 0 they become 0.
+        Raises EngineUseError if ranks differ in whether there are weights.
         """
         if self._scale is None and self._reference is not None:
             self._scale = self._finished()
@@ -141,14 +127,9 @@ class LossWeights:
             _multiply(gradients, self._scale)
 
     def finish_step(self, *, has_updated: bool, has_stepped: bool) -> None:
-        """Take note of a step's end: without an update, what has weights adds up over steps.
+        """Note a step's end: without an update, what has weights adds up over steps.
 
-        Args:
-            has_updated: The engine has made an update.
-            has_stepped: An optimizer has taken a step.
-
-        Raises:
-            EngineUseError: An optimizer stepped without `Engine.update`: its gradients were no mean.
+        Raises EngineUseError if an optimizer stepped without `Engine.update`: its gradients were no mean.
         """
         if self._is_weighted and self._scale is None and has_stepped and not has_updated:
             raise EngineUseError(

@@ -36,13 +36,7 @@ class CheckpointOptions(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What the engine had left in a checkpoint.
-
-    Attributes:
-        step: Finished steps.
-        own: The engine's own state, the same on all ranks.
-        per_rank: What this rank alone had saved; None at another world size.
-    """
+    """State of the engine in a checkpoint: the same on all ranks, and this rank's; None at another world size."""
 
     step: int
     own: dict[str, Any]
@@ -50,17 +44,11 @@ class Resumed(NamedTuple):
 
 
 class Saving:
-    """The checkpoints of one training. Every rank calls the same methods in the same order. A context manager.
+    """Checkpoints of one training. Every rank calls the same methods in the same order. A context manager.
 
-    Args:
-        directory: Where they lie.
-        every: A cadence in steps, epochs or time.
-        options: Of the `Checkpointer`.
-        objects: What is saved besides the engine's own state, by name; models without their DDP wrapper.
-
-    Raises:
-        CadenceError: `every` is no cadence.
-        EngineUseError: There is nothing to save, or an object cannot be.
+    `every` is a cadence in steps, epochs or time, `options` are those of the `Checkpointer`. `objects` are saved
+    besides the engine's own state, by name; models without their DDP wrapper. Raises CadenceError, and EngineUseError
+    if there is nothing to save, or an object cannot be.
     """
 
     def __init__(
@@ -88,9 +76,8 @@ class Saving:
     def resume(self) -> Resumed | None:
         """Set the objects back to the newest valid checkpoint; None without one. Blocks.
 
-        Raises:
-            CheckpointMismatchError: It is one of other objects; none of them has been touched.
-            CheckpointContentError: It was not written by an engine.
+        Raises CheckpointMismatchError if it is one of other objects, none of which has been touched;
+        CheckpointContentError if no engine wrote it.
         """
         checkpoint = self._checkpointer.load_latest()
         if checkpoint is None:
@@ -133,9 +120,7 @@ class Saving:
     def load_best(self) -> int:
         """Set the objects back to the checkpoint with the best metric; return its step. Blocks.
 
-        Raises:
-            EngineUseError: There is none.
-            CheckpointMismatchError: It is one of other objects; none of them has been touched.
+        Raises EngineUseError if there is none, CheckpointMismatchError as of `resume`.
         """
         # Before the first save of a training that has begun anew there is nothing but another one's.
         checkpoint = self._checkpointer.load_best() if self.last_step is not None else None
@@ -157,18 +142,9 @@ class Saving:
     ) -> bool:
         """Take a checkpoint of this boundary, unless there is one: then it returns False.
 
-        Blocks for the snapshot; the files are written behind. A disk that is full or away is no reason to end a
-        training: what could not be written is logged as an error, and the next checkpoint tried.
-
-        Args:
-            now: The boundary.
-            own: The engine's own state, the same on all ranks.
-            per_rank: What this rank alone has.
-            metrics: What was measured in the step.
-            is_last: There is no next one.
-
-        Raises:
-            CheckpointDirectoryError: The last one cannot be begun.
+        Blocks for the snapshot; the files are written behind. A disk that is full or away does not end training: what
+        could not be written is logged as an error, and the next checkpoint is tried; the last one raises
+        CheckpointDirectoryError.
         """
         if self.last_step == now.step:
             return False
@@ -189,11 +165,7 @@ class Saving:
         return True
 
     def wait(self) -> None:
-        """Wait until what was saved lies on the disk, whole.
-
-        Raises:
-            CheckpointWriteError: It could not be written.
-        """
+        """Wait until what was saved lies on the disk, whole; raise CheckpointWriteError if it could not be written."""
         self._checkpointer.wait()
 
     def __enter__(self) -> Self:

@@ -31,11 +31,7 @@ def seed_everything(*parts: int) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of every generator that `seed_everything` seeds, as a checkpoint can hold it.
-
-    Args:
-        device: This rank's; of an accelerator, its generator is included.
-    """
+    """Return the state of every generator that `seed_everything` seeds, as a checkpoint can hold it."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, gauss_next = random.getstate()
     state: dict[str, Any] = {
@@ -49,11 +45,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Set every generator back to where `random_state` found it.
-
-    Raises:
-        CheckpointContentError: It is not a state of these generators.
-    """
+    """Set every generator back to where `random_state` found it; raise CheckpointContentError for another state."""
     try:
         torch.set_rng_state(state["torch"].cpu())
         kind, keys, position, has_gauss, gauss = state["numpy"]

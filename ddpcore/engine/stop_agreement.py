@@ -42,10 +42,7 @@ STEPS_TO_AGREE = 4
 def new_group_of_all(timeout_s: float, description: str = CONTROL_GROUP, backend: str | None = "gloo") -> ProcessGroup:
     """Return a group of all ranks that serves nothing but the engine. Every rank calls it.
 
-    Args:
-        timeout_s: Of its collectives.
-        description: c10d's.
-        backend: None for that of the program's own group.
+    `backend` None is that of the program's own group.
     """
     group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend=backend, group_desc=description)
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
@@ -70,15 +67,11 @@ class StopReason(IntEnum):
 
 
 class Wishes(NamedTuple):
-    """What one rank wants, or all have agreed on.
+    """Decision of one rank, or the one that all have agreed on: to stop or save at this boundary.
 
-    Attributes:
-        stop: End training at this boundary.
-        save: Write a checkpoint at this boundary.
-        step_s: Mean time of the steps since the last agreement, of the slowest rank; in a rank's own wishes its time
-            for this step.
-        num_updates: Calls of `Engine.update` with gradients on this rank, when the ranks agreed.
-        is_uneven: Other ranks had made more or fewer of them; False in a rank's own wishes.
+    `step_s` is the mean time of the steps since the last agreement, of the slowest rank; in a rank's own wishes its
+    time for this step. `num_updates` are calls of `Engine.update` with gradients on this rank, when the ranks agreed;
+    with `is_uneven` other ranks had made more or fewer.
     """
 
     stop: StopReason = StopReason.NONE
@@ -89,12 +82,7 @@ class Wishes(NamedTuple):
 
 
 class StopAgreement:
-    """One rank's part in the agreement. Main thread; every rank calls `at_boundary` after every step.
-
-    Args:
-        group: A gloo group of all ranks that serves nothing else, or None for a job of one rank.
-        clock: In seconds.
-    """
+    """One rank's part in the agreement. Main thread; every rank calls `at_boundary` after every step."""
 
     def __init__(self, group: ProcessGroup | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
@@ -159,14 +147,9 @@ class UntilUpdate:
     """Holds what is agreed on back until an update has used the gradients of the steps before it. Pure.
 
     These gradients are in no checkpoint: a stop between two updates would lose them. A program that makes no update is
-    waited for only once, and not for long. All ranks come to the same answers: they agree on a step's time, and make
-    their updates in the same steps.
-
-    Attributes:
-        held: What waits for an update.
-
-    Args:
-        patience_s: How long after SIGTERM a rank may take to stop; None for the longest that it takes by default.
+    waited for only once, and not for long. All ranks reach the same answers: they agree on a step's time, and make
+    their updates in the same steps. `patience_s` is how long after SIGTERM a rank may take to stop; None for the
+    longest that it takes by default.
     """
 
     def __init__(self, patience_s: float | None = None) -> None:
@@ -177,13 +160,7 @@ class UntilUpdate:
         """Where waiting ends, until there is an update; None where nothing waits."""
 
     def at_boundary(self, agreed: Wishes, step: int, *, is_open: bool) -> Wishes:
-        """Return what is to be done at this boundary.
-
-        Args:
-            agreed: On at this boundary.
-            step: Finished steps.
-            is_open: There are gradients that no update has used.
-        """
+        """Return what is to be done at this boundary; with `is_open` there are gradients that no update has used."""
         self._step_s = agreed.step_s or self._step_s
         due = agreed._replace(stop=max(agreed.stop, self.held.stop), save=agreed.save or self.held.save)
         self.held = Wishes()

@@ -50,14 +50,10 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Listens for signals while its `with` block lasts. In another thread than the main one it hears none.
+    """Listens for signals while its `with` block lasts, on the main thread only.
 
-    Attributes:
-        is_asked: True once SIGTERM or SIGUSR1 has come.
-
-    Args:
-        patience_s: How long after SIGTERM the main thread has to reach an agreed stop; None means ten steps, at least
-            2 and at most 25 s.
+    `is_asked` is True once SIGTERM or SIGUSR1 has arrived. After SIGTERM the main thread has `patience_s` to reach an
+    agreed stop; None means ten steps, at least 2 and at most 25 s.
     """
 
     def __init__(self, patience_s: float | None = None) -> None:
@@ -196,8 +192,7 @@ def _end_by_sigterm() -> None:
 def monotonic_deadline_s(deadline: float | None) -> float | None:
     """Return when training should stop, on the monotonic clock; None for no such time.
 
-    Args:
-        deadline: Unix time in seconds; None asks Slurm's variable.
+    `deadline` is Unix time in seconds; None takes Slurm's variable.
     """
     if deadline is None:
         end = os.environ.get(DEADLINE_VARIABLE, "")

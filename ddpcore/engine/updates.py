@@ -31,24 +31,18 @@ _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 
 
 class _Scheduled(NamedTuple):
-    """A schedule of learning rates.
-
-    Attributes:
-        schedule: Steps behind its optimizer.
-        every: In steps or epochs; None for each update of its optimizer.
-    """
+    """A schedule of learning rates; `every` None is each update of its optimizer."""
 
     schedule: LRScheduler
     every: Cadence | None
 
 
 class StepEnd(NamedTuple):
-    """What a step has come to.
+    """Result of a step.
 
-    Attributes:
-        num_updates: Calls of `Engine.update` with gradients so far: the same on all ranks that have the same weights.
-        left_out: What this rank has not called in the step, a predicate, or "".
-        is_open: There are gradients, of this step or earlier ones, that no update has used.
+    `num_updates` are calls of `Engine.update` with gradients so far: the same on all ranks that have the same weights.
+    `left_out` is what this rank has not called in the step, a predicate, or "". With `is_open` there are gradients, of
+    this step or earlier ones, that no update has used.
     """
 
     num_updates: int
@@ -57,16 +51,9 @@ class StepEnd(NamedTuple):
 
 
 class Updates:
-    """The updates of one training. Main thread; a context manager, which watches all optimizers of this process.
+    """Updates of one training. Main thread; a context manager, which watches all optimizers of this process.
 
-    Attributes:
-        scaler: Of fp16's losses; with `is_scaled=False` it does nothing.
-        num_updates: As of `StepEnd`.
-
-    Args:
-        device: This rank's.
-        weights: Of the losses.
-        is_scaled: Scale losses so that fp16's gradients are large enough.
+    `scaler` is for fp16's losses; without `is_scaled` it does nothing.
     """
 
     def __init__(self, device: torch.device, weights: LossWeights, *, is_scaled: bool) -> None:
@@ -148,12 +135,8 @@ class Updates:
     def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> StepEnd:
         """End a step of training: averages follow, the loss's scale is set for the next one.
 
-        Args:
-            step: Its number.
-            is_due: Says whether it completes a multiple of so many steps or epochs.
-
-        Raises:
-            EngineUseError: As of `LossWeights.finish_step`.
+        `is_due` says whether the step completes a multiple of a cadence. Raises EngineUseError as
+        `LossWeights.finish_step`.
         """
         has_stepped, self._has_stepped = self._has_stepped, False
         has_updated, self._has_updated = self._has_updated, False
@@ -245,9 +228,7 @@ class Updates:
 def moving_average(source: nn.Module, decay: float) -> AveragedModel:
     """Return a copy of a model that `update_parameters` makes an exponential moving average; buffers included.
 
-    Args:
-        source: What it follows.
-        decay: What is kept of the average in each update, 0 to 1.
+    `decay`, 0 to 1, is kept of the average in each update.
     """
     return AveragedModel(source, multi_avg_fn=_averaging(decay), use_buffers=True)
 

@@ -75,9 +75,7 @@ class CountedRendezvous(RendezvousHandler):
 def _agree_on_round(store: Store, node_rank: int) -> int:
     """Return how many rounds there have been; blocks until the first node has counted.
 
-    Args:
-        store: Of the round: its keys have a prefix of their own. What lies below it is the job's.
-        node_rank: Of this node in the round.
+    The round's store has a prefix of its own for keys; the counter lies below it and is the job's.
     """
     if node_rank == 0:
         assert isinstance(store, PrefixStore)

@@ -60,11 +60,7 @@ class RankLogsSpecs(LogsSpecs):
         return str(self._directory)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return each local rank's files, and complete its variables.
-
-        Args:
-            envs: Variables of each local rank, changed in place.
-        """
+        """Return each local rank's files, and complete its variables in place."""
         destination = LogsDest()
         namespace = str(Path("/proc/self/ns/pid").readlink())
         directory = self._begin_round(envs) if ENV_ROUND in os.environ else self._directory

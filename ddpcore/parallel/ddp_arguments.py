@@ -101,12 +101,8 @@ class DdpArguments(TypedDict, total=False):
 def supported(arguments: Mapping[str, Any], known: Collection[str] = _KNOWN) -> dict[str, Any]:
     """Return what to give to DDP's constructor: the caller's arguments over this module's defaults.
 
-    Args:
-        arguments: As `wrap` was given them.
-        known: The names that the constructor of the installed torch has.
-
-    Raises:
-        WrapError: There is no such argument, here or anywhere, or two contradict each other.
+    `known` are the names that the constructor of the installed torch has. Raises WrapError if an argument does not
+    exist, or two contradict each other.
     """
     for name, value in arguments.items():
         if name in known or name == "forward_sync_buffers":

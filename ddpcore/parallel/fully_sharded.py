@@ -30,15 +30,10 @@ def is_fully_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
 
 
 def check_sharding(model: nn.Module, asked: Collection[str]) -> bool:
-    """Return whether a model is fully sharded.
+    """Return whether a model is fully sharded; `asked` names what the program wants of DDP.
 
-    Args:
-        model: As the program has built it.
-        asked: Names of what the program wants of DDP.
-
-    Raises:
-        WrapError: A part of it is sharded and the whole is not, it is sharded by the older wrapper, or the program
-            wants of DDP what this model does itself.
+    Raises WrapError if a part of it is sharded and the whole is not, it is sharded by the older wrapper, or the program
+    wants of DDP what this model does itself.
     """
     fsdp = sys.modules.get(_MODULE)
     if fsdp is None:

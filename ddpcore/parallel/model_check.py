@@ -38,15 +38,7 @@ class _Claim(msgspec.Struct):
 
 
 def check_model(model: nn.Module, device: torch.device | None) -> None:
-    """Check what this rank can see alone.
-
-    Args:
-        model: What is to be wrapped.
-        device: Where all of it must be; None: anywhere.
-
-    Raises:
-        WrapError: DDP could not take it.
-    """
+    """Check what this rank can see alone; raise WrapError if DDP could not take the model. `device` None is any."""
     if not isinstance(model, nn.Module):
         raise WrapError(f"it is a {type(model).__name__}, not an nn.Module")
     for name, module in model.named_modules():
@@ -73,11 +65,7 @@ def check_model(model: nn.Module, device: torch.device | None) -> None:
 
 
 def check_group(model: nn.Module, group: dist.ProcessGroup | None, *, sync_batchnorm: bool) -> None:
-    """Check that the process group can do for this model what is asked.
-
-    Raises:
-        WrapError: It serves other devices, or SyncBatchNorm is asked for on the CPU.
-    """
+    """Raise WrapError if the group serves other devices than the model's, or SyncBatchNorm is wanted on the CPU."""
     served = dict(pair.split(":", 1) for pair in dist.get_backend_config(group).split(",") if ":" in pair)
     for name, parameter in model.named_parameters():
         if served and parameter.requires_grad and parameter.device.type not in served:
@@ -98,10 +86,7 @@ def check_group(model: nn.Module, group: dist.ProcessGroup | None, *, sync_batch
 def listing_of(model: nn.Module, settings: Mapping[str, str], *, has_buffers: bool) -> dict[str, str]:
     """Return what must be the same on every rank, place by place.
 
-    Args:
-        model: What is to be wrapped.
-        settings: Name and value of DDP's settings.
-        has_buffers: False leaves buffers out: DDP will not synchronise them.
+    Without `has_buffers` buffers are left out: DDP will not synchronise them.
     """
     ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     listing = {f"setting {name}": value for name, value in settings.items()}
@@ -114,16 +99,10 @@ def listing_of(model: nn.Module, settings: Mapping[str, str], *, has_buffers: bo
 
 
 def agree(problem: str, listing: Mapping[str, str], group: dist.ProcessGroup | None) -> None:
-    """See to it that no rank has a problem, and that all list the same. Every rank of the group must call; blocks.
+    """Raise on every rank if one has a problem, or the listings differ. Every rank of the group calls it; blocks.
 
-    Args:
-        problem: What this rank has found wrong itself, or "".
-        listing: Of this rank's model.
-        group: Whose ranks meet; None: all.
-
-    Raises:
-        WrapError: Some rank has a problem; every rank raises it, with the same text.
-        ModelMismatchError: The listings differ; it names the first place, the values, and the ranks that have them.
+    `problem` is this rank's, or "". `group` None is all ranks. Raises WrapError for a problem, ModelMismatchError for
+    listings that differ, with the first place, the values and the ranks that have them; the same text on every rank.
     """
     text = json.dumps(listing)
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -29,13 +29,9 @@ REMEMBERED_STEPS = 15
 
 
 class StepFaults:
-    """Decides at each step whether a fault strikes, and how long a slowed rank pauses.
+    """Decides at each step whether a fault of this rank strikes, and how long a slowed rank pauses.
 
-    All on the main thread, but for `slow_factor` and `add`, which are the probe's thread's at any time.
-
-    Args:
-        faults: What is to strike; faults of other ranks are left out.
-        rank: Whose faults they are.
+    All on the main thread; only `slow_factor` and `add` are the probe's thread's at any time.
     """
 
     def __init__(self, faults: Sequence[Fault], rank: int) -> None:
@@ -54,14 +50,11 @@ class StepFaults:
             self._arrived.append(fault)
 
     def due(self, step: int, first_step: int | None = None) -> list[Fault]:
-        """Return what strikes in this step, each fault once.
+        """Return the faults that strike in this step, each once.
 
         From its second report on, a program that reports every tenth step is struck at the first report of the fault's
-        step or a later one. What lies before the first report does not strike: the program may have resumed there.
-
-        Args:
-            step: What the program has come to.
-            first_step: Where its steps began, if that is known; None is at `step`.
+        step or a later one. What lies before `first_step` (None: this step) does not strike: the program may have
+        resumed there.
         """
         after = (first_step or step) - 1 if self._last_step is None else self._last_step
         self._last_step = step
@@ -81,10 +74,9 @@ class StepFaults:
         self._last_step = None
 
     def pause_s(self, now_s: float) -> float:
-        """Return how long this step must last on so that it takes `slow_factor` times as long as steps did before.
+        """Return how long this step must still last to take `slow_factor` times as long as steps did before.
 
-        Args:
-            now_s: When the program reported the step; `resumed` tells when it went on.
+        `now_s` is when the program reported the step; `resumed` takes when it continued.
         """
         if self._step_began_s is None:
             return 0.0
@@ -135,10 +127,9 @@ omission = Omission()
 
 
 def strike(fault: Fault) -> None:
-    """Do harm to this process. Main thread, at a step's boundary; may block, end the process, or raise as below.
+    """Do harm to this process. Main thread, at a step's boundary; may block, end the process, or raise.
 
-    Raises:
-        SystemExit: For `LEAVE`.
+    `LEAVE` raises SystemExit.
     """
     match fault.kind:
         case FaultKind.FREEZE:

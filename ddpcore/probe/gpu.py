@@ -93,12 +93,8 @@ class GpuTransfers:
     ) -> None:
         """Take a full dump.
 
-        Args:
-            entries: As `with_batches` returns them.
-            counters: Of the same moment.
-            latest: The last send or receive of each kind, counted.
-            members: The groups of this rank.
-            since_s: When NCCL's counters have changed last.
+        `entries` are as `with_batches` returns them, `counters` of the same moment. `latest` is the last send or
+        receive of each kind, counted. `since_s` is when NCCL's counters changed last.
         """
         self.has_open = any(entry.is_p2p and not entry.is_retired for entry in entries)
         first = first_open(entries) if self.has_open else None

@@ -32,15 +32,12 @@ _MAX_ELEMENTS = 2**62
 
 
 class GroupTrack:
-    """Where this rank stands in one process group.
+    """Position of this rank in one process group.
 
-    Attributes:
-        group: c10d's name; empty until a full dump has told it.
-        quiet_samples: Samples in a row with unchanged counters.
-        changed_s: When the group was last seen to move.
-        is_dumped: The last full dump shows the present position.
-        is_pending: The counters say that the last operation is not over.
-        has_arguments: The main thread's arguments of the last operation have been looked for.
+    `group` is c10d's name; empty before a full dump. `quiet_samples` are samples in a row with unchanged counters,
+    `changed_s` is the time of the last change. With `is_dumped` the last full dump shows the present position; with
+    `is_pending` the counters show that the last operation is not over. With `has_arguments` the main thread's arguments
+    of the last operation have been looked for.
     """
 
     __slots__ = (
@@ -154,14 +151,11 @@ class GroupTrack:
         ends: Sequence[StepEnd] = (),
         first: RecorderEntry | None = None,
     ) -> None:
-        """Take this group's part of a full dump.
+        """Take this group's part of a full dump: its collectives in the ring.
 
-        Args:
-            entries: Its collectives in the ring.
-            counters: As the dump shows them: when they differ from the last sample's, the rank has moved in between,
-                and the entries tell how far it has come but not what it waits in.
-            ends: The program's latest steps.
-            first: Of all groups' calls that follow each other on the GPU, the first that is not over.
+        `counters` are as the dump shows them: when they differ from the last sample's, the rank has moved in between,
+        and the entries tell how far it has come but not what it waits in. `ends` are the program's latest steps.
+        `first` is, of all groups' calls that follow each other on the GPU, the first that is not over.
         """
         is_current = counters == (self._enqueued, self._completed)
         self.is_dumped = is_current
@@ -202,13 +196,7 @@ class GroupTrack:
         self._root, self._reduce_op = None, ""
 
     def report(self, name: str, ranks: list[int], now_s: float) -> GroupReport:
-        """Return the group as a report shows it.
-
-        Args:
-            name: The group's name among all ranks.
-            ranks: Sorted members, empty for all ranks of the job.
-            now_s: Time of the last sample.
-        """
+        """Return the group as a report shows it, by its name among all ranks; empty `ranks` are all of the job."""
         return GroupReport(
             group=name,
             enqueued_seq=self._enqueued_seq,

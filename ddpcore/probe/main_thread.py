@@ -59,13 +59,7 @@ _WAITPID = frozenset({"waitpid", "waitid", "wait3", "wait4"})
 
 
 class MainWaits:
-    """Looks at the main thread of this process.
-
-    Args:
-        thread_id: Of the main thread.
-        walk: Reads the lines of other threads.
-        peer_calls: Sends and receives that the program has made.
-    """
+    """Looks at the main thread of this process; `walk` reads the lines of other threads."""
 
     def __init__(self, thread_id: int, walk: StackWalk, peer_calls: PeerCalls) -> None:
         self._thread_id = thread_id
@@ -77,11 +71,7 @@ class MainWaits:
         """Kept alive, or another's code could get the id of one of them."""
 
     def look(self, *, is_still: bool) -> MainLook:
-        """Return where the main thread stands now.
-
-        Args:
-            is_still: It has made no step for a while; of others only sends and receives are looked at.
-        """
+        """Return where the main thread stands now; unless it `is_still`, only sends and receives are looked at."""
         if not (is_still or self._peer_calls.is_used):
             return NOTHING
         innermost = current_frames().get(self._thread_id)
@@ -256,11 +246,7 @@ MAX_BYTES = 64
 
 
 class MainThread:
-    """What the kernel says of a thread of this process; half a microsecond a look.
-
-    Args:
-        native_id: The thread, by the kernel's number.
-    """
+    """Kernel's state of a thread of this process; half a microsecond a look."""
 
     def __init__(self, native_id: int | None) -> None:
         self._futex_calls = FUTEX_CALLS.get(platform.machine(), ())

@@ -59,11 +59,7 @@ _JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
 
 
 class Surroundings:
-    """Looks at this process's variables, its main thread and its children.
-
-    Args:
-        world_size: Of the job.
-    """
+    """Looks at this process's variables, its main thread and its children."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -77,13 +73,10 @@ class Surroundings:
     def look(
         self, now_s: float, stack: Callable[[], Sequence[StackLine]], *, has_process_group: bool, num_steps: int = 0
     ) -> tuple[Anomaly, ...]:
-        """Return what is odd, variables and children as of the last look.
+        """Return what is odd; variables and children are as of the last look.
 
-        Args:
-            now_s: Monotonic time.
-            stack: Returns the main thread's frames; called when a look is due.
-            has_process_group: Before there is one, the program may still change the variables that torch reads then.
-            num_steps: Steps of the training so far.
+        `stack` returns the main thread's frames, for a look that is due. Before `has_process_group` the program may
+        still change the variables that torch reads then.
         """
         if has_process_group is not self._had_process_group:
             self._had_process_group = has_process_group
@@ -186,14 +179,10 @@ _MAX_CHAIN = 100
 
 
 def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
-    """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then go on.
+    """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then continue.
 
-    Without the file torchrun's report of a failed rank says only "to enable traceback see ...".
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
-
-    Args:
-        roots: Where code lies that is not the user's.
-        note: Takes the exception that ends the program; torchrun's SIGTERM takes effect once it has returned.
+    Without the file torchrun's report of a failed rank says only "to enable traceback see ...". torchrun's SIGTERM
+    takes effect once `note` has returned. Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """
     path = os.environ.get(_ENV_ERROR_FILE, "")
     previous = sys.excepthook

@@ -43,12 +43,9 @@ class Standing:
         self._had_nothing = True
 
     def observe(self, sample: Sample, *, has_moved: bool, is_pending: bool) -> None:
-        """Take one tick's sample.
+        """Take one tick's sample, in the order of time.
 
-        Args:
-            sample: Samples come in the order of their time.
-            has_moved: A collective has been called or completed since the one before.
-            is_pending: A collective is called and not over.
+        `has_moved`: a collective has been called or completed since the sample before. `is_pending`: one is not over.
         """
         now_s, look = sample.now_s, sample.main
         gap_s = 0.0 if self._last_s is None else min(max(now_s - self._last_s, 0.0), MAX_GAP_S)
@@ -73,12 +70,7 @@ class Standing:
         return self._clock.is_still(now_s)
 
     def report(self, sample: Sample, gpu_wait: PeerWait | None = None) -> dict[str, Any]:
-        """Return the fields of a `RankReport` that tell of it.
-
-        Args:
-            sample: The last one.
-            gpu_wait: The sends or receives that the GPU stands in.
-        """
+        """Return the fields of a `RankReport` about progress; `gpu_wait` is what the GPU stands in."""
         now_s, look = sample.now_s, sample.main
         fields: dict[str, Any] = {
             "stood_s": self._for_s("mark", now_s),
@@ -148,11 +140,8 @@ class StepClock:
     def observe(self, now_s: float, steps_done: int, own_s: float, *, has_moved: bool) -> None:
         """Take a sample.
 
-        Args:
-            now_s: Its time.
-            steps_done: Steps so far; 0 as long as the program has made none.
-            own_s: Time since the sample before that was no wait in a collective.
-            has_moved: A collective has been called or completed since then.
+        `steps_done` is 0 until the first step. `own_s` is the time since the sample before that was no wait in a
+        collective. `has_moved`: a collective has been called or completed since then.
         """
         if self._began_s is None:
             self._began_s = self._moved_s = now_s
@@ -276,9 +265,6 @@ class OptimizerSteps:
 
     So two optimizers that take turns make one step together; where one steps five times as often as the other, it is
     what counts; micro-batches whose gradients are only added up do not; and an optimizer may be replaced by another.
-
-    Attributes:
-        num_steps: Steps so far.
     """
 
     __slots__ = ("_stepped", "num_steps")
@@ -290,9 +276,8 @@ class OptimizerSteps:
     def note(self, optimizer_id: int) -> bool:
         """Take an optimizer's step; return whether a new step of the training began with it.
 
-        Args:
-            optimizer_id: `id()` of the optimizer: nothing of it is kept alive. One that gets the number of another
-                that is gone counts as the same, which is right as often as not.
+        The `id()` keeps no optimizer alive. One that gets the number of another that is gone counts as the same, which
+        is right as often as not.
         """
         stepped = self._stepped
         if stepped and optimizer_id not in stepped and len(stepped) < MAX_OPTIMIZERS:

@@ -99,13 +99,10 @@ class _State(NamedTuple):
 
 
 class RankState:
-    """The state of one rank, as far as its probe can see.
+    """State of one rank, as far as its probe can see.
 
-    Each tick: `observe`, then `learn` if `wants_dump`, then `report`.
-
-    Args:
-        identity: Whose state this is.
-        recorder_missing: This torch has no usable flight recorder.
+    Each tick: `observe`, then `learn` if `wants_dump`, then `report`. `recorder_missing`: this torch has no usable
+    flight recorder.
     """
 
     def __init__(self, identity: RankIdentity, *, recorder_missing: bool = False) -> None:
@@ -164,12 +161,7 @@ class RankState:
         return self._sample is not None and step is not self._sample.step
 
     def still_pends(self, counters: Counters, marks: Sequence[BarrierMark | None]) -> bool:
-        """Say whether anything that the last sample saw pending has not moved since.
-
-        Args:
-            counters: As the recorder tells them now.
-            marks: The named gates' last calls, as of now.
-        """
+        """Say whether anything that the last sample saw pending has not moved since."""
         return (self._open is not None and self._open in marks) or any(
             track.is_pending and track.counters == counters.get(key) for key, track in self._tracks.items()
         )
@@ -225,11 +217,8 @@ class RankState:
     ) -> None:
         """Take a full dump of the recorder, made right after the last sample.
 
-        Args:
-            dump: Everything in the ring.
-            members: The process groups that this rank belongs to, by name.
-            cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
-            step_ends: When the program's latest steps were over.
+        `cost_s` is its CPU time; the next one waits accordingly, at most a slow tick. `step_ends` are when the latest
+        steps were over.
         """
         now_s, tick = (self._sample.now_s, self._sample.tick) if self._sample else (0.0, -1)
         self._members = members
@@ -279,11 +268,7 @@ class RankState:
         return root if root is not None and root in ranks else None
 
     def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
-        """Return the rank's state at the last sample.
-
-        Raises:
-            RuntimeError: There is no sample yet.
-        """
+        """Return the rank's state at the last sample; raise RuntimeError before the first."""
         sample = self._sample
         if sample is None:
             raise RuntimeError("a report needs a sample")

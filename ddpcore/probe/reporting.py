@@ -37,10 +37,9 @@ REPORT_SLACK_S = 0.02
 
 
 class Pace:
-    """The next sample, the next second look, the next report; all are due at first.
+    """Times of the next sample, the next second look, the next report; all are due at first.
 
-    Args:
-        seed: Of the ticks' lengths. The generator is our own: the program's must not notice that it is watched.
+    `seed` is for the ticks' lengths. The generator is our own: watching must not change the program's.
     """
 
     def __init__(self, seed: int) -> None:
@@ -69,11 +68,8 @@ class Pace:
     def end_sample(self, now_s: float, wall_s: float, *, is_pending: bool, is_waiting: bool) -> None:
         """Plan what follows a sample.
 
-        Args:
-            now_s: Time of the sample, monotonic.
-            wall_s: Seconds of the wall clock: no sample goes past a beat.
-            is_pending: Something is called and not over.
-            is_waiting: It is known to be a wait.
+        `wall_s` are seconds of the wall clock: no sample goes past a tick of all ranks. `is_pending`: something is
+        called and not over. `is_waiting`: it is known to be a wait.
         """
         to_tick_s = SLOW_TICK_S - wall_s % SLOW_TICK_S + TICK_SLACK_S
         self._sample_due_s = now_s + (min(WAITING_TICK_S, to_tick_s) if is_waiting else self._tick_s(to_tick_s))
@@ -110,13 +106,10 @@ def tick_of(wall_s: float) -> int:
 
 
 class ReportSocket:
-    """The probe's end.
+    """The probe's end of the connection to the agent's inbox, which need not exist yet.
 
     It is connected: the kernel then need not find the inbox by its path each time, a quarter of what a report costs to
     send.
-
-    Args:
-        inbox: Path of the agent's socket. There need not be one yet.
     """
 
     def __init__(self, inbox: str) -> None:

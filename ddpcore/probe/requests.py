@@ -48,11 +48,9 @@ MAX_REQUESTS_PER_TICK = 16
 
 
 class RequestSocket:
-    """The socket of one rank, from its making to `close`.
+    """Socket of one rank, from its making to `close`.
 
-    Args:
-        directory: Where it is to be; empty makes none. Where it cannot be, the rank takes no requests, and trains on.
-        rank: Whose it is.
+    An empty `directory` makes none. Where it cannot be made the rank takes no requests, and trains on.
     """
 
     def __init__(self, directory: str, rank: int) -> None:
@@ -103,13 +101,7 @@ _MAX_FILE_CHARS = 4096
 
 
 class StackDumps:
-    """What has been asked for, and the file that answers it.
-
-    Args:
-        directory: Where the probe's socket is; None where it takes no requests.
-        rank: This rank.
-        roots: Where code lies that is not the user's.
-    """
+    """Requests for stacks, and the file that answers them; `directory` is None where the rank takes no requests."""
 
     def __init__(self, directory: Path | None, rank: int, roots: CodeRoots) -> None:
         self._path = directory / stack_file(rank) if directory else None
@@ -127,15 +119,7 @@ class StackDumps:
         return self._wanted_id is not None
 
     def write(self, recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> None:
-        """Answer what is wanted.
-
-        Args:
-            recorded: The flight recorder, now.
-            marks: The last calls of named barriers.
-
-        Raises:
-            OSError: The file cannot be written; whoever asked looks at the rank from outside.
-        """
+        """Answer what is requested; raise OSError if the file cannot be written: the agent then looks from outside."""
         request_id, self._wanted_id = self._wanted_id, None
         if request_id is None or self._path is None:
             return

@@ -127,11 +127,7 @@ _EXAMPLES = "examples/"
 
 
 class StackReader:
-    """Reads stacks of one process.
-
-    Args:
-        roots: Where code lies that is not the user's.
-    """
+    """Reads stacks of one process."""
 
     def __init__(self, roots: CodeRoots) -> None:
         self._roots = roots
@@ -282,9 +278,6 @@ class StackWalk:
 
     No line is looked up but the place's, and code that has been met is known by its id, so that nothing of it is
     touched again: in training all that is touched has to come from memory.
-
-    Args:
-        roots: Where code lies that is not the user's.
     """
 
     def __init__(self, roots: CodeRoots) -> None:

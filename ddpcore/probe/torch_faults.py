@@ -37,10 +37,9 @@ IMPOSSIBLE_BYTES = 2**30
 
 
 def strike(kind: FaultKind) -> None:
-    """Do one of the faults of this file to the calling rank; see each.
+    """Do one of the faults of this file to the calling rank.
 
-    Raises:
-        RuntimeError: For `OOM`, in torch's words; for `MISMATCH` when the group's time-out has passed.
+    Raises RuntimeError for `OOM`, in torch's words, and for `MISMATCH` when the group's time-out has passed.
     """
     if kind is FaultKind.SKIP_BARRIER:
         leave_out_next_meeting()
@@ -81,8 +80,7 @@ def leave_out_next_meeting() -> None:
 def _wrap_function(function: Any) -> Callable[[], None]:
     """Put a call that may be left out into torch's own decorator, through which every import of the name goes.
 
-    Returns:
-        What puts it back.
+    Returns what puts it back.
     """
     names = function.__code__.co_freevars
     if "func" not in names:  # a torch that decorates otherwise
@@ -142,13 +140,10 @@ def call_out_of_turn() -> None:
 
 
 def exhaust_memory() -> None:
-    """Take some memory of the host, then let an allocation of torch fail.
+    """Take some memory of the host, then let an allocation of torch fail by torch's RuntimeError.
 
     The process takes `HOARD_BYTES` at most, or a quarter of what is free. For the one allocation that is to fail it may
     have no more address space than it has; then all is as before.
-
-    Raises:
-        RuntimeError: Torch's "DefaultCPUAllocator: can't allocate memory".
     """
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     num_chunks = min(HOARD_BYTES, free_bytes // 4) // CHUNK_BYTES
@@ -164,12 +159,9 @@ def exhaust_memory() -> None:
 
 
 def exhaust_gpu(device: int) -> None:
-    """Take memory of a GPU until torch may have no more.
+    """Take memory of a GPU until torch may have no more and raises OutOfMemoryError.
 
     The cap is `HOARD_BYTES` above what torch's allocator has reserved; afterwards it is what it was.
-
-    Raises:
-        RuntimeError: `torch.OutOfMemoryError`.
     """
     before_frac = torch.cuda.get_per_process_memory_fraction(device)
     total_bytes = torch.cuda.get_device_properties(device).total_memory

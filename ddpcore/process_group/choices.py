@@ -60,9 +60,8 @@ class DeviceChoice:
 def choose_type(asked: str | None, backend: str | None, facts: DeviceFacts) -> str:
     """Return the type of device to train on: what was asked for, else the accelerator, else the CPU.
 
-    Raises:
-        BackendMissingError: The type asked for, or that the backend needs, is not seen by this process.
-        ContradictoryLaunchError: The backend cannot serve the device.
+    Raises BackendMissingError if this process does not see the type, ContradictoryLaunchError if the backend cannot
+    serve the device.
     """
     backends = backend_names(backend)
     if asked is None and "nccl" in backends:
@@ -84,15 +83,8 @@ def choose_device(
 ) -> DeviceChoice:
     """Return this rank's device: its local rank's, or the only one that it sees.
 
-    Args:
-        asked: As the program has, with or without an index.
-        kind: Of `choose_type`.
-        local_rank: Of this rank on its node.
-        local_world_size: Ranks of its node.
-        facts: What this process can use.
-
-    Raises:
-        ContradictoryLaunchError: There are more ranks than devices, or no device of that index.
+    `asked` is as the program has it, with or without an index; `kind` is of `choose_type`. Raises
+    ContradictoryLaunchError if there are more ranks than devices, or no device of that index.
     """
     if kind == "cpu":
         return DeviceChoice("cpu")
@@ -106,7 +98,7 @@ def choose_device(
     if local_rank < facts.num_devices and (local_world_size <= facts.num_devices or facts.num_devices == 1):
         return DeviceChoice(kind, local_rank)
     if facts.num_devices == 1 and facts.visible_variable:
-        # A launcher that gives each rank a GPU of its own; that they differ, the roll call checks.
+        # A launcher that gives each rank a GPU of its own; that they differ, the join check finds.
         return DeviceChoice(kind, 0)
     raise ContradictoryLaunchError(
         f"{local_world_size} ranks on this machine, but {seen} {kind} devices: start as many ranks as devices "
@@ -115,10 +107,9 @@ def choose_device(
 
 
 def choose_backend(asked: str | None, kind: str, facts: DeviceFacts) -> str:
-    """Return the backend: by default the device's own, and beside an accelerator's gloo for what is on the CPU.
+    """Return the backend: by default the device's own, and beside an accelerator's gloo for tensors on the CPU.
 
-    Raises:
-        BackendMissingError: This torch does not have it; the message says how to get it.
+    Raises BackendMissingError with how to get it if this torch does not have it.
     """
     if asked is None:
         own = facts.backend_of_type.get(kind, "")
@@ -185,16 +176,7 @@ class NicChoice(NamedTuple):
 
 
 def check_interfaces(environ: Mapping[str, str], backends: Collection[str], interfaces: Collection[str]) -> None:
-    """Refuse names that this machine does not have: gloo says so only to itself, and the others wait.
-
-    Args:
-        environ: The process's environment.
-        backends: In use.
-        interfaces: Of this machine.
-
-    Raises:
-        InterfaceError: There is no such interface.
-    """
+    """Raise InterfaceError for names that this machine does not have: gloo tells nobody, and the others wait."""
     for variable, names in _named(environ, backends):
         for name in names:
             if name not in interfaces:
@@ -207,14 +189,7 @@ def check_interfaces(environ: Mapping[str, str], backends: Collection[str], inte
 def choose_nic(
     route: Route | None, backends: Collection[str], environ: Mapping[str, str], num_machines: int
 ) -> NicChoice:
-    """Return the variables to set for this process.
-
-    Args:
-        route: To the others; None if no way was found.
-        backends: In use.
-        environ: The process's environment: what the user has set stays.
-        num_machines: On which the job's ranks run.
-    """
+    """Return the variables to set for this process; what the user has set stays. `route` leads to the others."""
     in_use = [name for name in _VARIABLES if name in backends]
     kept = {_VARIABLES[name]: environ[_VARIABLES[name]] for name in in_use if environ.get(_VARIABLES[name])}
     free = [name for name in in_use if _VARIABLES[name] not in kept]

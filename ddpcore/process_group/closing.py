@@ -80,12 +80,8 @@ def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float, stays:
     """Meet the others, destroy the group and let go of the store.
 
     Main thread. Blocks at most `timeout_s` for the others and some ten seconds more; never raises for what others do.
-
-    Args:
-        links: The group.
-        has_failed: Wait for nobody and abort what is under way.
-        timeout_s: How long to wait for the others.
-        stays: Where this rank hosts the store, keep it for a moment although it has failed.
+    With `has_failed` it waits for nobody and aborts what is under way. With `stays` a rank that hosts the store keeps
+    it for a moment although it has failed.
     """
     has_met = not has_failed and _meet(links, timeout_s)
     if has_met and not comes_to_rest(links.device, REST_S):

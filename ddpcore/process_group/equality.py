@@ -41,20 +41,20 @@ _OWN_ARGUMENTS = frozenset(
 """Options that say which rank this is: they differ by their meaning."""
 
 
-def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each fact that is not the same on all ranks, the largest group first.
+def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:
+    """Return a sentence for each fact that is not the same on all ranks, by its name; the largest group comes first.
 
     Args:
         facts: Of each rank, in the order of ranks.
         hosts: Where each rank runs.
     """
-    found = []
+    found = {}
     for name in sorted({name for of_rank in facts for name in of_rank}):
         holders: dict[str, list[int]] = {}
         for rank, of_rank in enumerate(facts):
             holders.setdefault(of_rank.get(name, ABSENT), []).append(rank)
         if len(holders) > 1:
-            found.append(f"{name} differs: {_holders_text(holders, hosts)}")
+            found[name] = f"{name} differs: {_holders_text(holders, hosts)}"
     return found
 
 
@@ -123,12 +123,7 @@ class RankFacts(NamedTuple):
 
 
 def rank_facts(backends: Collection[str], environ: Mapping[str, str]) -> RankFacts:
-    """Return what this rank has to compare.
-
-    Args:
-        backends: In use.
-        environ: The process's environment.
-    """
+    """Return what this rank has to compare."""
     version = str(torch.__version__)
     strict = {"torch": version.partition("+")[0], "ddpcore": _own_version(), "the program": _program()}
     if "nccl" in backends:
@@ -166,7 +161,8 @@ def check_equal_everywhere(facts: Mapping[str, str], *, label: str = "equality",
     answers = [
         json.loads(one) for one in named_barriers.exchange(label, json.dumps([platform.node(), text]), timeout_s)
     ]
-    found = differences([json.loads(facts_text) for _, facts_text in answers], [host for host, _ in answers])
+    by_name = differences([json.loads(facts_text) for _, facts_text in answers], [host for host, _ in answers])
+    found = list(by_name.values())
     raise UnequalRanksError(f"the ranks are not equal: {'; '.join(found)}. Make them the same everywhere", found)
 
 

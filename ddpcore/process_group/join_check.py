@@ -1,21 +1,21 @@
 """The join check: all ranks meet in the store before there is a process group, so that each knows who is there.
 
-`call_roll` holds it in two rounds. In the first every rank claims its number and writes its `RankInfo`; the last to
-come judges all of them, and gives each rank its `Seat`. In the second each publishes that it is there with the device
-it has chosen (`Presence`), which proves that all are alive, and that those of the first round are not remains of an
-earlier run. A verdict is set once: the rank that first finds a reason against opening the group publishes it to all.
-Traffic grows with the number of ranks, not its square.
+`join` does it in two rounds. In the first every rank claims its number and writes its `RankInfo`; the last one compares
+all of them, and gives each rank its `Seat`. In the second each writes the device it has chosen (`Presence`), which
+proves that all are alive, and that the entries of the first round are not left from an earlier run. A verdict is set
+once: the rank that first finds a reason against the group publishes it to all. Traffic grows with the number of ranks,
+not its square.
 
     rankdeck/<generation>/claim <rank>       a counter: 1 for the rank's owner
     rankdeck/<generation>/card <rank>        RankInfo
-    rankdeck/<generation>/world              the first rank's card: all must name its world size
-    rankdeck/<generation>/seat <rank>        Seat, by the last to come
+    rankdeck/<generation>/world              the first rank's RankInfo: all must name its world size
+    rankdeck/<generation>/seat <rank>        Seat, by the last rank
     rankdeck/<generation>/presence <rank>    Presence
     rankdeck/<generation>/verdict 1, 2       Verdict
     rankdeck/<generation>/group/...          torch's own keys of the process group
 
 A store may outlive ranks: torchrun's does over its restarts, and every store over a group that is closed and opened
-again. What was there before then belongs to an earlier generation, and the ranks begin a new one.
+again. The entries of before then belong to an earlier generation, and the ranks begin a new one.
 
 `VerdictBoard` holds the verdicts: each is set once, read by all, and the rank that hosts the store stays until it is
 read.
@@ -37,22 +37,15 @@ from ddpcore.barriers.observer import process_state, ticks_now
 from ddpcore.barriers.rank_status import ProcessState, ranks_text
 from ddpcore.errors import ContradictoryLaunchError, DdpcoreError, MasterUnreachableError
 from ddpcore.process_group import rank_info
-from ddpcore.process_group.rank_info import (
-    Presence,
-    RankInfo,
-    Refusal,
-    Seat,
-    Verdict,
-    decode_rank_info,
-    decode_verdict,
-    encode,
-    error_of,
-)
+from ddpcore.process_group.rank_info import Presence, RankInfo, Refusal, Seat, Verdict, decode, encode, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch._C._distributed_c10d import Store
+
+    from ddpcore.process_group.rank_info import Entry
+    from ddpcore.process_group.rendezvous_spec import RendezvousSpec
 
 POLL_S = (0.001, 0.2)
 """Between two looks at the verdict: the first, and the longest. 1,024 ranks then ask a store 5,000 times a second, of
@@ -77,80 +70,58 @@ _GENERATION = "rankdeck/generation"
 logger = logging.getLogger(__name__)
 
 
-class MasterAddr(NamedTuple):
-    """What the roll call needs to know of where it is held."""
-
-    where: str
-    """For people."""
-    path: str = ""
-    """Of the rendezvous file."""
-    has_agent_store: bool = False
-    """torchrun's: it gives each rank out once at a time, and keeps the store over restarts."""
-    hosts_store: bool = False
-    """The store ends with this process."""
-
-
-class RollResult(NamedTuple):
-    """A roll call that all have answered."""
+class Joined(NamedTuple):
+    """The result of a join check that lets the group be opened."""
 
     seat: Seat
     presence: Presence
+    differences: list[str]
+    """Facts that are not equal on all ranks and are tolerated, a sentence each."""
     generation: int
     group_store: Store
-    """Empty, and the same for all ranks: for the process group."""
+    """Store for the process group: empty, and the same for all ranks."""
 
 
 class _RenewedError(Exception):
     """The ranks have gone on to a new generation; this one is past."""
 
 
-def call_roll(
+def join(
     store: Store,
     info: RankInfo,
-    place: MasterAddr,
+    spec: RendezvousSpec,
     *,
     timeout_s: float,
     prepare: Callable[[Seat], Presence],
-) -> RollResult:
-    """Meet all ranks; blocks.
+) -> Joined:
+    """Wait for all ranks, and compare them; blocks.
 
-    Args:
-        store: The same for all ranks.
-        info: This rank's.
-        place: Where it is.
-        timeout_s: How long to wait for the others.
-        prepare: Chooses the device; what it raises, the other ranks are told.
-
-    Raises:
-        ContradictoryLaunchError: Two processes claim a rank, or ranks name different worlds, backends or one GPU.
-        RanksMissingError: Some ranks did not come; every rank that did raises it.
-        StaleRendezvousError: The store is left from an earlier run.
-        UnequalRanksError: Ranks run different code or versions.
-        MasterUnreachableError: The store is gone.
+    `prepare` chooses the device; an error of it is published to the other ranks. Raises ContradictoryLaunchError (two
+    processes claim a rank, or ranks name different worlds, backends or one GPU), RanksMissingError on every rank that
+    joined, StaleRendezvousError, UnequalRanksError (other code or versions), MasterUnreachableError (the store is
+    gone).
     """
     deadline_s = time.monotonic() + timeout_s
     try:
         for _ in range(MAX_RENEWALS):
-            generation = int(store.compare_set(_GENERATION, "", "0"))
-            call = _Call(store, generation, info, place, timeout_s)
             with contextlib.suppress(_RenewedError):
-                return call.answer(deadline_s, prepare)
+                return _JoinCheck(store, info, spec, timeout_s).join(deadline_s, prepare)
     except dist.DistError as error:
         raise MasterUnreachableError(
-            f"the store at {place.where} is gone before all ranks had come; its host (rank 0, or torchrun on the first "
+            f"the store at {spec.where} is gone before all ranks had come; its host (rank 0, or torchrun on the first "
             f"node) has ended: look at its output (torch: {str(error).partition(chr(10))[0]})"
         ) from error
     raise ContradictoryLaunchError(
-        f"rank {info.rank} (pid {info.pid} on {info.host}) is claimed at {place.where} again and again by others: give "
-        "every process a rank of its own, and every job a meeting place of its own"
+        f"rank {info.rank} (pid {info.pid} on {info.host}) is claimed at {spec.where} again and again by others: give "
+        "every process a rank of its own, and every job a rendezvous of its own"
     )
 
 
-def publish_failure(store: Store, info: RankInfo, place: MasterAddr, error: Exception) -> None:
-    """Tell the ranks that have come, or come now, that this one never will, and why; blocks some seconds at most."""
+def publish_failure(store: Store, info: RankInfo, spec: RendezvousSpec, error: Exception) -> None:
+    """Tell the other ranks that this one never joins, and why; blocks some seconds at most."""
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
-        _Call(store, int(store.compare_set(_GENERATION, "", "0")), info, place, 0.0).fail(error)
+        _JoinCheck(store, info, spec, 0.0).fail(error)
 
 
 def group_prefix(generation: int) -> str:
@@ -158,37 +129,38 @@ def group_prefix(generation: int) -> str:
     return f"rankdeck/{generation}"
 
 
-class _Call:
-    """One rank's part in the roll call of one generation."""
+class _JoinCheck:
+    """One rank's part in one generation."""
 
-    def __init__(self, base: Store, generation: int, info: RankInfo, place: MasterAddr, timeout_s: float) -> None:
+    def __init__(self, base: Store, info: RankInfo, spec: RendezvousSpec, timeout_s: float) -> None:
         self._base = base
-        self._generation = generation
-        self._store = PrefixStore(group_prefix(generation), base)
-        self._board = VerdictBoard(self._store, info, hosts_store=place.hosts_store)
+        self._generation = int(base.compare_set(_GENERATION, "", "0"))
+        self._store = PrefixStore(group_prefix(self._generation), base)
+        self._board = VerdictBoard(self._store, info, hosts_store=spec.hosts_store)
         self._info = info
-        self._place = place
+        self._spec = spec
         self._timeout_s = timeout_s
 
-    def answer(self, deadline_s: float, prepare: Callable[[Seat], Presence]) -> RollResult:
+    def join(self, deadline_s: float, prepare: Callable[[Seat], Presence]) -> Joined:
+        rank, size = self._info.rank, self._info.world_size
         self._board.enter()
         self._claim()
-        if self._store.add("arrived", 1) == self._info.world_size:
-            self._seat_all()
-        self._await_verdict(1, deadline_s)
-        rank = self._info.rank
-        seat = rank_info.decode_seat(self._store.get(f"seat {rank}"))
+        if self._store.add("arrived", 1) == size:
+            self._compare()
+        first = self._await_verdict(1, deadline_s)
+        (seat,) = self._read("seat", Seat, [rank])
         try:
             presence = prepare(seat)
         except (DdpcoreError, RuntimeError, OSError) as error:
             # A device that does not start raises torch's RuntimeError.
             self._publish_failure(error)
             raise
-        self._store.set(f"presence {rank}", rank_info.encode(presence))
-        if self._store.add("present", 1) == self._info.world_size:
-            self._judge_presences()
+        self._store.set(f"presence {rank}", encode(presence))
+        if self._store.add("present", 1) == size:
+            infos, presences = self._read("card", RankInfo, range(size)), self._read("presence", Presence, range(size))
+            self._board.set(2, rank_info.judge_presences(infos, presences))
         self._await_verdict(2, max(deadline_s, time.monotonic() + SECOND_ROUND_S))
-        return RollResult(seat, presence, self._generation, PrefixStore("group", self._store))
+        return Joined(seat, presence, first.differences, self._generation, PrefixStore("group", self._store))
 
     def fail(self, error: Exception) -> None:
         self._board.enter()
@@ -200,26 +172,26 @@ class _Call:
         self._board.take_leave(self._info.world_size)
 
     def _claim(self) -> None:
-        """Claim this rank's number and lay down the card, or find out who has it."""
-        rank, text = self._info.rank, rank_info.encode(self._info)
+        """Claim this rank's number and write its entry, or find out who has it."""
+        rank, text = self._info.rank, encode(self._info)
         if self._store.add(f"claim {rank}", 1) > 1:
             self._contest()
         self._store.set(f"card {rank}", text)
-        first = decode_rank_info(self._store.compare_set("world", "", text))
+        first = decode(self._store.compare_set("world", "", text), RankInfo)
         if first.world_size != self._info.world_size:
             self._renew_if_past(first)
-            text = rank_info.world_text(first, self._info, self._place.where)
+            text = rank_info.world_text(first, self._info, self._spec.where)
             largest = max(first.world_size, self._info.world_size)
             self._board.raise_refusal(self._board.refuse(Verdict(Refusal.CONTRADICTION, text, num_expected=largest)))
-        if self._place.path:
+        if self._spec.path:
             self._look_for_dead()
 
     def _contest(self) -> None:
         """Say what it means that this rank's number is taken; begin a new generation if it is an earlier one's."""
-        other = self._info_of(self._info.rank)
+        other = self._owner_of(self._info.rank)
         if other is not None:
             self._renew_if_past(other)
-        where, path = self._place.where, self._place.path
+        where, path = self._spec.where, self._spec.path
         if other is not None and not _shares_machine(other, self._info):
             verdict = Verdict(Refusal.CONTRADICTION, rank_info.unknown_claim_text(other, self._info, where, path))
         elif other is not None and _is_gone(other):
@@ -244,7 +216,7 @@ class _Call:
         verdict = self._board.refusal()
         if verdict is None:
             # torchrun gives a rank out again only when all of the attempt before have ended.
-            return self._place.has_agent_store and (not shares_machine or _is_gone(other))
+            return self._spec.has_agent_store and (not shares_machine or _is_gone(other))
         if verdict.refusal is Refusal.STALE:
             return False
         if shares_machine and other.rank == self._info.rank and _is_gone(other):
@@ -253,45 +225,46 @@ class _Call:
         return verdict.machine == self._info.machine and self._info.started_ticks > verdict.at_ticks > 0
 
     def _look_for_dead(self) -> None:
-        """Refuse a rendezvous file in which a dead process of this machine stands: it never comes."""
-        for rank in range(self._info.world_size):
-            if not self._store.check([f"card {rank}"]):
-                continue
-            other = decode_rank_info(self._store.get(f"card {rank}"))
+        """Refuse a rendezvous file in which a dead process of this machine stands: it never joins."""
+        for other in self._read("card", RankInfo, self._ranks_with("card")):
             if _shares_machine(other, self._info) and _is_gone(other):
                 self._renew_if_past(other)
                 if self._board.refusal() is not None:
                     return
-                text = rank_info.stale_text(other, self._place.where, self._place.path)
+                text = rank_info.stale_text(other, self._spec.where, self._spec.path)
                 self._board.raise_refusal(self._board.refuse(Verdict(Refusal.STALE, text)))
 
-    def _info_of(self, rank: int) -> RankInfo | None:
-        key, deadline_s = f"card {rank}", time.monotonic() + INFO_S
-        while not self._store.check([key]):
+    def _owner_of(self, rank: int) -> RankInfo | None:
+        """Return who has claimed a rank; None if it writes no entry in time."""
+        deadline_s = time.monotonic() + INFO_S
+        while not self._store.check([f"card {rank}"]):
             if time.monotonic() > deadline_s:
                 return None
             time.sleep(POLL_S[0])
-        return decode_rank_info(self._store.get(key))
+        (info,) = self._read("card", RankInfo, [rank])
+        return info
 
-    def _seat_all(self) -> None:
-        """Judge all cards, for all: this rank is the last to come."""
-        size = self._info.world_size
-        infos = [decode_rank_info(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
+    def _read(self, name: str, kind: type[Entry], ranks: Iterable[int]) -> list[Entry]:
+        """Return what these ranks have written under a name, or the last rank has for them."""
+        keys = [f"{name} {rank}" for rank in ranks]
+        return [decode(text, kind) for text in self._store.multi_get(keys)] if keys else []
+
+    def _ranks_with(self, name: str) -> list[int]:
+        return [rank for rank in range(self._info.world_size) if self._store.check([f"{name} {rank}"])]
+
+    def _compare(self) -> None:
+        """Compare all ranks, for all: this one is the last."""
+        infos = self._read("card", RankInfo, range(self._info.world_size))
         verdict = rank_info.judge(infos)
-        if verdict.refusal is None:
-            for rank, seat in enumerate(rank_info.seats(infos)):
-                self._store.set(f"seat {rank}", rank_info.encode(seat))
-            self._board.set(1, verdict)
-        else:
+        if verdict.refusal is not None:
             self._board.refuse(verdict)
+            return
+        for rank, seat in enumerate(rank_info.seats(infos)):
+            self._store.set(f"seat {rank}", encode(seat))
+        self._board.set(1, verdict)
 
-    def _judge_presences(self) -> None:
-        size = self._info.world_size
-        infos = [decode_rank_info(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
-        texts = self._store.multi_get([f"presence {rank}" for rank in range(size)])
-        self._board.set(2, rank_info.judge_presences(infos, [rank_info.decode_presence(text) for text in texts]))
-
-    def _await_verdict(self, number: int, deadline_s: float) -> None:
+    def _await_verdict(self, number: int, deadline_s: float) -> Verdict:
+        """Return how a round was decided; raise what refuses the group."""
         pause_s, began_s = POLL_S[0], time.monotonic()
         news_s = began_s + NEWS_S[0]
         while not self._is_decided(number):
@@ -305,19 +278,21 @@ class _Call:
                 news_s = now_s + NEWS_S[1]
             time.sleep(pause_s)
             pause_s = min(POLL_S[1], POLL_GROWTH * pause_s)
-        self._board.raise_refusal(self._board.read(number))
+        verdict = self._board.read(number)
+        self._board.raise_refusal(verdict)
+        return verdict
 
     def _is_decided(self, number: int) -> bool:
-        path = self._place.path
+        path = self._spec.path
         if path and not Path(path).exists():
             raise MasterUnreachableError(
-                f"{self._place.where} has been removed while ranks were joining: start all ranks anew"
+                f"{self._spec.where} has been removed while ranks were joining: start all ranks anew"
             )
         return self._board.is_set(number)
 
     def _absent(self, number: int) -> list[int]:
-        what = "claim" if number == 1 else "presence"
-        return [rank for rank in range(self._info.world_size) if not self._store.check([f"{what} {rank}"])]
+        there = self._ranks_with("claim" if number == 1 else "presence")
+        return sorted(set(range(self._info.world_size)).difference(there))
 
     def _log_progress(self, number: int, waited_s: float) -> None:
         absent = self._absent(number)
@@ -326,7 +301,7 @@ class _Call:
             logger.warning(
                 "rank %d waits at %s for %s, for %.0f s now",
                 self._info.rank,
-                self._place.where,
+                self._spec.where,
                 ranks_text(absent),
                 waited_s,
             )
@@ -336,12 +311,8 @@ class _Call:
         if not absent:
             # The last one has come just now, and judges.
             return self._last_look(number)
-        infos = [
-            decode_rank_info(self._store.get(f"card {rank}"))
-            for rank in range(self._info.world_size)
-            if self._store.check([f"card {rank}"])
-        ]
-        where, timeout_s = self._place.where, self._timeout_s
+        infos = self._read("card", RankInfo, self._ranks_with("card"))
+        where, timeout_s = self._spec.where, self._timeout_s
         if number == 1:
             there = [info for info in infos if info.rank not in absent]
             text = rank_info.missing_text(absent, there, where, timeout_s)
@@ -353,7 +324,7 @@ class _Call:
         deadline_s = time.monotonic() + INFO_S
         while not self._board.is_set(number) and time.monotonic() < deadline_s:
             time.sleep(POLL_S[1])
-        text = f"the last rank to come to {self._place.where} has not said what it found: look at the ranks' output"
+        text = f"the last rank to come to {self._spec.where} has not said what it found: look at the ranks' output"
         return self._board.refuse(Verdict(Refusal.FAILED, text))
 
 
@@ -375,13 +346,7 @@ _ROUNDS = (1, 2)
 
 
 class VerdictBoard:
-    """One rank's view of the verdicts of one generation.
-
-    Args:
-        store: Of the generation.
-        info: This rank's.
-        hosts_store: The store ends with this process.
-    """
+    """One rank's view of the verdicts of one generation. With `hosts_store` the store ends with this process."""
 
     def __init__(self, store: Store, info: RankInfo, *, hosts_store: bool) -> None:
         self._store = store
@@ -398,11 +363,11 @@ class VerdictBoard:
 
     def read(self, number: int) -> Verdict:
         """Return how a round was decided."""
-        return decode_verdict(self._store.get(f"verdict {number}"))
+        return decode(self._store.get(f"verdict {number}"), Verdict)
 
     def set(self, number: int, verdict: Verdict) -> Verdict:
         """Decide a round, if nobody was faster; return how it is decided."""
-        return decode_verdict(self._store.compare_set(f"verdict {number}", "", encode(verdict)))
+        return decode(self._store.compare_set(f"verdict {number}", "", encode(verdict)), Verdict)
 
     def refuse(self, verdict: Verdict) -> Verdict:
         """Tell all, in whichever round they are; return what they are told, if somebody was faster."""

@@ -94,11 +94,7 @@ def set_device(name: str) -> torch.device:
 
 
 def check_version(backends: Collection[str], *, has_cuda: bool) -> None:
-    """Refuse a torch with a known fault; warn of lesser ones, and set what avoids them unless the user has set it.
-
-    Raises:
-        TorchFaultError: The fault makes training wrong.
-    """
+    """Warn of known faults of this torch, set what avoids them unless the user has; raise TorchFaultError if fatal."""
     for finding in known_faults(str(torch.__version__), backends, has_cuda=has_cuda):
         if finding.is_refused:
             raise TorchFaultError(finding.text)
@@ -138,8 +134,7 @@ def route_to(host: str) -> Route | None:
 def own_address(towards: str = "") -> str:
     """Return this machine's address by which others reach it; empty if it has none but loopback.
 
-    Args:
-        towards: A host; the address on the way there if that leads out, else the one on the default route.
+    It is the one on the way `towards` a host if that leads out, else the one on the default route.
     """
     for host in (towards, *_OUTSIDE):
         route = route_to(host) if host else None
@@ -223,11 +218,7 @@ def _command_of(pid: int) -> str:
 
 
 class Neighbours:
-    """The ranks of this node.
-
-    Args:
-        placement: This rank's.
-    """
+    """Ranks of this node."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

@@ -24,14 +24,12 @@ from ddpcore.placement import Placement
 from ddpcore.process_group.choices import DeviceFacts, backend_names, check_interfaces, choose_device, choose_nic
 from ddpcore.process_group.closing import GroupLinks
 from ddpcore.process_group.equality import rank_facts
-from ddpcore.process_group.join_check import MasterAddr, call_roll, group_prefix, publish_failure
+from ddpcore.process_group.join_check import group_prefix, join, publish_failure
 from ddpcore.process_group.machine import check_version, gpu_identity, interfaces, own_address, route_to, set_device
-from ddpcore.process_group.rank_info import Presence, RankInfo, Seat
+from ddpcore.process_group.rank_info import Presence, RankInfo, Seat, local_places
 from ddpcore.process_group.rendezvous import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch._C._distributed_c10d import Store
 
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
@@ -61,30 +59,29 @@ class Opening:
     def open(self, *, timeout_s: float, join_timeout_s: float, allow_unequal: bool) -> tuple[Placement, GroupLinks]:
         """Return where this rank stands in the open group, and what closing needs; see `open_process_group`."""
         spec = self._spec
-        place = MasterAddr(spec.where, spec.path, spec.has_agent_store, spec.hosts_store)
         own_info = self._info(allow_unequal=allow_unequal)
         try:
             self._check_before_waiting()
         except DdpcoreError as error:
-            self._publish_to_others(own_info, place, error)
+            self._publish_to_others(own_info, error)
             raise
         store = open_store(spec, join_timeout_s)
         store.set_timeout(timedelta(seconds=FILE_PATIENCE_S if spec.path else join_timeout_s))
-        roll = call_roll(store, own_info, place, timeout_s=join_timeout_s, prepare=self._prepare)
+        joined = join(store, own_info, spec, timeout_s=join_timeout_s, prepare=self._prepare)
         first_s = min(timeout_s, join_timeout_s)
         store.set_timeout(timedelta(seconds=first_s))
-        self._init(roll.group_store, timeout_s, first_s)
+        self._init(joined.group_store, timeout_s, first_s)
         store.set_timeout(timedelta(seconds=timeout_s))
-        seat = roll.seat
+        seat = joined.seat
         where = Placement(spec.rank, spec.world_size, seat.local_rank, seat.local_world_size, seat.node_rank)
         placement.remember(where)
-        self._log_opened(where, roll.presence.gpu, seat.warnings)
+        self._log_opened(where, joined.presence.gpu, joined.differences)
         links = GroupLinks(
             rank=spec.rank,
             world_size=spec.world_size,
             device=self.device,
             backends=self._backends,
-            store=PrefixStore(group_prefix(roll.generation), store),
+            store=PrefixStore(group_prefix(joined.generation), store),
             hosts_store=spec.hosts_store,
         )
         return where, links
@@ -97,12 +94,12 @@ class Opening:
         check_interfaces(os.environ, self._backends, interfaces())
         check_version(self._backends, has_cuda=self._kind == "cuda")
 
-    def _publish_to_others(self, own_info: RankInfo, place: MasterAddr, error: DdpcoreError) -> None:
+    def _publish_to_others(self, own_info: RankInfo, error: DdpcoreError) -> None:
         """Let the others not wait for this rank, if they can be reached at once."""
         with contextlib.suppress(DdpcoreError):
             store = open_store(self._spec, PUBLISH_S)
             store.set_timeout(timedelta(seconds=PUBLISH_S))
-            publish_failure(store, own_info, place, error)
+            publish_failure(store, own_info, self._spec, error)
 
     def _info(self, *, allow_unequal: bool) -> RankInfo:
         spec, facts, pid = self._spec, rank_facts(self._backends, os.environ), os.getpid()
@@ -162,9 +159,9 @@ class Opening:
         if set_timeout is not None and first_s != timeout_s:
             set_timeout(timedelta(seconds=timeout_s))
 
-    def _log_opened(self, where: Placement, gpu: str, warnings: list[str]) -> None:
-        for warning in warnings:
-            logger.warning("the ranks are not quite equal: %s", warning)
+    def _log_opened(self, where: Placement, gpu: str, differences: list[str]) -> None:
+        for difference in differences:
+            logger.warning("the ranks are not quite equal: %s", difference)
         logger.info(
             "rank %d of %d (local %d of %d, node %d) on %s: %s%s, %s, met at %s%s",
             *where,
@@ -186,11 +183,4 @@ def open_group(backend: str, timeout_s: float) -> Placement:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     nodes: list[str | None] = [None] * world_size
     dist.all_gather_object(nodes, f"{socket.gethostname()} {this_machine().partition(' ')[0]}")
-    return place(rank, cast("list[str]", nodes))
-
-
-def place(rank: int, nodes: Sequence[str]) -> Placement:
-    """Return a rank's placement among ranks whose nodes are these."""
-    mine = [other for other, node in enumerate(nodes) if node == nodes[rank]]
-    order = list(dict.fromkeys(nodes))
-    return Placement(rank, len(nodes), mine.index(rank), len(mine), order.index(nodes[rank]))
+    return Placement(rank, world_size, *local_places(cast("list[str]", nodes))[rank])

@@ -9,7 +9,7 @@ for all (`judge`, called by `ddpcore.process_group.join_check`).
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ddpcore.errors import DdpcoreError
 
+_BACKEND = "backend"
 MAX_NAMED = 8
 """Ranks described one by one in a message."""
 
@@ -64,15 +65,14 @@ class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Seat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank is told when all have come."""
+    """A rank's place on its node, which it reads once all ranks have joined."""
 
     local_rank: int
     local_world_size: int
     node_rank: int
     num_machines: int
     peer_address: str = ""
-    """Of rank 0's machine, or on that machine of another one; empty if there is no other, or it is not known."""
-    warnings: list[str] = []
+    """Address of rank 0's machine, or on that machine of another one; empty if there is no other or it is not known."""
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,50 +94,33 @@ class Refusal(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a roll call has ended; without a refusal the ranks go on."""
+    """The result of a round of the join check; without a refusal the ranks continue."""
 
     refusal: Refusal | None = None
     text: str = ""
     missing: list[int] = []
     timeout_s: float = 0.0
     differences: list[str] = []
+    """Facts that are not equal on all ranks, a sentence each; without a refusal they are tolerated."""
     num_expected: int = 0
-    """Ranks that may come yet to be told."""
+    """Number of ranks that may still join and have to read the refusal."""
     machine: str = ""
-    """Of the rank that has said it, with when, in the kernel's ticks: who was started later is of another attempt."""
+    """Machine of the rank that decided. A process started there after `at_ticks` belongs to another attempt."""
     at_ticks: int = 0
+    """Time of the refusal, in the kernel's ticks."""
 
 
-_info_decoder = msgspec.json.Decoder(RankInfo)
-_seat_decoder = msgspec.json.Decoder(Seat)
-_presence_decoder = msgspec.json.Decoder(Presence)
-_verdict_decoder = msgspec.json.Decoder(Verdict)
-_encoder = msgspec.json.Encoder()
+Entry = TypeVar("Entry", RankInfo, Seat, Presence, Verdict)
 
 
-def encode(value: RankInfo | Seat | Presence | Verdict) -> str:
-    """Return the text that stands in the store."""
-    return _encoder.encode(value).decode()
+def encode(entry: RankInfo | Seat | Presence | Verdict) -> str:
+    """Return an entry as it stands in the store."""
+    return msgspec.json.encode(entry).decode()
 
 
-def decode_rank_info(text: bytes) -> RankInfo:
-    """Return a rank's card."""
-    return _info_decoder.decode(text)
-
-
-def decode_seat(text: bytes) -> Seat:
-    """Return a rank's seat."""
-    return _seat_decoder.decode(text)
-
-
-def decode_presence(text: bytes) -> Presence:
-    """Return what a seated rank says."""
-    return _presence_decoder.decode(text)
-
-
-def decode_verdict(text: bytes) -> Verdict:
-    """Return how the roll call has ended."""
-    return _verdict_decoder.decode(text)
+def decode(text: bytes, kind: type[Entry]) -> Entry:
+    """Return an entry of the store."""
+    return msgspec.json.decode(text, type=kind)
 
 
 def who(info: RankInfo) -> str:
@@ -156,44 +139,51 @@ def who_has_come(infos: Sequence[RankInfo]) -> str:
 
 
 def judge(infos: Sequence[RankInfo]) -> Verdict:
-    """Return what all ranks' cards, in the order of ranks, say together."""
-    contradiction = _backend_contradiction(infos) or _local_contradiction(infos)
-    if contradiction:
+    """Return what the entries of all ranks, in the order of ranks, mean together: the only comparison of ranks."""
+    facts = [{**info.soft, **info.strict, _BACKEND: info.backend} for info in infos]
+    found = differences(facts, [info.host for info in infos])
+    # Nodes on which CUDA is not seen take gloo where the others take nccl, and all wait for ever.
+    if _BACKEND in found:
+        advice = "give backend and device, or see why CUDA is not there"
+        text = f"the ranks would use different backends; {found[_BACKEND]}: {advice}"
+        return Verdict(Refusal.CONTRADICTION, text)
+    if contradiction := _local_contradiction(infos):
         return Verdict(Refusal.CONTRADICTION, contradiction)
-    unequal = differences([info.strict for info in infos], [info.host for info in infos])
+    strict = {name for info in infos for name in info.strict}
+    unequal = [text for name, text in found.items() if name in strict]
     if unequal and not any(info.allows_unequal for info in infos):
         text = (
             f"the ranks are not equal: {'; '.join(unequal)}. Install and copy the same everywhere; "
             "if it is meant, open the group with allow_unequal=True"
         )
         return Verdict(Refusal.UNEQUAL, text, differences=unequal)
-    return Verdict()
+    return Verdict(differences=list(found.values()))
+
+
+def local_places(nodes: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return local rank, local world size and node rank of each rank; ranks of one node name the same node."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks_of.setdefault(node, []).append(rank)
+    number_of = {node: number for number, node in enumerate(ranks_of)}
+    return [(ranks_of[node].index(rank), len(ranks_of[node]), number_of[node]) for rank, node in enumerate(nodes)]
 
 
 def seats(infos: Sequence[RankInfo]) -> list[Seat]:
-    """Return each rank's place on its node, as its launcher has said or else by who shares a machine."""
-    nodes: dict[str, list[int]] = {}
-    for info in infos:
-        nodes.setdefault(info.node, []).append(info.rank)
-    order = {node: number for number, node in enumerate(nodes)}
-    shows_all = any(info.allows_unequal for info in infos)
-    facts = [{**info.strict, **info.soft} if shows_all else info.soft for info in infos]
-    warnings = differences(facts, [info.host for info in infos])
+    """Return each rank's place on its node, from its launcher or else from who shares a machine."""
+    nodes = [info.node for info in infos]
     first = infos[0]
     elsewhere = next((info.address for info in infos if info.node != first.node and info.address), "")
-
-    def seat(info: RankInfo) -> Seat:
-        ranks = nodes[info.node]
-        return Seat(
-            local_rank=ranks.index(info.rank) if info.local_rank is None else info.local_rank,
-            local_world_size=len(ranks) if info.local_world_size is None else info.local_world_size,
-            node_rank=order[info.node] if info.node_rank is None else info.node_rank,
-            num_machines=len(nodes),
+    return [
+        Seat(
+            local_rank=local_rank if info.local_rank is None else info.local_rank,
+            local_world_size=local_size if info.local_world_size is None else info.local_world_size,
+            node_rank=node_rank if info.node_rank is None else info.node_rank,
+            num_machines=len(set(nodes)),
             peer_address=elsewhere if info.node == first.node else first.address,
-            warnings=warnings,
         )
-
-    return [seat(info) for info in infos]
+        for info, (local_rank, local_size, node_rank) in zip(infos, local_places(nodes), strict=True)
+    ]
 
 
 def judge_presences(infos: Sequence[RankInfo], presences: Sequence[Presence]) -> Verdict:
@@ -215,7 +205,7 @@ def duplicate_text(first: RankInfo | None, second: RankInfo, where: str) -> str:
     claimed = f"{who(first)}, {first.joined_at}," if first else f"another rank {second.rank}"
     return (
         f"two processes claim rank {second.rank} at {where}: {claimed} was there before pid {second.pid} on "
-        f"{second.host}: give every process a rank of its own, and every job a meeting place of its own"
+        f"{second.host}: give every process a rank of its own, and every job a rendezvous of its own"
     )
 
 
@@ -261,16 +251,8 @@ def vanished_text(vanished: Sequence[RankInfo], where: str, timeout_s: float) ->
     names = ", ".join(who(info) for info in vanished[:MAX_NAMED])
     return (
         f"{names} had come to {where}, and did not answer in {timeout_s:g} s when all were there: it has ended or is "
-        "stopped. Look at its output; if it is of an earlier run, start anew with another meeting place"
+        "stopped. Look at its output; if it is of an earlier run, start anew with another rendezvous"
     )
-
-
-def _backend_contradiction(infos: Sequence[RankInfo]) -> str:
-    """Nodes on which CUDA is not seen take gloo where the others take nccl, and all wait for ever."""
-    found = differences([{"backend": info.backend} for info in infos], [info.host for info in infos])
-    if not found:
-        return ""
-    return f"the ranks would use different backends; {found[0]}: give backend and device, or see why CUDA is not there"
 
 
 def _local_contradiction(infos: Sequence[RankInfo]) -> str:

@@ -47,11 +47,8 @@ opened at the same place again finds the same store on all ranks."""
 def open_store(spec: RendezvousSpec, timeout_s: float) -> Store:
     """Return the store; blocks until it is reached, at most `timeout_s` and a second or two to find out why not.
 
-    Raises:
-        ContradictoryLaunchError: The rendezvous file cannot be one.
-        StaleRendezvousError: It was left half-written.
-        PortInUseError: This is rank 0, and another process listens on its port.
-        MasterUnreachableError: Nobody answers where rank 0 should.
+    Raises ContradictoryLaunchError or StaleRendezvousError for a rendezvous file that is none or half-written,
+    PortInUseError if another process listens on rank 0's port, MasterUnreachableError.
     """
     if spec.scheme is Scheme.FILE:
         check_rendezvous_file(spec.path)
@@ -125,11 +122,10 @@ _LENGTHS = ("=I", "=Q")
 
 
 def check_rendezvous_file(path: str) -> None:
-    """Refuse a file that torch could not use; one that is not there yet is well.
+    """Raise for a file that torch could not use; a file that does not exist yet is right.
 
-    Raises:
-        ContradictoryLaunchError: No such directory, no right to write, or a file that is something else.
-        StaleRendezvousError: Half-written.
+    ContradictoryLaunchError: no such directory, no right to write, or a file that is something else.
+    StaleRendezvousError: half-written.
     """
     directory = Path(path).parent
     if not directory.is_dir():

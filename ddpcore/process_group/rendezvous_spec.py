@@ -52,7 +52,7 @@ class RendezvousSpec(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     url: str
-    """For `torch.distributed.rendezvous`. Its world size is -1: the store then waits for nobody, the roll call does."""
+    """URL for `torch.distributed.rendezvous`. Its world size is -1: the join check waits, the store does not."""
     master_addr: str = ""
     master_port: int = 0
     path: str = ""
@@ -68,7 +68,7 @@ class RendezvousSpec(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """The meeting place, for people."""
+        """The rendezvous, for messages."""
         if self.scheme is Scheme.FILE:
             return f"file://{self.path}"
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
@@ -78,18 +78,12 @@ class RendezvousSpec(msgspec.Struct, frozen=True):
 def read_rendezvous(
     init_method: str | None, rank: int | None, world_size: int | None, environ: Mapping[str, str]
 ) -> RendezvousSpec | None:
-    """Return where and as whom this rank meets the others, or None: it was not launched with others.
+    """Return where and as which rank this process joins the others; None if it was not launched with others.
 
-    Args:
-        init_method: env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments say that
-            there are ranks.
-        rank: This process's; None takes it from the URL or RANK.
-        world_size: How many there are; None takes it from the URL or WORLD_SIZE.
-        environ: The process's environment.
-
-    Raises:
-        NotLaunchedError: Something that is needed is absent, or no number.
-        ContradictoryLaunchError: Two sources disagree, a number is out of range, or the URL makes no sense.
+    `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments say that
+    there are ranks. `rank` and `world_size` come from the URL or the environment where they are None. Raises
+    NotLaunchedError if something is absent or no number, ContradictoryLaunchError if two sources disagree, a number is
+    out of range, or the URL makes no sense.
     """
     if init_method is None:
         if not _is_launched(rank, world_size, environ):
@@ -208,7 +202,7 @@ def _port(what: str, port: int) -> int:
 
 
 def _check_against_torchrun(master: tuple[str, int], environ: Mapping[str, str]) -> None:
-    """Refuse a meeting place under torchrun that nobody would host: it has told all ranks to be clients of its own."""
+    """Refuse a rendezvous under torchrun that no rank would host: all ranks are clients of its store."""
     theirs = (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
     if (master[0], str(master[1])) != theirs:
         raise ContradictoryLaunchError(

@@ -85,13 +85,7 @@ class Finding(NamedTuple):
 
 
 def known_faults(version: str, backends: Collection[str] = (), *, has_cuda: bool = False) -> list[Finding]:
-    """Return what is known against a torch version, the refused first.
-
-    Args:
-        version: As `torch.__version__` or the package's metadata say; what is no version has no known fault.
-        backends: In use, such as gloo and nccl.
-        has_cuda: Whether training is on CUDA devices.
-    """
+    """Return known faults of a torch version, the refused first; what is no version has no known fault."""
     try:
         parsed = Version(version)
     except InvalidVersion:

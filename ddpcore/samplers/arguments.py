@@ -26,8 +26,7 @@ class Replica(NamedTuple):
 def resolve_replica(rank: int | None, num_replicas: int | None) -> Replica:
     """Return both numbers; one that is None comes from the process group, else from torchrun's variables, else alone.
 
-    Raises:
-        SamplerArgumentError: They do not fit each other, or are no integers.
+    Raises SamplerArgumentError if they do not fit each other, or are no integers.
     """
     default = _default_replica() if rank is None or num_replicas is None else Replica(0, 1)
     replica = Replica(
@@ -47,11 +46,7 @@ def resolve_replica(rank: int | None, num_replicas: int | None) -> Replica:
 
 
 def num_samples_of_dataset(dataset: object) -> int:
-    """Return the length of a map-style data set.
-
-    Raises:
-        SamplerArgumentError: It has no length, or none that is above 0.
-    """
+    """Return the length of a map-style data set; raise SamplerArgumentError if it has none above 0."""
     if isinstance(dataset, IterableDataset):
         raise SamplerArgumentError(
             f"{type(dataset).__name__} is an IterableDataset, which no sampler can order: "
@@ -70,15 +65,10 @@ def num_samples_of_dataset(dataset: object) -> int:
 
 
 def check_order(order: object, num_samples: int | None = None) -> None:
-    """Refuse what is no order, or one of another data set.
+    """Raise SamplerArgumentError for what is no order, or one of a data set of another length.
 
-    Args:
-        order: As of a sampler.
-        num_samples: Length of the data set, if it is known. An order that draws samples by weights may be shorter or
-            longer, but needs a weight for each; any other would leave samples out, or ask for some that are not there.
-
-    Raises:
-        SamplerArgumentError: It is none, or does not fit.
+    An order that draws samples by weights may be shorter or longer, but needs a weight for each; any other would leave
+    samples out, or ask for some that are not there.
     """
     check_has(
         SamplerArgumentError,

@@ -299,10 +299,10 @@ def test_after_a_reboot_a_job_is_lost_unless_its_end_was_recorded(
     kill(first)
     path = house.job_dir().parent / "job.json"
     record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
-    memory = msgspec.structs.replace(record.memory, state=JobState.RUNNING, exit_code=None, cause="")
+    running = msgspec.structs.replace(record.job, state=JobState.RUNNING, exit_code=None, cause="")
     if not is_recorded:
         (house.job_dir() / "exit.json").unlink()
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=memory)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", job=running)))
 
     status = job(house.agent().report())
 
@@ -432,8 +432,8 @@ def test_a_job_between_two_attempts_begins_again_also_after_a_reboot(house: Hous
     kill(first)
     path = house.job_dir().parent / "job.json"
     record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
-    late = msgspec.structs.replace(record.memory, since_s=1e9, restart_at_s=1e9)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=late)))
+    late = msgspec.structs.replace(record.job, since_s=1e9, restart_at_s=1e9)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", job=late)))
 
     status = job(house.agent().wait_until(has_ended, START_S, "the second attempt has ended"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from contextlib import ExitStack
@@ -11,7 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.commands import Abort, Accepted, Command, Commit, Kill, Prepare, PrepareAgain, Stop
+from agent.wire.commands import (
+    Abort,
+    Accepted,
+    Command,
+    Commit,
+    Kill,
+    Prepare,
+    PrepareAgain,
+    RefusalReason,
+    Refused,
+    Stop,
+)
 from agent.wire.jobs import JobState
 from tests.support.agents import RunningAgent
 from tests.support.commands import run_rankdeck
@@ -61,6 +73,19 @@ def test_whoever_ends_it_finds_the_attempt_before_it_again(stack: ExitStack, tmp
 
     assert told(agent) == [(0, JobState.STOPPED)]
     assert isinstance(agent.ask(PrepareAgain("train", 1, 0, 1, 1)), Accepted), "its number is free again"
+
+
+def test_an_attempt_that_cannot_be_started_gives_way_to_the_one_before_it(stack: ExitStack, tmp_path: Path) -> None:
+    agent = stack.enter_context(RunningAgent())
+    with_an_attempt_that_is_prepared(agent, tmp_path)
+    shutil.rmtree(agent.directory / "jobs" / "train" / "1")
+
+    refused = agent.ask(Commit("train"))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.CANNOT_SPAWN
+    assert agent.ask(Abort("train")) == Accepted()
+
+    assert told(agent) == [(0, JobState.STOPPED)]
 
 
 def test_an_agent_that_is_killed_meanwhile_is_followed_by_one_that_knows_the_attempt_before(

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent.jobs.job import Job
-from agent.jobs.job_memory import JobMemory
 from agent.jobs.lifecycle import (
     AbortReceived,
     Answer,
@@ -134,7 +133,11 @@ class JobInTheWorld(RuleBasedStateMachine):
 
     @rule()
     def the_agent_is_replaced(self) -> None:
-        self.job = Job.restored(msgspec.json.decode(msgspec.json.encode(self.job.memory), type=JobMemory))
+        written, status = msgspec.json.encode(self.job), self.job.status(self.now_s)
+        self.job = msgspec.json.decode(written, type=Job)
+        assert msgspec.json.encode(self.job) == written
+        kept = msgspec.structs.replace(status, is_past=self.job.has_ended, detail="")
+        assert msgspec.structs.replace(self.job.status(self.now_s), detail="") == kept
         if self.is_launcher_alive:
             self.feed(LauncherFound())
             self.unseen |= self.alive

@@ -22,6 +22,7 @@ from agent.wire.digest import encode_frame
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import LAUNCHER_RANK
 from agent.wire.machine import GpuWatchState, HostReport
+from agent.wire.reports import ExitReport
 from ddpcore.wire import decode_report
 from tests.support.jobs import left
 
@@ -154,7 +155,10 @@ class SimNode:
                 self._see(rank, now_s)
                 code, signal, error = rank.end
                 self._core.apply(
-                    WorkerEnded(self.job[0], rank.rank, code, signal, error, oom_kills=rank.oom_kills), now_s
+                    WorkerEnded(
+                        self.job[0], rank.rank, ExitReport(code, signal, error=error, oom_kills=rank.oom_kills)
+                    ),
+                    now_s,
                 )
                 if code or signal:
                     self._bad_s = now_s if self._bad_s is None else self._bad_s

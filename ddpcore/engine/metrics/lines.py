@@ -50,15 +50,10 @@ class _Heading(NamedTuple):
 
 
 class MetricLines:
-    """The lines of one attempt. A line is written at the boundary after the one at which it was due.
+    """Lines of one attempt. A line is written at the boundary after the one at which it was due.
 
-    Attributes:
-        loss: The newest one: of a step of this rank, or a line's mean; None before there is one.
-
-    Args:
-        group: As of `MetricMeans`.
-        log: Where rank 0 writes; None on the others.
-        every: In steps or epochs.
+    `loss` is the latest one: of a step of this rank, or a line's mean; None before there is one. `log` is where rank 0
+    writes; None on the others.
     """
 
     def __init__(self, group: ProcessGroup | None, log: MetricLog | None, every: Cadence) -> None:
@@ -76,11 +71,7 @@ class MetricLines:
         self._began_s = now.elapsed_s
 
     def add_logger(self, logger: Logger) -> None:
-        """Have this rank's lines go there too.
-
-        Raises:
-            EngineUseError: It is no function.
-        """
+        """Send this rank's lines there too; raise EngineUseError if it is no function."""
         if isinstance(logger, type) or not callable(logger):
             raise refuse(EngineUseError, "logger", logger, "a function of metrics and step, such as wandb's run.log")
         self._loggers.append(logger)
@@ -88,8 +79,7 @@ class MetricLines:
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
         """Take a metric of the running step.
 
-        Raises:
-            EngineUseError: It is a tensor of more or fewer elements than one, or has a name of a line's own.
+        Raises EngineUseError for a tensor of more or fewer elements than one, or a name that every line has by itself.
         """
         if name in _OF_EVERY_LINE:
             raise EngineUseError(f"{name} stands in every line of metrics by itself: log yours under another name")

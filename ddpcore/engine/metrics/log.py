@@ -33,16 +33,10 @@ class Logger(Protocol):
 
 
 class MetricLog:
-    """Where lines go: `metrics.jsonl` and TensorBoard's event files in one directory.
+    """Writes lines to `metrics.jsonl` and TensorBoard's event files in one directory, which is made if absent.
 
-    Only rank 0 opens it. A resumed run appends. A disk that is full is no reason to end a training: what could not be
-    written is logged as an error, and the next line tried.
-
-    Args:
-        directory: Made if absent.
-
-    Raises:
-        OSError: The directory cannot be written to.
+    Only rank 0 opens it; raises OSError if it cannot be written to. A resumed run appends. A full disk does not end
+    training: what could not be written is logged as an error, and the next line is tried.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -90,10 +84,9 @@ class MetricLog:
 
 
 def open_log(log_dir: str | Path | None, *, is_first: bool) -> MetricLog | None:
-    """Return rank 0's metrics, None on other ranks. Every rank calls it; blocks.
+    """Return rank 0's log, None on other ranks. Every rank calls it; blocks.
 
-    Raises:
-        EngineUseError: Rank 0 cannot write there; every rank hears of it.
+    Raises EngineUseError on every rank if rank 0 cannot write there.
     """
     if log_dir is None:
         return None

@@ -66,8 +66,7 @@ class _Pending(NamedTuple):
 class MetricMeans:
     """One rank's part in the means. Main thread; every rank calls `launch` and `arrived` at the same boundaries.
 
-    Args:
-        group: A gloo group of all ranks, on which collectives come in the same order everywhere; None for one rank.
+    `group` is a gloo group of all ranks with collectives in the same order everywhere; None for one rank.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -77,12 +76,9 @@ class MetricMeans:
         self._pending: _Pending | None = None
 
     def add(self, name: str, value: Tensor | float, weight: float) -> None:
-        """Take a value.
+        """Take a value that is a mean over this rank's samples; `weight` is their number, 0 keeps it out of the mean.
 
-        Args:
-            name: Of the metric, the same on every rank.
-            value: Already a mean over this rank's samples. A tensor has one element, and nobody writes into it.
-            weight: Those samples' number; 0 keeps the value out of the mean.
+        A tensor has one element, and nobody writes into it.
         """
         logged = self._own.get(name)
         if logged is None:
@@ -97,8 +93,7 @@ class MetricMeans:
     def arrived(self) -> dict[str, float] | None:
         """Return the mean of each metric, NaN without any sample; None if nothing was launched. Blocks for the others.
 
-        Raises:
-            MetricMismatchError: The ranks have not logged the same metrics.
+        Raises MetricMismatchError if the ranks have not logged the same metrics.
         """
         if self._pending is None:
             return None

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class WatchedMetrics:
-    """One rank's part in the agreement. Main thread.
-
-    Args:
-        timeout_s: How long to wait for ranks that have not logged what this one has.
-    """
+    """One rank's part in the agreement. Main thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -37,12 +33,7 @@ class WatchedMetrics:
         self._logged: dict[str, list[tuple[Tensor | float, float]]] = {}
 
     def watch(self, name: str, watcher: Callable[[float], None] | None = None) -> None:
-        """Agree on a metric from now on.
-
-        Args:
-            name: As it is logged.
-            watcher: Is given each value, on all ranks at the same boundary.
-        """
+        """Agree on a metric from now on; `watcher` takes each value, on all ranks at the same boundary."""
         watchers = self._watchers.setdefault(name, [])
         if watcher is not None:
             watchers.append(watcher)
@@ -53,13 +44,9 @@ class WatchedMetrics:
             self._logged.setdefault(name, []).append((value, weight))
 
     def begin(self, *, is_first: bool) -> None:
-        """Begin a loop.
+        """Begin a loop; before the first one nothing logged counts.
 
-        Args:
-            is_first: There was no loop before: what was logged is of no step.
-
-        Raises:
-            EngineUseError: Something was logged in no step that has come to its end: it would count for the next one.
+        Raises EngineUseError if something was logged in no step that has ended: it would count for the next one.
         """
         names, self._logged = ", ".join(sorted(self._logged)), {}
         if names and not is_first:
@@ -71,10 +58,8 @@ class WatchedMetrics:
     def at_boundary(self) -> dict[str, float]:
         """Return what all ranks have agreed on of the step that ends here: nothing at most boundaries.
 
-        Blocks for the others where this rank has logged such a metric, and for an accelerator that holds it.
-
-        Raises:
-            BarrierTimeoutError: Some ranks have not logged it in this step; it names them.
+        Blocks for the others where this rank has logged such a metric, and for an accelerator that holds it. Raises
+        BarrierTimeoutError with the ranks that have not logged it in this step.
         """
         logged, self._logged = self._logged, {}
         agreed = {}
@@ -124,10 +109,7 @@ class EarlyStoppingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class EarlyStopping:
     """Counts how long a metric has not improved: pure.
 
-    Args:
-        patience: Values without a better one after which training is over.
-        mode: Whether the least or the greatest is best.
-        min_delta: What counts as better has to be better by more than this.
+    Training is over after `patience` values without one that is better by more than `min_delta`.
     """
 
     def __init__(self, patience: int, mode: Mode, min_delta: float) -> None:
@@ -156,11 +138,7 @@ class EarlyStopping:
         return state
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from an earlier count.
-
-        Raises:
-            CheckpointContentError: The state is not one of `state_dict`.
-        """
+        """Continue from an earlier count; raise CheckpointContentError if the state is not of `state_dict`."""
         try:
             self._state = msgspec.convert(state, EarlyStoppingState)
         except msgspec.ValidationError as error:

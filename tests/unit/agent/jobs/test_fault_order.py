@@ -7,8 +7,7 @@ from signal import Signals
 import pytest
 
 from agent.jobs.fault_order import fault_effect, refusal_of_fault
-from agent.jobs.job_memory import WorkerMemory
-from agent.jobs.lifecycle import AskProbe, FaultReceived, SignalWorker
+from agent.jobs.lifecycle import AskProbe, FaultReceived, SeenWorker, SignalWorker
 from agent.wire.commands import RefusalReason
 from ddpcore.wire import Fault, FaultKind, SlowDown, StrikeAt
 from tests.support.jobs import make_spec
@@ -44,7 +43,7 @@ def test_whatever_waits_for_a_step_is_the_probe_s(kind: FaultKind) -> None:
 
 def test_a_job_that_does_not_allow_faults_says_how_to_allow_them() -> None:
     for kind in set(FaultKind) - {FaultKind.THAW}:
-        refused = refusal_of_fault(FaultReceived(Fault(kind, 3)), make_spec(allow_faults=False), RANKS, WorkerMemory())
+        refused = refusal_of_fault(FaultReceived(Fault(kind, 3)), make_spec(allow_faults=False), RANKS, SeenWorker())
         assert refused is not None
         assert refused.reason is RefusalReason.NOT_PERMITTED
         assert refused.message.startswith("job train does not allow faults: ")
@@ -53,7 +52,7 @@ def test_a_job_that_does_not_allow_faults_says_how_to_allow_them() -> None:
 
 @pytest.mark.parametrize("fault", HEALING, ids=["thaw", "unslow"])
 def test_undoing_harm_is_never_forbidden(fault: Fault) -> None:
-    assert refusal_of_fault(FaultReceived(fault), make_spec(allow_faults=False), RANKS, WorkerMemory()) is None
+    assert refusal_of_fault(FaultReceived(fault), make_spec(allow_faults=False), RANKS, SeenWorker()) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_undoing_harm_is_never_forbidden(fault: Fault) -> None:
     ],
 )
 def test_a_step_that_cannot_come_is_refused(fault: Fault, step: int | None, reason: RefusalReason, words: str) -> None:
-    refused = refusal_of_fault(FaultReceived(fault, step), make_spec(), RANKS, WorkerMemory())
+    refused = refusal_of_fault(FaultReceived(fault, step), make_spec(), RANKS, SeenWorker())
     assert refused is not None
     assert refused.reason is reason
     assert words in refused.message
@@ -76,9 +75,9 @@ def test_a_step_that_cannot_come_is_refused(fault: Fault, step: int | None, reas
 @pytest.mark.parametrize("step", [None, 0, 8])
 def test_a_step_that_may_come_is_taken(step: int | None) -> None:
     fault = Fault(FaultKind.FREEZE, 3, at_step=9)
-    assert refusal_of_fault(FaultReceived(fault, step), make_spec(), RANKS, WorkerMemory()) is None
+    assert refusal_of_fault(FaultReceived(fault, step), make_spec(), RANKS, SeenWorker()) is None
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FREEZE, FaultKind.THAW, FaultKind.KILL, FaultKind.SLOW])
 def test_what_acts_at_once_or_lasts_needs_no_step_yet(kind: FaultKind) -> None:
-    assert refusal_of_fault(FaultReceived(Fault(kind, 3), None), make_spec(), RANKS, WorkerMemory()) is None
+    assert refusal_of_fault(FaultReceived(Fault(kind, 3), None), make_spec(), RANKS, SeenWorker()) is None

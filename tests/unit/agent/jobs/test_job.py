@@ -8,7 +8,6 @@ import pytest
 
 from agent.errors import InvalidTransitionError
 from agent.jobs.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, UNCOMMITTED_S, Job
-from agent.jobs.job_memory import JobMemory
 from agent.jobs.lifecycle import (
     COMMAND_EVENTS,
     TRANSITIONS,
@@ -43,6 +42,7 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.jobs.record import JobRecord
 from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.commands import Accepted, RefusalReason, Refused
 from agent.wire.jobs import ENDED_STATES, JobState
@@ -89,6 +89,11 @@ def job_in(state: JobState, *more: Event, max_restarts: int = 0, **changes: floa
         job.handle(event, 0.0)
     assert job.state is state
     return job
+
+
+def next_agents(job: Job) -> Job:
+    """Return the job as an agent reads it that is started after this one."""
+    return msgspec.json.decode(msgspec.json.encode(job), type=Job)
 
 
 def refusal(effects: list[Effect]) -> Refused:
@@ -424,15 +429,39 @@ def test_faults_strike_in_the_first_attempt_only() -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
+def test_a_job_read_from_disk_is_the_job_that_was_written(state: JobState) -> None:
     job = job_in(state)
-    text = msgspec.json.encode(job.memory)
 
-    restored = Job.restored(msgspec.json.decode(text, type=JobMemory))
+    restored = next_agents(job)
 
-    assert restored.memory == job.memory
+    assert restored == job
     assert restored.status(7.0) == msgspec.structs.replace(job.status(7.0), is_past=job.has_ended)
     restored.validate()
+
+
+def test_a_record_of_the_version_before_is_read() -> None:
+    written = """{"record_version":1,"boot_id":"b","memory":{"spec":{"job_id":"train","attempt":0,"python":"python3",
+        "command":["train.py"],"workdir":"/data","num_nodes":1,"node_rank":0,"local_world_size":2,"first_rank":0,
+        "world_size":2,"master_addr":"127.0.0.1","max_restarts":2},"state":"restarting","since_s":6.0,
+        "cause":"rank 0 exited with code 1: KeyError: 3","failure":{"at_s":5.0,"cause":{"rank":0,"end":"exited with code
+        1","exception":"KeyError: 3"},"is_launcher_ended":false,"together_s":1.5,"is_bare_signal":false},
+        "kill_at_s":15.0,"begin_again_at_s":7.0,"unprobed":"as asked","started_s":3.0,"last_request_id":1},
+        "address":[2,"127.0.0.1"],"before":null}"""
+
+    record = msgspec.json.decode(written.replace("\n        ", " "), type=JobRecord)
+
+    job = record.job
+    job.validate()
+    assert (job.state, job.since_s, job.restart_at_s, job.kill_at_s, job.started_s) == (
+        JobState.RESTARTING,
+        6.0,
+        7.0,
+        15.0,
+        3.0,
+    )
+    assert (job.cause, job.unprobed, job.last_request_id) == ("rank 0 exited with code 1: KeyError: 3", "as asked", 1)
+    assert cause_of(job) == (0, "KeyError: 3", False)
+    assert record.address == (2, "127.0.0.1")
 
 
 def test_how_long_ago_an_attempt_was_started_is_told_by_the_agent_whatever_became_of_it() -> None:
@@ -444,8 +473,8 @@ def test_how_long_ago_an_attempt_was_started_is_told_by_the_agent_whatever_becam
     job.handle(AttemptFailed(1), 20.0)
     assert job.status(21.0).age_s == 11.0
     job.handle(LauncherStarted(), 30.0)
-    assert Job.restored(job.memory).status(33.0).age_s == 3.0
-    assert Job.restored(job.memory.of_another_boot(0.0)).status(33.0).age_s is None
+    assert next_agents(job).status(33.0).age_s == 3.0
+    assert job.of_another_boot(0.0).status(33.0).age_s is None
 
 
 def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:
@@ -454,7 +483,7 @@ def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:
         job.handle(event, 0.0)
     last_id = job.new_request_id()
 
-    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory))
+    restored = next_agents(job)
 
     assert restored.status(1.0).unprobed == "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out"
     assert restored.new_request_id() > last_id
@@ -463,7 +492,7 @@ def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:
 def test_after_a_reboot_the_clock_has_begun_anew() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 5000.0)
-    assert Job.restored(job.memory.of_another_boot(30.0)).status(40.0).state_s == 10.0
+    assert job.of_another_boot(30.0).status(40.0).state_s == 10.0
 
 
 def test_a_lost_job_says_so_and_what_may_be_left_of_it_is_killed() -> None:
@@ -542,7 +571,7 @@ def test_what_ends_because_the_job_was_told_to_has_no_cause() -> None:
 def test_a_cause_is_remembered_until_the_job_begins_again() -> None:
     job = job_in(JobState.RUNNING, WorkerExited(3, 1, None, left("KeyError: 3")), max_restarts=1)
     job.handle(job.launcher_ended(1), 5.0)
-    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory))
+    restored = next_agents(job)
     assert cause_of(restored) == (3, "KeyError: 3", False)
     restored.handle(LauncherStarted(), 8.0)
     assert restored.status(9.0).root_cause is None
@@ -638,7 +667,7 @@ def test_ranks_that_hang_with_nobody_watching_are_ended() -> None:
 def test_an_abandoned_job_with_restarts_left_begins_again() -> None:
     job = job_in(JobState.RUNNING, abandon_s=600.0, max_restarts=1)
     job.handle(Ticked(abandoned_s=600.0), 600.0)
-    restored = Job.restored(job.memory)
+    restored = next_agents(job)
     restored.handle(LauncherFound(), 601.0)
     restored.handle(restored.launcher_ended(1, left("SignalException")), 602.0)
     assert restored.state is JobState.RESTARTING

@@ -96,7 +96,7 @@ def test_the_age_of_a_process_state_begins_with_its_change(state: NodeState) -> 
 def test_an_ended_worker_stays_ended_and_keeps_its_last_report(state: NodeState) -> None:
     state.apply(WorkerSeen("train", 2, 102), 0.0)
     state.apply(RankReported(rank_report()), 1.0)
-    state.apply(WorkerEnded("train", 2, None, 9, "boom"), 2.0)
+    state.apply(WorkerEnded("train", 2, ExitReport(None, 9, error="boom")), 2.0)
     state.apply(sampled(ProcessState.RUNNING), 2.1)
     (worker,) = report_of(state, 5.0).workers
     assert worker.process is ProcessState.EXITED
@@ -170,7 +170,7 @@ def test_gpus_are_told_with_the_ranks_on_them_and_their_age(state: NodeState) ->
     state.apply(WorkerSeen("train", 3, 103), 0.0)
     memory = [GpuMemoryReport("GPU-0", 1, 2, 3, 4)]
     state.apply(RankReported(rank_report(2, gpu_memory=memory)), 0.5)
-    state.apply(WorkerEnded("train", 3, 0, None), 0.5)
+    state.apply(WorkerEnded("train", 3, ExitReport(0)), 0.5)
     state.apply(GpuWatchChanged(GpuWatchState.WATCHING, ""), 1.0)
     state.apply(GpusSampled(gpu_sample(102, 103)), 1.0)
 
@@ -199,7 +199,7 @@ def test_the_shared_memory_of_a_worker_is_told_until_it_ends(state: NodeState) -
     state.apply(WorkerSeen("train", 2, 102), 0.0)
     state.apply(WorkerSampled("train", 2, ProcessState.RUNNING, 4096, 1.0, 1024), 0.1)
     assert report_of(state, 0.2).workers[0].pss_bytes == 1024
-    state.apply(WorkerEnded("train", 2, 0, None), 0.3)
+    state.apply(WorkerEnded("train", 2, ExitReport(0)), 0.3)
     assert report_of(state, 0.4).workers[0].pss_bytes is None
 
 
@@ -222,7 +222,7 @@ def test_a_worker_tells_how_many_cores_it_keeps_busy_until_it_ends(state: NodeSt
         state.apply(WorkerSampled("train", 2, ProcessState.RUNNING, 4096, 2.0 * second), 10.0 + second)
     assert report_of(state, 12.0).workers[0].cpu_cores == 2.0
 
-    state.apply(WorkerEnded("train", 2, 0, None), 12.5)
+    state.apply(WorkerEnded("train", 2, ExitReport(0)), 12.5)
     assert report_of(state, 13.0).workers[0].cpu_cores == 0.0
 
 

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent.jobs.job_memory import JobMemory
+from agent.jobs.job import Job
+from agent.jobs.record import JobRecord
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import (
     HAS_LOSS,
@@ -181,7 +182,8 @@ def test_records_are_of_one_size_on_both_sides() -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "sent"),
     [
-        (JobMemory, "restart_at_s", "begin_again_at_s"),
+        (Job, "restart_at_s", "begin_again_at_s"),
+        (JobRecord, "job", "memory"),
         (RosterEntry, "silent_ms", "heard_ms"),
         (WorkerReport, "store_port_owner", "store_listener"),
         (RankReport, "anomalies", "oddities"),

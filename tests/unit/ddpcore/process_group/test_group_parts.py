@@ -21,7 +21,6 @@ from ddpcore.process_group.closing import GroupLinks, close_group
 from ddpcore.process_group.equality import check_equal_everywhere, rank_facts
 from ddpcore.process_group.machine import check_version, comes_to_rest, device_facts, gpu_identity
 from ddpcore.process_group.open_group import open_process_group
-from ddpcore.process_group.opening import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,16 +148,6 @@ def test_in_a_group_of_the_program_s_own_the_launcher_s_word_counts(
     monkeypatch.setenv("GROUP_RANK", "3")
 
     assert current_placement() == Placement(0, 1, 0, 1, 3)
-
-
-def test_mpi_ranks_are_placed_by_their_nodes() -> None:
-    nodes = ["b", "a", "b", "a", "b"]
-
-    assert [place(rank, nodes) for rank in (0, 1, 4)] == [
-        Placement(0, 5, 0, 3, 0),
-        Placement(1, 5, 0, 2, 1),
-        Placement(4, 5, 2, 3, 0),
-    ]
 
 
 def test_facts_about_devices_are_torch_s_own() -> None:

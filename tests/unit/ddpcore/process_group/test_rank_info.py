@@ -19,16 +19,15 @@ from ddpcore.process_group.rank_info import (
     Presence,
     RankInfo,
     Refusal,
+    Seat,
     Verdict,
-    decode_presence,
-    decode_rank_info,
-    decode_seat,
-    decode_verdict,
+    decode,
     duplicate_text,
     encode,
     error_of,
     judge,
     judge_presences,
+    local_places,
     missing_text,
     seats,
     stale_text,
@@ -58,17 +57,21 @@ def test_everything_comes_back_as_it_was_sent() -> None:
     (seat,) = seats([info(0, world_size=1)])
     verdict = Verdict(Refusal.MISSING, "gone", [2], 5.0)
 
-    assert decode_rank_info(encode(one).encode()) == one
-    assert decode_seat(encode(seat).encode()) == seat
-    assert decode_presence(encode(Presence("GPU-1")).encode()) == Presence("GPU-1")
-    assert decode_verdict(encode(verdict).encode()) == verdict
-    assert decode_verdict(encode(Verdict()).encode()).refusal is None
+    assert decode(encode(one).encode(), RankInfo) == one
+    assert decode(encode(seat).encode(), Seat) == seat
+    assert decode(encode(Presence("GPU-1")).encode(), Presence) == Presence("GPU-1")
+    assert decode(encode(verdict).encode(), Verdict) == verdict
+    assert decode(encode(Verdict()).encode(), Verdict).refusal is None
 
 
 def test_without_a_launcher_ranks_of_one_machine_are_a_node() -> None:
     placed = [(seat.local_rank, seat.local_world_size, seat.node_rank) for seat in seats(infos("baba"))]
 
     assert placed == [(0, 2, 0), (0, 2, 1), (1, 2, 0), (1, 2, 1)]
+
+
+def test_ranks_are_placed_by_their_nodes() -> None:
+    assert local_places(["b", "a", "b", "a", "b"]) == [(0, 3, 0), (0, 2, 1), (1, 3, 0), (1, 2, 1), (2, 3, 0)]
 
 
 def test_containers_of_one_machine_are_nodes_of_their_own() -> None:
@@ -123,14 +126,19 @@ def test_different_code_is_refused_unless_it_is_allowed() -> None:
 
     assert verdict.refusal is Refusal.UNEQUAL
     assert verdict.differences == ["torch differs: 2.13.0 on rank 0 (a), 2.12.1 on rank 1 (b)"]
-    assert seats(ranks)[0].warnings == ["Python differs: nothing on rank 0 (a), 3.12 on rank 1 (b)"]
 
     allowed = [info(0, strict={"torch": "2.13.0"}, allows_unequal=True), ranks[1]]
-    assert judge(allowed) == Verdict()
-    assert seats(allowed)[1].warnings == [
+    assert judge(allowed).refusal is None
+    assert judge(allowed).differences == [
         "Python differs: nothing on rank 0 (a), 3.12 on rank 1 (b)",
         "torch differs: 2.13.0 on rank 0 (a), 2.12.1 on rank 1 (b)",
     ]
+
+
+def test_what_may_differ_refuses_nothing() -> None:
+    ranks = [info(0, strict={"torch": "2.13.0"}), info(1, "b", strict={"torch": "2.13.0"}, soft={"Python": "3.12"})]
+
+    assert judge(ranks) == Verdict(differences=["Python differs: nothing on rank 0 (a), 3.12 on rank 1 (b)"])
 
 
 def test_one_gpu_for_two_ranks_is_a_contradiction() -> None:

@@ -115,12 +115,12 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         await session.connect()
         if not job_id:
             job_id = only_running_job(await session.reports())
-        node = node_of_rank(of_latest_attempt(await session.session.control.statuses(job_id)), harm.rank)
-        await session.session.inject_on(node, job_id, harm)
+        node = node_of_rank(of_latest_attempt(await session.job_control.statuses(job_id)), harm.rank)
+        await session.inject_on(node, job_id, harm)
         return job_id, node
     finally:
         await session.close()
-        print_trouble(session.session.audit)
+        print_trouble(session.audit)
 
 
 def _session(hosts: Hosts) -> RemoteSession:
@@ -151,7 +151,7 @@ async def _wait_for_end(
     done = ""
     try:
         await session.connect()
-        control = session.session.control
+        control = session.job_control
         done = await ask(control)
         if not session.is_alone:
             print_line(f"rankdeck: {done}")
@@ -163,7 +163,7 @@ async def _wait_for_end(
         return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
     finally:
         await session.close()
-        print_trouble(session.session.audit)
+        print_trouble(session.audit)
 
 
 async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
@@ -172,7 +172,7 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
     deadline_s = time.monotonic() + patience_s
     shown: list[JobState] = []
     while True:
-        statuses = of_latest_attempt(await session.session.control.statuses(job_id))
+        statuses = of_latest_attempt(await session.job_control.statuses(job_id))
         states = {node: status.state for node, status in statuses.items()}
         moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
         if not moving:
@@ -191,7 +191,7 @@ async def _restart(
     """Return what was done, and how the job stands then; `num_ranks` is of each node."""
     try:
         await session.connect()
-        control = session.session.control
+        control = session.job_control
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else latest_status(statuses).num_nodes
@@ -200,4 +200,4 @@ async def _restart(
         return done, latest_status(await control.statuses(job_id))
     finally:
         await session.close()
-        print_trouble(session.session.audit)
+        print_trouble(session.audit)

@@ -127,20 +127,20 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
 async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
-        await session.session.control.statuses(job_id)  # one that nobody knows is refused at once
+        await session.job_control.statuses(job_id)  # one that nobody knows is refused at once
         answers = Answers()
-        await session.session.take_stacks(job_id, answers)
-        await session.session.replay_history()
+        await session.take_stacks(job_id, answers)
+        await session.replay_history()
         began_s = time.monotonic()
-        while (waited_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
+        while (waited_s := time.monotonic() - began_s) < LISTENING_S or not session.has_all_lines:
             session.view()
             await asyncio.sleep(POLL_S)
             if waited_s > MAX_LISTENING_S:
                 break
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await session.session.ask_agents(job_id, answers)
-        return await session.session.evidence(job_id, ON_REQUEST, answers)
+                await session.ask_agents(job_id, answers)
+        return await session.evidence(job_id, ON_REQUEST, answers)
     finally:
         await session.close()
 

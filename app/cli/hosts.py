@@ -135,7 +135,7 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
     try:
         await session.connect()
-        return picture_of(await session.session.stacks(job_id=job_id, is_native=is_native))
+        return picture_of(await session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()
 
@@ -148,7 +148,7 @@ async def first_view(session: RemoteSession) -> View:
     """
     await session.connect()
     await session.check_job()
-    await session.session.replay_history()
+    await session.replay_history()
     deadline_s = time.monotonic() + FIRST_REPORTS_S
     enough_s = deadline_s
     while True:

@@ -229,7 +229,7 @@ def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
 async def _events(session: RemoteSession) -> list[Event]:
     try:
         await first_view(session)
-        await session.session.reach_back()
+        await session.reach_back()
         return [*session.events.latest_first()][::-1]
     finally:
         await session.close()
@@ -267,7 +267,7 @@ async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
     """Return lines that have come, nothing once all that the nodes have told of are here, or none comes any more."""
     deadline_s = time.monotonic() + SILENT_S
     session.view()
-    while not (pairs := session.drain_logs()) and not session.session.has_all_lines and time.monotonic() < deadline_s:
+    while not (pairs := session.drain_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
         await asyncio.sleep(POLL_S)
         session.view()
     return pairs

@@ -171,7 +171,7 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
 def follow_one_job(session: RemoteSession) -> None:
     """Let a script follow the job that is shown to its end; call it before the session connects."""
     session.patience_s = HEADLESS_PATIENCE_S
-    session.session.choice.stays = True
+    session.choice.stays = True
 
 
 def desk_of(session: RemoteSession) -> QuestionDesk | None:

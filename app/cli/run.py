@@ -267,7 +267,7 @@ async def _start(session: RemoteSession) -> None:
         await with_progress(session.start(), session)
     finally:
         await session.close()
-        print_trouble(session.session.audit)
+        print_trouble(session.audit)
 
 
 def _look_first(hosts: Hosts, request: RunRequest) -> None:

@@ -27,10 +27,9 @@ from app.fleet.local_link import LocalLink
 from app.inventory.inventory import HostEntry
 from app.paths import runtime_directory
 from app.session.hosts import HostDoctor, Hosts
-from app.session.live import LiveSession
 from app.session.options import SessionOptions  # noqa: TC001 - msgspec looks at it
 from app.session.remote_job import even_shares
-from app.session.session import DEFAULT_OPTIONS
+from app.session.session import DEFAULT_OPTIONS, Session
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 from app.text import LINE_LIMIT, clean
 
@@ -99,7 +98,7 @@ def environment_notes(num_ranks: int) -> list[str]:
     return notes
 
 
-class Demo(LiveSession):
+class Demo(Session):
     """The demo's agents, job and session.
 
     `view`, the `drain_` methods and the properties are for the frame loop (`app.tui.source.ConsoleSource`); the
@@ -121,9 +120,9 @@ class Demo(LiveSession):
         self._nodes = [f"demo-{index}" for index in range(num_nodes)]
         self._agents = PrivateAgents(self._nodes)
         self._agents.make_directories()
-        notices = environment_notes(options.num_ranks)
         try:
-            super().__init__(self._agents.directories, options.session, notices)
+            super().__init__(self._agents.directories, options.session)
+            self._notices = environment_notes(options.num_ranks)
             self.doctor = HostDoctor(Hosts((LocalLink(),), (HostEntry(THIS_MACHINE),), "", {}))
         except SessionError:
             self._agents.remove_directories()
@@ -141,9 +140,9 @@ class Demo(LiveSession):
             AppError: Something is in the way; nothing of the job is left running.
         """
         await self._agents.start()
-        await self.session.connect()
+        await self.connect()
         self._notices.append(f"agents {' and '.join(self._nodes)} are up")
-        await self.session.start_job(self._specs())
+        await self.start_job(self._specs())
         self._notices.append(f"torchrun started on {len(self._nodes)} nodes; importing torch takes some seconds")
 
     def farewell(self) -> str:
@@ -152,7 +151,7 @@ class Demo(LiveSession):
 
     async def close(self) -> None:
         """End the job and the agents; nothing of the demo is left afterwards."""
-        await self.session.close()
+        await super().close()
         await self._agents.close()
 
     def _specs(self) -> dict[str, JobSpec]:

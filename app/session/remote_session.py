@@ -13,11 +13,11 @@ from agent.wire.commands import RefusalReason, ShowJob, Shown
 from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.model.job_choice import NEVER, JobChoice
+from app.model.new_nodes import NewNodes
 from app.recording.backfill import PAUSE_S
 from app.session.audit import AuditedAction
 from app.session.control import AssignmentGuard, JobStarter
 from app.session.hosts import Connections, HostDoctor, HostQuestions
-from app.session.live import LiveSession, NewNodeWatch
 from app.session.remote_job import (
     JobHost,
     in_order,
@@ -27,7 +27,7 @@ from app.session.remote_job import (
     running_jobs,
     unknown_job_text,
 )
-from app.session.session import DEFAULT_OPTIONS
+from app.session.session import DEFAULT_OPTIONS, Session
 from app.ssh.config import THIS_MACHINE
 from app.text import NAME_LIMIT, clean, clean_name
 from app.view.actions import NOT_AGAIN
@@ -56,7 +56,36 @@ USUAL_END_S = 180.0
 """For those, of a job whose own times are not known."""
 
 
-class RemoteSession(LiveSession):
+SETTLE_S = 2.0
+"""Without another one, until those that have come are told of; the agents of one `srun` come within a second."""
+MAX_WAIT_S = 10.0
+"""However many still come."""
+MAX_KNOWN = 16_384
+"""Names that are known to have been told of: a relay can only be wrong to have more, and it costs a word twice."""
+
+
+class NewNodeWatch:
+    """Each node is told of once, also where it goes and comes again."""
+
+    def __init__(self) -> None:
+        self._notified: frozenset[str] = frozenset()
+        self._waiting: frozenset[str] = frozenset()
+        self._first_s = self._last_s = 0.0
+
+    def news(self, new_nodes: NewNodes, now_s: float) -> NewNodes:
+        """Return those of them that are to be told of now."""
+        waiting = frozenset(new_nodes.nodes) - self._notified
+        if waiting != self._waiting:
+            self._first_s = self._first_s if self._waiting else now_s
+            self._waiting, self._last_s = waiting, now_s
+        if not waiting or (now_s - self._last_s < SETTLE_S and now_s - self._first_s < MAX_WAIT_S):
+            return NewNodes()
+        self._notified = waiting | (self._notified if len(self._notified) < MAX_KNOWN else frozenset())
+        self._waiting = frozenset()
+        return new_nodes._replace(nodes=tuple(node for node in new_nodes.nodes if node in waiting))
+
+
+class RemoteSession(Session):
     """A session over agents that were found on some hosts. Closing it closes their links; agents and jobs live on."""
 
     def __init__(
@@ -81,9 +110,9 @@ class RemoteSession(LiveSession):
         self._request = request
         directories = {link.host: link.directory for link in hosts.links}
         relayed = {link.host for link in hosts.links if link.is_relayed}
-        super().__init__(directories, options, [], hosts.addresses, relayed)
-        self.session.attach_command = hosts.command("attach JOB")
-        self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
+        super().__init__(directories, options, hosts.addresses, relayed)
+        self.attach_command = hosts.command("attach JOB")
+        self.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._notify)
         self._job_id = ""
         self._own_job_id = ""
@@ -113,13 +142,11 @@ class RemoteSession(LiveSession):
         self.questions: HostQuestions | None = None
         """What hosts want to know; None where nobody is asked."""
         if all(link.runs_programs for link in hosts.links):
-            self.doctor = HostDoctor(hosts, self._connections.unreachable_reason, lambda: self.session.fleet)
+            self.doctor = HostDoctor(hosts, self._connections.unreachable_reason, lambda: self.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:
-            self.starter = JobStarter(
-                hosts.names, lambda: self.session.fleet, hosts.python_of_first, self.start_another
-            )
+            self.starter = JobStarter(hosts.names, lambda: self.fleet, hosts.python_of_first, self.start_another)
 
     @property
     def is_alone(self) -> bool:
@@ -160,7 +187,7 @@ class RemoteSession(LiveSession):
     @property
     def watched_job(self) -> str:
         """The job that this session has started, or was asked for; empty for whichever is shown."""
-        return self._request.job_id if self._request else self.session.choice.wanted
+        return self._request.job_id if self._request else self.choice.wanted
 
     async def start(self) -> None:
         """Bring the agents' sockets here, and start the job if there is one to start.
@@ -171,9 +198,9 @@ class RemoteSession(LiveSession):
         await self.connect()
         if self._request is None:
             await self.check_job()
-            self.session.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
+            self.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
             if self.looks_back:
-                self.session.look_back()
+                self.look_back()
             return
         reported = await self._start_and_report(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
@@ -186,7 +213,7 @@ class RemoteSession(LiveSession):
         Raises:
             UsageError: No host that can be asked knows it.
         """
-        job_id = self.session.choice.wanted
+        job_id = self.choice.wanted
         if not job_id:
             return
         reports = await self.reports()
@@ -203,7 +230,7 @@ class RemoteSession(LiveSession):
         """
         reports = await self._reports(request.num_ranks)
         running = running_jobs(reports)
-        if running or self.session.control.doing:
+        if running or self.job_control.doing:
             where = self._hosts.text
             problem = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
             raise UsageError(problem, "end it first, from the console or by rankdeck stop")
@@ -216,13 +243,13 @@ class RemoteSession(LiveSession):
             raise
         self._request = request
         reported = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
-        self.session.log_done(reported)
+        self.log_done(reported)
         return reported
 
     async def _start_and_report(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
         """Start a job, and return a sentence that says so."""
         audited = AuditedAction("start", tuple(self._hosts.names), request.job_id, request.command)
-        return await self.session.audit.kept(audited, self._started(request, reports))
+        return await self.audit.kept(audited, self._started(request, reports))
 
     async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
         first = next(iter((await self._start_on_hosts(request, reports)).values()))
@@ -236,13 +263,13 @@ class RemoteSession(LiveSession):
             AgentUnreachableError: An agent does not answer.
         """
         names = [name for name in self._hosts.names if name not in self.away]
-        reports = await asyncio.gather(*(self.session.fleet.report(name) for name in names))
+        reports = await asyncio.gather(*(self.fleet.report(name) for name in names))
         return dict(zip(names, reports, strict=True))
 
     async def _reports(self, num_ranks: int | None) -> dict[str, NodeReport]:
         """Return the report of each host; once it knows its GPUs, where their number counts."""
         deadline_s = time.monotonic() + GPU_PATIENCE_S
-        fleet, names = self.session.fleet, self._hosts.names
+        fleet, names = self.fleet, self._hosts.names
         while True:
             reports = await asyncio.gather(*(fleet.report(name) for name in names))
             is_known = all(report.gpus.state is not GpuWatchState.STARTING for report in reports)
@@ -262,7 +289,7 @@ class RemoteSession(LiveSession):
         while True:
             specs = job_specs(request, job_hosts, address)
             try:
-                await self._start_job(specs)
+                await self._start_own_job(specs)
             except AgentRefusedError as error:
                 if error.reason != RefusalReason.UNREACHABLE or not others:
                     raise
@@ -270,16 +297,16 @@ class RemoteSession(LiveSession):
             else:
                 return specs
 
-    async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
+    async def _start_own_job(self, specs: Mapping[str, JobSpec]) -> None:
         first = next(iter(specs.values()))
         self._job_id = self._own_job_id = first.job_id
         self._is_ended = self._is_certain = False  # until the agents have answered, nobody knows
-        before, self.session.choice = self.session.choice, JobChoice(first.job_id, first.attempt)
+        before, self.choice = self.choice, JobChoice(first.job_id, first.attempt)
         try:
-            await self.session.start_job(specs)
+            await self.start_job(specs)
         except AgentRefusedError:
             self._job_id = self._own_job_id = ""
-            self.session.choice = before
+            self.choice = before
             raise
         self._is_certain = True
 
@@ -292,12 +319,12 @@ class RemoteSession(LiveSession):
         if self.asked_at is not None and not self.is_read_only:
             self.questions = HostQuestions(self.asked_at, self._connections, self._notify)
         await self._connections.open(
-            self.session.take_frame,
+            self.take_frame,
             self.patience_s,
-            self.session.is_unheard,
+            self.is_unheard,
             may_ask=self.questions is not None,
         )
-        await self.session.connect()
+        await super().connect()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
@@ -309,7 +336,7 @@ class RemoteSession(LiveSession):
             await self._end_what_hangs(time.monotonic())
 
     async def _end_what_hangs(self, now_s: float) -> None:
-        for shares in self.session.shares():
+        for shares in self.shares():
             for node in self._guard.to_end(shares, now_s):
                 await self._end_rest(node, shares[node])
 
@@ -318,10 +345,10 @@ class RemoteSession(LiveSession):
         audited = AuditedAction("stop", (node,), status.job_id)
         where = f"what was left of job {clean_name(status.job_id)} on {node}"
         try:
-            jobs = (await self.session.fleet.report(node)).jobs
+            jobs = (await self.fleet.report(node)).jobs
             if not any((job.job_id, job.attempt, job.state) == _identity(status) for job in jobs):
                 return
-            await self.session.fleet.stop(status.job_id, [node], is_agreed=False)
+            await self.fleet.stop(status.job_id, [node], is_agreed=False)
         except AppError as error:
             reported, is_done = f"{where} was not ended: {error}", False
         else:
@@ -330,14 +357,14 @@ class RemoteSession(LiveSession):
         if (_identity(status), reported) not in self._reported_rest:
             self._reported_rest.add((_identity(status), reported))
             self._notify(reported)
-            self.session.audit.add(audited, reported, is_done=is_done)
+            self.audit.add(audited, reported, is_done=is_done)
 
     async def end_patience_s(self, job_id: str) -> float:
         """Return how long an orderly end of a job may take, by what it was started with as far as a node says so."""
-        node = in_order(of_latest_attempt(await self.session.control.statuses(job_id)))[0]
+        node = in_order(of_latest_attempt(await self.job_control.statuses(job_id)))[0]
         own_s = USUAL_END_S
         with suppress(AppError):  # whoever cannot be asked just now may end the job all the same
-            reply = await self.session.fleet.ask(node, ShowJob(job_id))
+            reply = await self.fleet.ask(node, ShowJob(job_id))
             own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
         return own_s + END_PATIENCE_S
 
@@ -348,12 +375,12 @@ class RemoteSession(LiveSession):
             AppError: The connection is lost for good.
         """
         for host, unreachable_reason in self._connections.absences.items():
-            self.session.put_unreachable(host, unreachable_reason)
+            self.put_unreachable(host, unreachable_reason)
         if self.patience_s:  # who only takes a look will come in again anyway
             self._look_for_new_nodes()
         view = super().view()
         if self._is_open:
-            self._is_restarting = bool(self.session.control.doing)
+            self._is_restarting = bool(self.job_control.doing)
         job = view.job()
         self._has_company = bool(view.other_jobs_text)
         if job is not None and self._own_job_id in {"", job.job_id}:
@@ -366,7 +393,7 @@ class RemoteSession(LiveSession):
 
     def _look_for_new_nodes(self) -> None:
         new_nodes = self._hosts.new_nodes()
-        self.session.put_new_nodes(new_nodes)
+        self.put_new_nodes(new_nodes)
         news = self._new_node_watch.news(new_nodes, time.monotonic())
         if news.nodes:
             self._notify(new_nodes_notice(news, self._hosts.command("attach")))
@@ -395,7 +422,7 @@ class RemoteSession(LiveSession):
             await asyncio.gather(self._guarding, return_exceptions=True)
             await self._end_what_hangs(math.inf)  # nobody will look on any more
         await self._connections.keep_no_more()
-        await self.session.close()
+        await super().close()
         await self._connections.close()
 
     def _way_back(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
     from app.recording.records import Record
+    from app.session.control import JobStarter
+    from app.session.hosts import HostDoctor, HostQuestions
     from ddpcore.wire import Fault
 
 MAX_DRAINED = 128
@@ -95,10 +98,15 @@ TAKE_PERIOD_S = 0.05
 
 
 class Session:
-    """A view of some agents on this machine, by their directories.
+    """A view of some agents, by the directories with their sockets; it serves `app.tui.source.ConsoleSource`.
 
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
+
+    player = None
+    starter: JobStarter | None = None
+    questions: HostQuestions | None = None
+    doctor: HostDoctor | None = None
 
     def __init__(
         self,
@@ -118,6 +126,10 @@ class Session:
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
         """
+        self.is_read_only = options.is_read_only
+        self.started_at_s = time.monotonic()
+        self._notices: list[str] = []
+        """Sentences that nobody has drained yet."""
         self._directories = dict(directories)
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
@@ -135,7 +147,9 @@ class Session:
         self._milestones = Milestones()
         self.audit = options.audit
         """Where what is done from here is written down."""
-        self.control = JobControl(lambda: self._fleet, list(self._directories), self.log_done, self.audit, addresses)
+        self.job_control = JobControl(
+            lambda: self._fleet, list(self._directories), self.log_done, self.audit, addresses
+        )
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
@@ -149,6 +163,16 @@ class Session:
         self._rounds = DrainRounds(len(self._directories))
         self._logs = LogPulls(lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def control(self) -> JobControl | None:
+        """What acts on the job; None where only looking is allowed."""
+        return None if self.is_read_only else self.job_control
+
+    @property
+    def how_to_begin(self) -> str:
+        """The command that brings a job while there is none; nothing where one comes by itself."""
+        return ""
 
     @property
     def fleet(self) -> Fleet:
@@ -263,9 +287,18 @@ class Session:
         return self._logs.drain()
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was kept since the last call, and about starts."""
+        """Return sentences about what was done and kept since the last call, and about starts."""
         recorders = (self._milestones, self._incident_recorder, self._recorder, self.audit)
-        return [notice for source in recorders if source is not None for notice in source.drain_notices()]
+        kept = [notice for source in recorders if source is not None for notice in source.drain_notices()]
+        notices, self._notices = [*self._notices, *kept], []
+        for notice in notices:
+            self.events.add_event(notice, time.monotonic())
+        return notices
+
+    def time_text(self, at_s: float) -> str:
+        """Return a moment by this machine's clock."""
+        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for people
+        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
 
     @property
     def evidence_notices(self) -> list[str]:
@@ -276,9 +309,11 @@ class Session:
         """Do harm to a rank of the job that is shown; return a sentence that says what was done.
 
         Raises:
-            UsageError: No node has that rank.
+            UsageError: No node has that rank, or only looking is allowed.
             AgentRefusedError: The agent said no.
         """
+        if self.is_read_only:
+            raise UsageError("this console only looks on", "open it without --read-only")
         view = self.view()
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:

@@ -105,7 +105,7 @@ async def look_on(group: LinkGroup) -> None:
     entries = tuple(HostEntry(link.host) for link in group.links)
     session = RemoteSession(Hosts(tuple(group.links), entries, "", {}), None, SessionOptions(is_read_only=True))
     heard: list[tuple[float, bytes]] = []
-    take = session.session.telemetry.take
+    take = session.telemetry.take
     with timed("open the roads"):
         await session.connect()
     began_s = time.perf_counter()
@@ -117,14 +117,14 @@ async def look_on(group: LinkGroup) -> None:
         heard.append((time.monotonic() - age_s, frame))
         take(node, frame, age_s)
 
-    session.session.telemetry.take = keep  # type: ignore[method-assign]
+    session.telemetry.take = keep  # type: ignore[method-assign]
     cpu_s, began_s = time.process_time(), time.perf_counter()
     while time.perf_counter() < began_s + WATCH_S:
         session.view()
         await asyncio.sleep(0.5)
     share = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
     print(f"  look on at {HZ} reports/s, a view in 0.5 s: {share:.1%} of a core, {threading.active_count()} threads")
-    session.session.telemetry.take = take  # type: ignore[method-assign]
+    session.telemetry.take = take  # type: ignore[method-assign]
     tell_delays([now_s - said_s(frame) for now_s, frame in heard])
     await ask(session, group.links[0].host)
     with timed("leave"):
@@ -150,7 +150,7 @@ async def ask(session: RemoteSession, host: str) -> None:
     times_ms = []
     for _ in range(NUM_COMMANDS):
         began_s = time.perf_counter()
-        await session.session.fleet.ask(host, GetStatus())
+        await session.fleet.ask(host, GetStatus())
         times_ms.append(1e3 * (time.perf_counter() - began_s))
     times_ms.sort()
     print(

@@ -70,8 +70,8 @@ async def begin_and_end(session: RemoteSession) -> None:
         with timed("until every rank has been started"):
             await until_async(lambda: has_started(session), 300, "all ranks run")
         with timed("kill, until it has ended everywhere"):
-            await session.session.control.kill(JOB)
-            while not has_ended(await session.session.control.statuses(JOB)):  # noqa: ASYNC110 - nobody tells
+            await session.job_control.kill(JOB)
+            while not has_ended(await session.job_control.statuses(JOB)):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.02)
     finally:
         await session.close()

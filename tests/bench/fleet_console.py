@@ -16,8 +16,8 @@ from agent.wire.relay import Roster
 from app.cli.presenting import show_session
 from app.fleet.local_link import LocalLink
 from app.fleet.relay_hub import RelayHub
-from app.session.live import LiveSession
 from app.session.options import SessionOptions
+from app.session.session import Session
 from app.settings.schema import ConsoleSettings
 from tests.bench.fleet_feeder import node_directory, node_names
 
@@ -37,7 +37,7 @@ class WayToFeeder(LocalLink):
         return msgspec.json.encode(Roster("bench", self._said, 0, 0, []))
 
 
-class FleetSession(LiveSession):
+class FleetSession(Session):
     """Looks on."""
 
     title = "rankdeck"
@@ -47,7 +47,7 @@ class FleetSession(LiveSession):
 
     def __init__(self, directories: dict[str, Path], relay: RelayHub | None = None) -> None:
         relayed_nodes = directories if relay is not None else ()
-        super().__init__(directories, SessionOptions(is_read_only=True), [], relayed_nodes=relayed_nodes)
+        super().__init__(directories, SessionOptions(is_read_only=True), relayed_nodes=relayed_nodes)
         self._relay = relay
         self._nodes = list(directories)
 
@@ -55,15 +55,15 @@ class FleetSession(LiveSession):
         """Open the roads to the agents."""
         if self._relay is not None:
             for node in self._nodes:
-                self._relay.follow(node, partial(self.session.take_frame, node))
+                self._relay.follow(node, partial(self.take_frame, node))
             await asyncio.to_thread(self._relay.connect)
-        await self.session.connect()
+        await self.connect()
 
     def farewell(self) -> str:
         return ""
 
     async def close(self) -> None:
-        await self.session.close()
+        await super().close()
         if self._relay is not None:
             self._relay.close()
 

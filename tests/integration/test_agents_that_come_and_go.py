@@ -113,7 +113,7 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
         await until_async(is_told_back, COME_S, "it is told that it is back")
         assert any("none serves there" in notice for notice in told)
         assert not any("the connection" in notice for notice in told)
-        assert (await session.session.fleet.report("h2")).agent_pid != pids[1]
+        assert (await session.fleet.report("h2")).agent_pid != pids[1]
     finally:
         await session.close()
 

@@ -118,7 +118,7 @@ async def test_another_program_that_is_started_from_the_console_is_written_down(
             await session.start()
             assert session.starter is not None
             await session.starter.start(Program(("wait.py", "--api-key=hush"), 1, workdir=str(tmp_path)))
-            await session.session.control.kill(session.watched_job)
+            await session.job_control.kill(session.watched_job)
         finally:
             await session.close()
 

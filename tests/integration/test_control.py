@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from app.session.control import has_ended
 
 from agent.wire.commands import Command, PrepareAgain, Reply, ShowJob, Shown
 from agent.wire.jobs import JobSpec, JobState
 from app.errors import AgentRefusedError, AppError
-from app.session.control import has_ended
 from app.session.demo import PrivateAgents
 from app.session.session import Session
 
@@ -88,7 +88,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 async def ended(session: Session) -> dict[str, JobStatus]:
     async with asyncio.timeout(30):
-        while not has_ended(statuses := await session.control.statuses("wait")):  # noqa: ASYNC110 - agents
+        while not has_ended(statuses := await session.job_control.statuses("wait")):  # noqa: ASYNC110 - agents
             await asyncio.sleep(0.05)
     return statuses
 
@@ -97,14 +97,14 @@ async def ended(session: Session) -> dict[str, JobStatus]:
 async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_ranks(
     session: Session, tmp_path: Path
 ) -> None:
-    done = await session.control.restart("wait")
+    done = await session.job_control.restart("wait")
     assert done == "job wait begins again: attempt 1 with 2 ranks"
-    assert session.control.doing == ""
+    assert session.job_control.doing == ""
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
 
-    await session.control.restart("wait", 3, is_immediate=True)
+    await session.job_control.restart("wait", 3, is_immediate=True)
     await until(lambda: ran(tmp_path, 2) == {(0, 3), (1, 3), (2, 3)})
-    statuses = await session.control.statuses("wait")
+    statuses = await session.job_control.statuses("wait")
     assert [(status.first_rank, status.local_world_size) for status in statuses.values()] == [(0, 2), (2, 1)]
     told = [session.events[index].text for index in range(len(session.events))]
     assert told == [f"on request: {done}", "on request: job wait begins again: attempt 2 with 3 ranks"]
@@ -113,15 +113,15 @@ async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_r
 @pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_restart_that_a_node_refuses_can_be_asked_for_once_more(session: Session, tmp_path: Path) -> None:
-    await session.control.kill("wait")
+    await session.job_control.kill("wait")
     assert {status.state for status in (await ended(session)).values()} == {JobState.STOPPED}
     script = tmp_path / "wait.py"
     script.rename(tmp_path / "away.py")
     with pytest.raises(AgentRefusedError, match="no_script"):
-        await session.control.restart("wait")
+        await session.job_control.restart("wait")
     (tmp_path / "away.py").rename(script)
 
-    await session.control.restart("wait")
+    await session.job_control.restart("wait")
 
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
 
@@ -131,7 +131,7 @@ async def test_a_restart_that_a_node_refuses_can_be_asked_for_once_more(session:
 async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made_of(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await session.control.kill("wait")
+    await session.job_control.kill("wait")
     await ended(session)
     fleet = session.fleet
     real_ask = fleet.ask
@@ -141,12 +141,12 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
             raise AgentRefusedError("n1", "too_few_gpus", "1 rank would share 0 GPUs")
         return await real_ask(node, command)
 
-    before = await session.control.statuses("wait")
+    before = await session.job_control.statuses("wait")
     monkeypatch.setattr(fleet, "ask", refuse)
     with pytest.raises(AgentRefusedError, match="too_few_gpus"):
-        await session.control.restart("wait", 5)
+        await session.job_control.restart("wait", 5)
     monkeypatch.undo()
-    statuses = await session.control.statuses("wait")
+    statuses = await session.job_control.statuses("wait")
     assert {node: (status.state, status.attempt) for node, status in statuses.items()} == {
         "n0": (JobState.STOPPED, 0),
         "n1": (JobState.STOPPED, 0),
@@ -154,7 +154,7 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
     shares = {node: status.local_world_size for node, status in statuses.items()}
     assert shares == {node: status.local_world_size for node, status in before.items()}, "as before, not as was wished"
 
-    await session.control.restart("wait")
+    await session.job_control.restart("wait")
 
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
     shown = await fleet.ask("n0", ShowJob("wait"))
@@ -165,13 +165,13 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
 @pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_kill_takes_the_place_of_a_restart_that_waits_for_the_end(session: Session) -> None:
-    restart = asyncio.create_task(session.control.restart("wait"))
-    await until(lambda: session.control.doing == "restart: waiting for attempt 0 to end")
+    restart = asyncio.create_task(session.job_control.restart("wait"))
+    await until(lambda: session.job_control.doing == "restart: waiting for attempt 0 to end")
 
-    await session.control.kill("wait")
+    await session.job_control.kill("wait")
 
     assert await restart == "the restart of job wait was given up for another wish"
-    assert session.control.doing == ""
+    assert session.job_control.doing == ""
     assert {status.attempt for status in (await ended(session)).values()} == {0}
 
 
@@ -179,11 +179,11 @@ async def test_a_kill_takes_the_place_of_a_restart_that_waits_for_the_end(sessio
 @pytest.mark.ranks
 async def test_what_is_not_there_is_refused_with_what_is(session: Session) -> None:
     for wish in (
-        session.control.stop("gpt", is_agreed=True),
-        session.control.kill("gpt"),
-        session.control.restart("gpt"),
+        session.job_control.stop("gpt", is_agreed=True),
+        session.job_control.kill("gpt"),
+        session.job_control.restart("gpt"),
     ):
         with pytest.raises(AppError, match=r"there is no job gpt.*; those t?here: wait"):
             await wish
-    await session.control.stop("wait", is_agreed=False)
+    await session.job_control.stop("wait", is_agreed=False)
     assert {status.state for status in (await ended(session)).values()} == {JobState.STOPPED}

@@ -94,7 +94,7 @@ async def test_hosts_are_looked_at_while_their_reports_go_on_and_one_that_is_los
 async def test_before_a_restart_each_host_is_looked_at_for_what_the_job_is_made_of(
     session: RemoteSession, network: Network
 ) -> None:
-    fleet = session.session.fleet
+    fleet = session.fleet
     for number, host in enumerate(HOSTS):
         python = str(network[host].home / "python")
         shape = {"node_rank": number, "first_rank": 2 * number, "python": python, "master_port": 29_500}

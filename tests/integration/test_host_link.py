@@ -72,7 +72,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
 
     await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
 
-    report = await session.session.fleet.report("h1")
+    report = await session.fleet.report("h1")
     assert (report.epoch, report.hostname) == (place.epoch, "h1")
     assert link.is_forwarded is ("StreamLocal" not in (network["h1"].directory / "sshd_config").read_text())
     assert len(session.drain_notices()) == int(not link.is_forwarded)
@@ -92,7 +92,7 @@ async def test_the_agent_writes_down_by_which_process_a_console_came(network: Ne
     await session.start()
     try:
         with pytest.raises(AgentRefusedError, match="unknown_job"):
-            await session.session.control.kill("gone")
+            await session.job_control.kill("gone")
         link.shut_down(kill_jobs=False)
     finally:
         await session.close()
@@ -145,7 +145,7 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
         assert "it is tried again" in await told(session, "h1: the connection is lost")
         await told(session, "h1: the connection is back after")
         await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
-        assert (await session.session.fleet.report("h1")).epoch == place.epoch
+        assert (await session.fleet.report("h1")).epoch == place.epoch
     await session.close()
 
 
@@ -165,7 +165,7 @@ async def test_an_agent_that_was_started_again_is_heard_again_over_the_same_conn
     await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
 
     assert after.epoch != before.epoch
-    assert (await session.session.fleet.report("h1")).epoch == after.epoch
+    assert (await session.fleet.report("h1")).epoch == after.epoch
     assert session.drain_notices() == []
     assert network["h1"].num_logins() == 1
     link.shut_down(kill_jobs=False)
@@ -208,7 +208,7 @@ async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(netw
     await told(session, "THE HOST KEY OF")
     network.trust_all()  # too late: whoever answers to the name now is not asked again
     with pytest.raises(AgentUnreachableError):
-        await session.session.fleet.report("h1")
+        await session.fleet.report("h1")
     session.view()
     assert not link.is_alive
     await session.close()
@@ -297,8 +297,8 @@ async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_be
     try:
         await until_async(lambda: (job := session.view().job()) is not None and job.state == "running", 60, "it runs")
         assert session.leaving == "the job goes on"
-        restart = asyncio.create_task(session.session.control.restart("stay"))
-        await until_async(lambda: bool(session.session.control.doing), 10, "the job is asked to end")
+        restart = asyncio.create_task(session.job_control.restart("stay"))
+        await until_async(lambda: bool(session.job_control.doing), 10, "the job is asked to end")
         session.view()
 
         assert session.leaving == "the job ends and will not begin again"

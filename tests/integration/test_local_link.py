@@ -120,7 +120,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             with pytest.raises(UsageError, match=f"job {job_id} runs on localhost"):
                 await starter.start(program)
 
-            await session.session.control.kill(job_id)
+            await session.job_control.kill(job_id)
             await until_async(lambda: shown_job(session) == (job_id, "stopped"), START_S, "the job ends")
             assert (session.farewell(), await starter.past()) == ("", [program])
             monkeypatch.chdir(tmp_path)

@@ -111,7 +111,7 @@ async def test_nodes_are_found_in_order_and_seen_and_spoken_to(hub: RelayHub, ag
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
 
         for node, agent in agents.items():
-            assert (await session.session.fleet.report(node)).epoch == agent.ready["epoch"]
+            assert (await session.fleet.report(node)).epoch == agent.ready["epoch"]
         assert session.drain_notices() == []
 
 
@@ -119,7 +119,7 @@ async def test_nodes_are_found_in_order_and_seen_and_spoken_to(hub: RelayHub, ag
 async def test_what_the_nodes_of_a_relay_remember_is_in_front_of_what_the_console_sees(hub: RelayHub) -> None:
     hub.connect()
     async with session_over(hub, *hub.nodes) as session:
-        session.session.look_back()
+        session.look_back()
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
         seen_s = session.events[0].at_s
 
@@ -151,12 +151,12 @@ async def test_a_node_that_leaves_is_lost_with_its_reason_and_comes_back_by_itse
         )
         assert troubles(session)["gpu10"] == ""
         with pytest.raises(AgentUnreachableError):
-            await session.session.fleet.report("gpu2")
+            await session.fleet.report("gpu2")
 
         with RunningAgent("--relay", str(relay.invitation), node="gpu2", directory=gone.directory) as again:
             await until_async(lambda: not session.away, 20, "it is there again")
             await until_async(lambda: states(session)["gpu2"] == "up", 20, "it is up again")
-            assert (await session.session.fleet.report("gpu2")).epoch == again.ready["epoch"]
+            assert (await session.fleet.report("gpu2")).epoch == again.ready["epoch"]
             gone.directory.mkdir(exist_ok=True)
 
 
@@ -178,7 +178,7 @@ async def test_one_loss_of_the_relay_is_one_loss_and_the_next_relay_is_found(
         await until_async(lambda: not session.away, 40, "both have found it")
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up again")
         for node, agent in agents.items():
-            assert (await session.session.fleet.report(node)).epoch == agent.ready["epoch"]
+            assert (await session.fleet.report(node)).epoch == agent.ready["epoch"]
         told = session.drain_notices()
     assert sum("the connection is lost" in notice for notice in told) == 1
     assert sum("the connection is back" in notice for notice in told) == 1
@@ -313,12 +313,12 @@ async def test_over_ssh_the_same_is_seen_also_where_sshd_forwards_no_sockets(opt
             hub.connect()
             async with session_over(hub, "gpu1") as session:
                 await until_async(lambda: states(session) == {"gpu1": "up"}, 20, "it is up")
-                assert (await session.session.fleet.report("gpu1")).epoch == agent.ready["epoch"]
+                assert (await session.fleet.report("gpu1")).epoch == agent.ready["epoch"]
                 await asyncio.to_thread(network["h1"].drop_sessions)
                 await until_async(lambda: session.away == {"gpu1"}, 20, "the connection is lost")
                 await until_async(lambda: not session.away, 40, "it is back")
                 await until_async(lambda: states(session) == {"gpu1": "up"}, 20, "it is up again")
-                assert (await session.session.fleet.report("gpu1")).epoch == agent.ready["epoch"]
+                assert (await session.fleet.report("gpu1")).epoch == agent.ready["epoch"]
 
 
 @pytest.mark.slow

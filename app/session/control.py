@@ -170,7 +170,7 @@ class JobControl:
         return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
     def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
-        """Return the master addresses to try for the nodes of the next attempt, best first; empty keeps the last one.
+        """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.
 
         Raises:
             UsageError: The first node has no usable address.

@@ -342,7 +342,7 @@ def _values(text: str, host: str) -> Iterator[tuple[str, str]]:
 
 
 MAX_DEPTH = 16
-"""Nested includes of files, as in ssh."""
+"""Depth of nested includes, as in ssh."""
 MAX_ALIASES = 10_000
 _LINE = re.compile(r"\s*(?P<keyword>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<rest>.*)")
 _WORD = re.compile(r'"([^"]*)"|(\S+)')

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS = 3
 SALT_BYTES = 20
-"""Length of the salt as in ssh: that of the hash."""
+"""Bytes of a salt, as in ssh: the length of the hash."""
 _FINGERPRINT = "SHA256:"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:%-]+|\[[A-Za-z0-9._:%-]+\]:\d+")
 """A single name without patterns."""

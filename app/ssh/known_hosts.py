@@ -38,7 +38,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
     """No entry for this host."""
     CHANGED = "changed"
-    """Another key is in the file."""
+    """Another key is known for this host."""
     REVOKED = "revoked"
     """The key is marked as revoked."""
 

@@ -1,7 +1,7 @@
 """One string for the shell of another machine, such that a program there gets exactly these arguments.
 
-sshd can only hand a command to the user's login shell as one string. Single quotes mean the same in every shell that
-follows POSIX, and in fish as long as no backslash stands before a quote or another backslash.
+sshd can only hand a command to the user's login shell as one string. Single quotes mean the same in every POSIX shell,
+and in fish as long as no backslash stands before a quote or another backslash.
 """
 
 from __future__ import annotations

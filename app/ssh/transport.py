@@ -4,8 +4,8 @@
 Source: OpenSSH PROTOCOL, section 2.4 (direct-streamlocal@openssh.com) and 2.2 (keepalive@openssh.com).
 
 `LiveStream` checks whether the other end is alive: a silent one is asked for an answer, and is dead when none comes.
-TCP alone does not show it: behind a jump host or a ProxyCommand it covers the next machine only, and the kernel of a
-host answers also for an sshd that is frozen.
+TCP alone does not show it: behind a jump host or a ProxyCommand it covers the next machine only. A host's kernel also
+answers for an sshd that is frozen.
 
 `Unpacker` decompresses the packets of a connection to a bounded size.
 Source: OpenSSH PROTOCOL, section 1.2: zlib@openssh.com is zlib (RFC 4253, 6.2) that begins after authentication.
@@ -247,7 +247,7 @@ class Transport(paramiko.Transport):
             return self.open_channel(_STREAMLOCAL, timeout=CHANNEL_TIMEOUT_S)
 
     def _ask_for_life(self) -> None:
-        """Send a request that the host must answer; a key exchange under way owes an answer already."""
+        """Send a request that the host must answer; not during a key exchange, which owes an answer already."""
         if self.clear_to_send.is_set():
             question = paramiko.Message()
             question.add_byte(_GLOBAL_REQUEST)

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 SYMMETRIC_OPS = frozenset(
     {"all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
 )
-"""Collectives that are over for nobody before everybody has called them."""
+"""Collectives that are over for no rank before all have called them."""
 
 
 PATIENT_S = 600.0
-"""Nobody plans to go on after a time-out of this length: both of two such waits for each other are given up."""
+"""Time-out from which a wait counts as patient: nobody plans to continue after it, so both of two such waits end."""
 
 
 class OwnCalls(Protocol):
-    """What this rank has called so far."""
+    """Calls of this rank so far."""
 
     def count(self, kind: BarrierKind, label: str) -> int:
-        """Return how often it has come to a gate."""
+        """Return how often it has called a barrier."""
 
     def finished(self, kind: BarrierKind, label: str) -> int:
-        """Return how many blocks it has finished as the one that goes first."""
+        """Return how many blocks it has finished as the rank that goes first."""
 
     def collectives(self, group: str) -> int:
         """Return the number of the last collective it has called in a process group."""
@@ -52,11 +52,7 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
 
 
 def gives_up_first(mine: Wait, theirs: Wait) -> bool:
-    """Say whether, of two waits for each other, mine may be the one to be given up.
-
-    A program that gives one of them a shorter time may mean to go on after it: then only that one is given up. A
-    collective cannot be given up at all.
-    """
+    """Return whether, of two waits for each other, mine may be the one that ends."""
     if theirs.kind is BarrierKind.COLLECTIVE:
         return True
     if min(_limit(mine.timeout_s), _limit(theirs.timeout_s)) >= PATIENT_S:
@@ -65,7 +61,7 @@ def gives_up_first(mine: Wait, theirs: Wait) -> bool:
 
 
 def never_text(mine: Wait, rank: int, lost: Mapping[int, Sighting]) -> str:
-    """Return why a gate can never be passed: the fates of the ranks that cannot come, and where this one waits."""
+    """Return why a barrier can never be passed: the state of the ranks that cannot arrive, and where this one waits."""
     barrier_name = barrier_text(mine.kind, mine.label)
     what = "can never end" if mine.master is not None else "can never be passed"
     missing_text = missing_ranks_text(mine.kind, mine.label, lost)

@@ -110,15 +110,7 @@ marks = Marks()
 
 
 class Probe:
-    """Samples and reports one rank.
-
-    Args:
-        torchrun: Which rank this is.
-        env: Where to report to.
-        roots: Where code lies that is not the user's.
-        recorder: Where collectives are read.
-        peer_calls: Where sends and receives are counted.
-    """
+    """Samples and reports one rank."""
 
     def __init__(
         self,

@@ -7,12 +7,12 @@ this very rank, and not in vain for a shorter time. Slow, silent and stopped ran
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.barriers.rank_status import BarrierKind, Wait, barrier_text, missing_ranks_text, wait_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ddpcore.barriers.rank_status import Sighting
 
@@ -26,17 +26,15 @@ PATIENT_S = 600.0
 """Time-out from which a wait counts as patient: nobody plans to continue after it, so both of two such waits end."""
 
 
-class OwnCalls(Protocol):
-    """Calls of this rank so far."""
+class OwnCalls(NamedTuple):
+    """What this rank has called so far."""
 
-    def count(self, kind: BarrierKind, label: str) -> int:
-        """Return how often it has called a barrier."""
-
-    def finished(self, kind: BarrierKind, label: str) -> int:
-        """Return how many blocks it has finished as the rank that goes first."""
-
-    def collectives(self, group: str) -> int:
-        """Return the number of the last collective it has called in a process group."""
+    num_calls: Callable[[BarrierKind, str], int]
+    """Returns how often it has called a barrier, by kind and label."""
+    num_finished: Callable[[BarrierKind, str], int]
+    """Returns how many blocks it has finished as the rank that goes first."""
+    last_collective: Callable[[str], int]
+    """Returns the number of the last collective it has called in a process group."""
 
 
 def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
@@ -45,10 +43,10 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
         is_needed = rank in wait.needed
         if wait.label in SYMMETRIC_OPS:
             is_needed = not wait.ranks or rank in wait.ranks
-        return is_needed and own.collectives(wait.group) < wait.count
+        return is_needed and own.last_collective(wait.group) < wait.count
     if wait.kind in (BarrierKind.FIRST, BarrierKind.LOCAL_FIRST):
-        return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count
-    return own.count(wait.kind, wait.label) < wait.count
+        return wait.master == rank and own.num_finished(wait.kind, wait.label) < wait.count
+    return own.num_calls(wait.kind, wait.label) < wait.count
 
 
 def gives_up_first(mine: Wait, theirs: Wait) -> bool:

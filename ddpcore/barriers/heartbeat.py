@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
     from ddpcore.barriers.barrier_session import BarrierSession
     from ddpcore.barriers.journal import OpenWait
-    from ddpcore.barriers.rank_status import BarrierKind
 
 TICK_S = 0.5
 """Seconds between looks at this process's own wait. The thread takes 0.04 % of a core beside work, 0.1 % in a wait of
@@ -269,7 +268,7 @@ class DeadlockCheck:
         self._session = session
         self._store = store
         self._wait_report = wait_report
-        self._own = _OwnCalls(session, collectives)
+        self._own = deadlock_check.OwnCalls(session.journal.count, session.journal.finished, collectives.called)
         self._rank = session.placement.rank
         self._world_size = session.placement.world_size
         self._interval_s = self._world_size / MAX_LOOKS_HZ
@@ -377,23 +376,6 @@ class DeadlockCheck:
             barrier_text(wait.kind, wait.label),
             missing_ranks_text(wait.kind, wait.label, sightings),
         )
-
-
-class _OwnCalls:
-    """Adapter of this rank's calls for `deadlock_check`."""
-
-    def __init__(self, session: BarrierSession, collectives: OwnCollectives) -> None:
-        self._journal = session.journal
-        self._collectives = collectives
-
-    def count(self, kind: BarrierKind, label: str) -> int:
-        return self._journal.count(kind, label)
-
-    def finished(self, kind: BarrierKind, label: str) -> int:
-        return self._journal.finished(kind, label)
-
-    def collectives(self, group: str) -> int:
-        return self._collectives.called(group)
 
 
 def _num_here_before(rank: int, missing: list[int]) -> int:

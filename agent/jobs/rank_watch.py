@@ -54,17 +54,7 @@ class RankWatch:
     def admit(self, job: Job) -> None:
         """Take reports of a job's ranks from now on, and of no other attempt."""
         now_s = time.monotonic()
-        job_status = job.status(now_s)
-        self._state.apply(
-            JobAdmitted(
-                job_status.job_id,
-                job_status.attempt,
-                job_status.first_rank,
-                job_status.local_world_size,
-                job_status.world_size,
-            ),
-            now_s,
-        )
+        self._state.apply(JobAdmitted(job.status(now_s)), now_s)
 
     def begin(self, launch: Launch) -> None:
         """Look for the processes and the files of a job's ranks, which are new ones."""

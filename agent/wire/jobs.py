@@ -114,18 +114,18 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """Seconds between SIGTERM and SIGKILL when the job is stopped."""
     metrics: Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)] = []
     """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; one
-    group without a name is the loss. The newest value counts."""
+    group without a name is the loss. The latest value counts."""
     is_probed: bool = True
     """False leaves the ranks without a probe: they are watched from outside, by their processes and their output."""
     shares_gpus: bool = False
     """True if more ranks than GPUs are intended."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=MAX_RESTARTS)] = 0
-    """How often the node begins a failed job again by itself; over several nodes that is the console's to do, or, in an
-    elastic job, torchrun's."""
+    """Number of times that the node restarts a failed job; over several nodes the console does that or, in an elastic
+    job, torchrun."""
     elastic_min_nodes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
-    """0 is a job of exactly `num_nodes` nodes, whose ranks are as said above. Otherwise torchrun gathers this many at
-    least, and at most `num_nodes`, and numbers the ranks itself; when one fails it gathers the nodes anew. Its state is
-    pickle on an open port: only for networks of which every machine is trusted."""
+    """Least number of nodes of an elastic job: torchrun gathers at most `num_nodes`, numbers the ranks itself, and
+    gathers the nodes again when one fails. Its state is pickle on an open port: only for networks of which every
+    machine is trusted. 0 is a job of exactly `num_nodes` nodes, whose ranks are as above."""
     abandon_s: Seconds = 0.0
-    """How long the ranks of this node may get no further, with nobody watching, before the node ends them; 0 is for
-    ever."""
+    """Seconds for which the ranks of this node may make no progress, with nobody watching, before the node ends them; 0
+    is without limit."""

@@ -286,7 +286,7 @@ class _JoinCheck:
         path = self._spec.path
         if path and not Path(path).exists():
             raise MasterUnreachableError(
-                f"{self._spec.where} has been removed while ranks were joining: start all ranks anew"
+                f"{self._spec.where} has been removed while ranks were joining: start all ranks again"
             )
         return self._board.is_set(number)
 

@@ -207,7 +207,7 @@ def duplicate_text(first: RankInfo | None, second: RankInfo, where: str) -> str:
 
 def stale_text(dead: RankInfo, where: str, path: str) -> str:
     """Return the message about a rendezvous that a dead process has left behind."""
-    remedy = f"Remove it (rm {path}) and start all ranks anew" if path else "End all ranks and start them anew"
+    remedy = f"Remove it (rm {path}) and start all ranks again" if path else "End all ranks and start them again"
     return (
         f"{where} was left behind by a run that has been killed: {who(dead)} has joined it {dead.joined_at} and is "
         f"gone. {remedy}"
@@ -216,7 +216,7 @@ def stale_text(dead: RankInfo, where: str, path: str) -> str:
 
 def unknown_claim_text(other: RankInfo, mine: RankInfo, where: str, path: str) -> str:
     """Return the message about a claim of another machine, whose process cannot be seen from here."""
-    remedy = f"remove the file (rm {path}) and start all ranks anew" if path else "end all ranks and start them anew"
+    remedy = f"remove the file (rm {path}) and start all ranks again" if path else "end all ranks and start them again"
     return (
         f"{who(other)} has joined {where} as rank {mine.rank} {other.joined_at}, before pid {mine.pid} on {mine.host}. "
         f"If that process still runs, two processes claim one rank: end one. If it is of an earlier run, {remedy}"
@@ -247,7 +247,7 @@ def vanished_text(vanished: Sequence[RankInfo], where: str, timeout_s: float) ->
     names = ", ".join(who(info) for info in vanished[:MAX_NAMED])
     return (
         f"{names} had come to {where}, and did not answer in {timeout_s:g} s when all were there: it has ended or is "
-        "stopped. Look at its output; if it is of an earlier run, start anew with another rendezvous"
+        "stopped. Look at its output; if it is of an earlier run, start again with another rendezvous"
     )
 
 

@@ -158,7 +158,7 @@ def _check_content(path: str, content: bytes) -> None:
     if any(results):
         raise StaleRendezvousError(
             f"file://{path} was left half-written by a process that has been killed: remove it (rm {path}) and start "
-            "all ranks anew"
+            "all ranks again"
         )
     raise ContradictoryLaunchError(
         f"file://{path} exists and is no rendezvous file: name one that need not exist yet, nothing else may be in it"

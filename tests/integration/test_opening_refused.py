@@ -254,7 +254,7 @@ def test_the_file_of_a_killed_run_is_named_on_every_rank(absent: list[int], tmp_
     for outcome in outcomes:
         assert kind_of(outcome) == "StaleRendezvousError", outcome
         assert f"file://{path} was left behind by a run that has been killed: rank " in outcome.error
-        assert f"Remove it (rm {path}) and start all ranks anew" in outcome.error
+        assert f"Remove it (rm {path}) and start all ranks again" in outcome.error
     path.unlink()
     assert [outcome.value for outcome in meet(3, f"file://{path}", env=FREE)] == ["open"] * 3
 

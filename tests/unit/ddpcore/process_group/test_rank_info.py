@@ -166,8 +166,8 @@ def test_lines_for_people() -> None:
         "there before pid 101 on b: "
     )
     assert "another rank 1 was there before" in duplicate_text(None, info(1), where)
-    assert "Remove it (rm /shared/meet) and start all ranks anew" in stale_text(old, where, path)
-    assert "End all ranks and start them anew" in stale_text(old, "tcp://gpu1:4711", "")
+    assert "Remove it (rm /shared/meet) and start all ranks again" in stale_text(old, where, path)
+    assert "End all ranks and start them again" in stale_text(old, "tcp://gpu1:4711", "")
     assert "remove the file (rm /shared/meet)" in unknown_claim_text(old, info(1, "b"), where, path)
     assert "end all ranks" in unknown_claim_text(old, info(1, "b"), "tcp://gpu1:4711", "")
     assert "in a world of 4, rank 1 (pid 101 on b) in a world of 3" in world_text(

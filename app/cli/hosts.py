@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
 from app.cli.headless import print_line
 from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
@@ -29,7 +29,6 @@ from app.cli.options import (
     follow_one_job,
     json_option,
     no_evidence_option,
-    present,
     read_only_option,
     record_option,
     session_options,
@@ -78,9 +77,13 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
     job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # where this directory is gone one can still look on
         wanted = wanted.with_workdirs("")
-    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        session = RemoteSession(hosts, None, options, job_id)
-        present(session, how["settings"], is_json=is_json, is_headless=headless)
+    job = Watch(
+        AgentLink.find,
+        needs_all=False,
+        look=lambda _hosts, _notify: None,
+        make=lambda hosts: RemoteSession(hosts, None, options, job_id),
+    )
+    watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
 
 
 @click.command()

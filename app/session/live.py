@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.logs import LogLine
-    from app.fleet.start_progress import StartProgress
     from app.recording.events import EventLog
     from app.recording.history import History
     from app.session.control import JobControl, JobStarter
     from app.session.hosts import HostDoctor, HostQuestions
     from app.session.options import SessionOptions
     from app.stacks.groups import NodeStacks
+    from app.view.nodes import Progress
     from app.view.view import View
     from ddpcore.wire import Fault
 
@@ -58,7 +58,6 @@ class LiveSession:
 
     @property
     def control(self) -> JobControl | None:
-        """What acts on the job; None where only looking is allowed."""
         return None if self.is_read_only else self.session.control
 
     @property
@@ -67,25 +66,20 @@ class LiveSession:
         return ""
 
     @property
-    def starting(self) -> StartProgress | None:
-        """How far a start has come that is under way; see `Session.starting`."""
+    def starting(self) -> Progress | None:
         return self.session.starting
 
     @property
     def stall_s(self) -> float:
-        """From here a wait is a stall."""
         return self.session.stall_s
 
     def view(self) -> View:
-        """Return the rows of now; see `Session.view`."""
         return self.session.view()
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
-        """Return the log lines since the last call; see `Session.drain_logs`."""
         return self.session.drain_logs()
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what the session did since the last call, oldest first."""
         notices, self._notices = [*self._notices, *self.session.drain_notices()], []
         for notice in notices:
             self.session.events.add_event(notice, time.monotonic())
@@ -93,22 +87,18 @@ class LiveSession:
 
     @property
     def events(self) -> EventLog:
-        """What has happened; see `Session.events`."""
         return self.session.events
 
     @property
     def history(self) -> History:
-        """How the figures of the job went; see `Session.history`."""
         return self.session.history
 
     def time_text(self, at_s: float) -> str:
-        """Return a moment by this machine's clock."""
         at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for people
         return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
 
     @property
     def evidence_notices(self) -> list[str]:
-        """All sentences about evidence that was kept."""
         return self.session.evidence_notices
 
     async def inject(self, fault: Fault) -> str:
@@ -122,7 +112,6 @@ class LiveSession:
         return await self.session.inject(fault)
 
     async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
-        """Return where all ranks stand; see `Session.stacks`."""
         return await self.session.stacks(is_native=is_native)
 
 

@@ -35,7 +35,7 @@ from app.view.nodes import new_nodes_notice
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
@@ -140,12 +140,10 @@ class RemoteSession(LiveSession):
 
     @property
     def title(self) -> str:
-        """What this session is."""
         return f"rankdeck on {self._hosts.text}"
 
     @property
     def leaving(self) -> str:
-        """What becomes of the job when the person leaves."""
         if self._request and not self._own_job_id:
             return "no job was started"
         if self._is_restarting:
@@ -154,7 +152,6 @@ class RemoteSession(LiveSession):
 
     @property
     def how_to_begin(self) -> str:
-        """The command that brings a job to hosts that have none."""
         return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
 
     @property
@@ -371,6 +368,10 @@ class RemoteSession(LiveSession):
         if news.nodes:
             self._notify(new_nodes_notice(news, self._hosts.command("attach")))
 
+    def take_notices(self, sentences: Iterable[str]) -> None:
+        """Take sentences about what came before this session."""
+        self._notices += sentences
+
     def _notify(self, sentence: str) -> None:
         self._notices.append(sentence)  # another list after each drain
 
@@ -382,7 +383,6 @@ class RemoteSession(LiveSession):
             raise failure
 
     def farewell(self) -> str:
-        """Return how to come back to a job that goes on."""
         return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
 
     async def close(self) -> None:

@@ -78,7 +78,7 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
 def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
     """Record all that is heard of a job into FILE until it ends, for `rankdeck replay`; what is full becomes FILE.1.
 
-    Lines say meanwhile how it stands, as with `attach --headless`. For example: `rankdeck record night.rdk`.
+    Lines say meanwhile how it stands, as with `attach --headless`.
     """
     job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())

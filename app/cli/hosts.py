@@ -95,7 +95,7 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print how hosts and JOB stand, or the job that was started last of those under way.
 
-    Exit code 10 while a verdict stands, 1 if the job has failed. For example: `rankdeck status --watch`.
+    Exit code 10 while a verdict stands, 1 if the job has failed.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))

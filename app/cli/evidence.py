@@ -42,6 +42,7 @@ MAX_LISTENING_S = 15.0
 """Until all lines that it keeps are here, the last ones last."""
 POLL_S = 0.1
 ON_REQUEST = "asked for by a person"
+EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does rankdeck record FILE"
 
 
 @click.command()
@@ -150,11 +151,11 @@ def _read(path: Path) -> Recording:
         content = read_regular_file(path, MAX_RECORDING_BYTES)
         return decode_recording(recording_of(content), WIRE_VERSION)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", EVIDENCE_HINT) from error
     except NotRegularError:
         raise UsageError(f"{path} is not a file: copy what is to be replayed into one") from None
     except TooLargeError:
         size = MAX_RECORDING_BYTES >> 20
-        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB") from None
+        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB", EVIDENCE_HINT) from None
     except MalformedRecordingError as error:
-        raise UsageError(f"{path} cannot be replayed: {error}") from error
+        raise UsageError(f"{path} cannot be replayed: {error}", EVIDENCE_HINT) from error

@@ -302,7 +302,7 @@ def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
         raise UsageError(f"serve shows {', '.join(SERVED_VERBS)}, not {verb!r}", "serve -- attach --host gpu1")
     for option in ("--headless", "--json"):
         if option in others:
-            raise UsageError(f"{option} opens no screen that could be served")
+            raise UsageError(f"{option} opens no screen that could be served", f"leave {option} out")
     only_looks = verb != "replay" and not may_control and "--read-only" not in others
     return [verb, *(["--read-only"] if only_looks else []), *others]
 

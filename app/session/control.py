@@ -147,7 +147,7 @@ class JobControl:
         statuses = await self._begun(job_id)
         found = {node: one for node, one in statuses.items() if node not in (without or ())}
         if not found:
-            raise UsageError(f"no node is left on which job {job_id} could go on")
+            raise UsageError(f"no node is left on which job {job_id} could go on", "rankdeck up starts agents")
         nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
         # Who takes part is settled here: a node that comes back meanwhile is not what was asked about.
         statuses = {node: found[node] for node in nodes}

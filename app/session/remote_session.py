@@ -189,7 +189,8 @@ class RemoteSession(LiveSession):
         reports = await self.reports()
         known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
         if job_id not in known:
-            raise UsageError(unknown_job_text(job_id, known, list(reports), sorted(self.away)))
+            unknown = unknown_job_text(job_id, known, list(reports), sorted(self.away))
+            raise UsageError(unknown, self._hosts.command("status") + " shows the last one")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence that says so.

@@ -282,7 +282,7 @@ class Session:
         view = self.view()
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:
-            raise UsageError(f"no node has rank {fault.rank}")
+            raise UsageError(f"no node has rank {fault.rank}", "rankdeck ranks lists them")
         return await self.inject_on(rows[0].node, job.job_id, fault)
 
     async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
@@ -314,7 +314,7 @@ class Session:
         job = self.view().job()
         wanted = job_id or (job.job_id if job else "")
         if not wanted:
-            raise UsageError("there is no job yet")
+            raise UsageError("there is no job yet", "rankdeck run starts one")
         answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
         for record in _stack_records(answers):
             self._record(record)

@@ -18,7 +18,7 @@ from ddpcore.wire import FaultKind
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from app.fleet.start_progress import StartProgress
+    from app.view.nodes import Progress
     from app.view.rows import VerdictRow
     from app.view.view import View
     from ddpcore.wire import Fault
@@ -73,7 +73,7 @@ class Followed(Protocol):
         """Return clean sentences about the session."""
 
     @property
-    def starting(self) -> StartProgress | None:
+    def starting(self) -> Progress | None:
         """How far a start has come that is under way; None while none is."""
 
 

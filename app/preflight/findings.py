@@ -19,6 +19,14 @@ _WORD_LIMIT = 64
 _NAMES = frozenset({"hostname", "gpus", "name"})
 
 
+class HostStep(StrEnum):
+    """How far a host is on the way to its agent; the words are for people."""
+
+    CONNECTING = "connecting"
+    ASKING_AGENT = "looking for its agent"
+    READY = "ready"
+
+
 class Step(StrEnum):
     """Step of a host's examination; the values are shown to users."""
 
@@ -137,7 +145,6 @@ def _sentence(host: str, row: Row) -> str:
 
 
 def worst(rows: tuple[Row, ...]) -> Health:
-    """Return the worst of some rows."""
     return max((row.status for row in rows), key=list(Health).index, default=Health.OK)
 
 

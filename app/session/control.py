@@ -147,7 +147,7 @@ class JobControl:
         statuses = await self._begun(job_id)
         found = {node: one for node, one in statuses.items() if node not in (without or ())}
         if not found:
-            raise UsageError(f"no node is left on which job {job_id} could go on")
+            raise UsageError(f"no node is left on which job {job_id} could go on", "rankdeck up starts agents")
         nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
         # The nodes of the attempt are settled here: one that comes back while the job ends was not part of the request.
         statuses = {node: found[node] for node in nodes}

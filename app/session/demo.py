@@ -74,9 +74,11 @@ def check_options(options: DemoOptions) -> None:
     fault = options.fault
     if fault is not None:
         if fault.rank >= options.num_ranks:
-            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {options.num_ranks - 1}")
+            last = options.num_ranks - 1
+            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or say --ranks")
         if fault.at_step is not None and not 1 <= fault.at_step <= options.steps:
-            raise UsageError(f"--fault strikes at step {fault.at_step}, and the demo has steps 1 to {options.steps}")
+            strikes = f"--fault strikes at step {fault.at_step}"
+            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or say --steps")
     if importlib.util.find_spec("torch") is None:
         raise SessionError(
             f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
@@ -192,6 +194,7 @@ class Demo(Session):
         ]
 
 
+DOCTOR_HINT = "rankdeck doctor localhost says what is in the way"
 READY_TIMEOUT_S = 30.0
 """Seconds for a Python to start on a busy machine."""
 FAREWELL_TIMEOUT_S = 6.0
@@ -262,10 +265,11 @@ class PrivateAgents:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 ready = await process.stdout.readline()
         except TimeoutError:
-            raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s") from None
+            raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s", DOCTOR_HINT) from None
         if not ready:
             output = (await process.stderr.read()).decode(errors="replace").strip()
-            raise SessionError(f"the agent {name} did not start: {clean(output, LINE_LIMIT) or 'it said nothing'}")
+            why = clean(output, LINE_LIMIT) or "it said nothing"
+            raise SessionError(f"the agent {name} did not start: {why}", DOCTOR_HINT)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

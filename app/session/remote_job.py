@@ -106,7 +106,7 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
     if len(running) == 1:
         return running[0]
     if not running:
-        raise UsageError(f"no job runs on {where}")
+        raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
     raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
 
 
@@ -274,7 +274,7 @@ def next_attempt(
     job_id = next(iter(statuses.values())).job_id
     shares = next_shares(statuses, num_ranks, takes_any=meet_at is not None)
     if any(statuses[node].state not in ENDED_STATES for node in shares):
-        raise UsageError(f"job {job_id} has not ended")
+        raise UsageError(f"job {job_id} has not ended", f"rankdeck stop {job_id}")
     attempt = 1 + latest_status(statuses).attempt
     commands, first_rank = {}, 0
     for node_rank, (node, num_local) in enumerate(shares.items()):

@@ -35,7 +35,7 @@ from app.view.nodes import new_nodes_notice
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
@@ -166,12 +166,10 @@ class RemoteSession(Session):
 
     @property
     def title(self) -> str:
-        """Title of this session."""
         return f"rankdeck on {self._hosts.text}"
 
     @property
     def leaving(self) -> str:
-        """What becomes of the job when the user leaves."""
         if self._request and not self._own_job_id:
             return "no job was started"
         if self._is_restarting:
@@ -180,7 +178,6 @@ class RemoteSession(Session):
 
     @property
     def how_to_begin(self) -> str:
-        """Command that starts a job on hosts that have none."""
         return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
 
     @property
@@ -218,7 +215,8 @@ class RemoteSession(Session):
         reports = await self.reports()
         known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
         if job_id not in known:
-            raise UsageError(unknown_job_text(job_id, known, list(reports), sorted(self.away)))
+            unknown = unknown_job_text(job_id, known, list(reports), sorted(self.away))
+            raise UsageError(unknown, self._hosts.command("status") + " shows the last one")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence about it.
@@ -397,6 +395,10 @@ class RemoteSession(Session):
         if news.nodes:
             self._notify(new_nodes_notice(news, self._hosts.command("attach")))
 
+    def take_notices(self, sentences: Iterable[str]) -> None:
+        """Take sentences about what came before this session."""
+        self._notices += sentences
+
     def _notify(self, sentence: str) -> None:
         self._notices.append(sentence)  # each drain replaces the list
 
@@ -408,7 +410,6 @@ class RemoteSession(Session):
             raise failure
 
     def farewell(self) -> str:
-        """Return how to come back to a job that keeps running."""
         return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
 
     async def close(self) -> None:

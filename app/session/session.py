@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobStatus
     from agent.wire.logs import LogLine
-    from app.fleet.start_progress import StartProgress
     from app.model.new_nodes import NewNodes
     from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
     from app.recording.records import Record
     from app.session.control import JobStarter
     from app.session.hosts import HostDoctor, HostQuestions
+    from app.view.nodes import Progress
     from ddpcore.wire import Fault
 
 MAX_DRAINED = 128
@@ -180,7 +180,7 @@ class Session:
         return self._fleet
 
     @property
-    def starting(self) -> StartProgress | None:
+    def starting(self) -> Progress | None:
         """Progress of a start that is under way; None while none is."""
         starting = self._fleet.starting
         return None if starting is None or starting.is_over else starting
@@ -317,7 +317,7 @@ class Session:
         view = self.view()
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:
-            raise UsageError(f"no node has rank {fault.rank}")
+            raise UsageError(f"no node has rank {fault.rank}", "rankdeck ranks lists them")
         return await self.inject_on(rows[0].node, job.job_id, fault)
 
     async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
@@ -349,7 +349,7 @@ class Session:
         job = self.view().job()
         wanted = job_id or (job.job_id if job else "")
         if not wanted:
-            raise UsageError("there is no job yet")
+            raise UsageError("there is no job yet", "rankdeck run starts one")
         answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
         for record in _stack_records(answers):
             self._record(record)

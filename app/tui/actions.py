@@ -355,7 +355,6 @@ ACTIONS = (
 
 
 def available(source: ConsoleSource) -> list[Action]:
-    """Return the actions of a session."""
     is_replay = source.player is not None
     has_question = source.questions is not None and bool(source.questions.waiting)
     return [

@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 
 from app.diagnosis.causes import RankState
 from app.tui.actions import available
+from app.tui.dialogs.control import AskingScreen
 from app.tui.widgets.drawing import GRID_FROM
 from app.view.verdict_hints import VERDICT_RULES
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
@@ -104,7 +105,6 @@ class HelpScreen(ModalScreen[None]):
         self._ui = ui
 
     def on_key(self, event: Key) -> None:
-        """Close by the key that has opened it."""
         if event.key in self._ui.keymap.keys("help"):
             event.stop()
             self.dismiss()
@@ -113,7 +113,6 @@ class HelpScreen(ModalScreen[None]):
         return " ".join(filter(None, (self._ui.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
 
     def compose(self) -> ComposeResult:
-        """Lay the table out."""
         keys = Table.grid(padding=(0, 2, 0, 0))
         for action in available(self._ui.source):
             if shown := self._shown_keys(action.name):
@@ -142,14 +141,8 @@ def _verdict_rules() -> Group:
     return Group(*parts)
 
 
-class FaultScreen(ModalScreen[Fault | None]):
+class FaultScreen(AskingScreen[Fault]):
     """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "Cancel"),
-        Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
-    ]
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:
         super().__init__()
@@ -160,7 +153,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         self._selected = selected
 
     def compose(self) -> ComposeResult:
-        """Lay out two lists, a sentence and two buttons."""
         kinds = [Option(Text(harm.title)) for harm in HARMS]
         ranks = [Option(self._rank_text(row), id=f"rank-{row.rank}") for row in self._ranks]
         if self._has_others:
@@ -172,11 +164,7 @@ class FaultScreen(ModalScreen[Fault | None]):
                 id="fault-lists",
             ),
             Static("", id="fault-sentence", classes="sentence", markup=False),
-            Horizontal(
-                Button("Do nothing", id="fault-no", compact=True),
-                Button("Do it", id="fault-yes", classes="yes", variant="error", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("fault"),
             classes="dialog",
         )
         body.border_title = "Inject a fault"
@@ -184,7 +172,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Start at the kinds, with the selected rank of the table chosen."""
         kinds, ranks = self.query_one("#fault-kinds", OptionList), self.query_one("#fault-ranks", OptionList)
         ranks.highlighted = index = next((i for i, row in enumerate(self._ranks) if row.rank == self._selected), 0)
         is_frozen = self._ranks[index].state is RankState.FROZEN
@@ -192,7 +179,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         kinds.focus()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Say in a sentence what would happen."""
         chosen = self._chosen()
         if chosen is None:
             return
@@ -213,10 +199,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         """Leave with the fault only when it was confirmed."""
         chosen = self._chosen() if event.button.id == "fault-yes" else None
         self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
-
-    def action_cancel(self) -> None:
-        """Leave without a fault."""
-        self.dismiss(None)
 
     def _chosen(self) -> tuple[Harm, RankRow] | None:
         kind = self.query_one("#fault-kinds", OptionList).highlighted

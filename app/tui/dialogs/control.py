@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -58,14 +58,32 @@ ANOTHER: Final = "another"
 ANOTHER_TITLE = "Start another program"
 
 
-class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
-    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
+Result = TypeVar("Result")
+
+
+class AskingScreen(ModalScreen[Result | None]):
+    """What dialogs have in common that do something: the last question stands on `Do nothing`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
         Binding("left", "app.focus_previous", "Back", show=False),
         Binding("right", "app.focus_next", "On", show=False),
     ]
+
+    def buttons(self, name: str, yes: str = "Do it") -> Horizontal:
+        """Return both buttons of a dialog: `NAME-no` and `NAME-yes`."""
+        return Horizontal(
+            Button("Do nothing", id=f"{name}-no", compact=True),
+            Button(yes, id=f"{name}-yes", classes="yes", variant="error", compact=True),
+            classes="buttons",
+        )
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class ControlScreen(AskingScreen[Wish | Literal["another"]]):
+    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
 
     def __init__(self, ui: UiState, view: View, job: JobRow) -> None:
         super().__init__()
@@ -82,7 +100,6 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
 
     def compose(self) -> ComposeResult:
-        """Lay out what can be done, the number of ranks, a sentence and two buttons."""
         titles = [TITLES[action] for action in self._job_actions]
         if self._has_ended:
             titles[0] = "Start again"
@@ -96,11 +113,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             ),
             *(() if self._look_first is None else (self._look_first,)),
             Static("", id="control-sentence", classes="sentence", markup=False),
-            Horizontal(
-                Button("Do nothing", id="control-no", compact=True),
-                Button("Do it", id="control-yes", classes="yes", variant="error", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("control"),
             classes="dialog",
         )
         body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
@@ -108,22 +121,18 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Start at what can be done."""
         options = self.query_one("#control-deeds", OptionList)
         options.highlighted = 0
         options.focus()
         self._update_text()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Say in a sentence what would happen."""
         self._update_text()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
-        """Say it with the new number."""
         self._update_text()
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
-        """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
         if self._is_another and self._has_ended:
             self.dismiss(ANOTHER)
             return
@@ -131,11 +140,9 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Go on to the last question."""
         self.query_one("#control-no").focus()
 
     def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
-        """Go on to the last question."""
         self.query_one("#control-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -150,10 +157,6 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         is_other = self._asks_ranks and num_ranks != self._job.world_size
         looks_first = self._job_action.begins_again and self._look_first is not None and self._look_first.is_on
         self.dismiss(Wish(self._job_action, num_ranks if is_other else None, self._lost, looks_first))
-
-    def action_cancel(self) -> None:
-        """Leave, and do nothing."""
-        self.dismiss(None)
 
     @property
     def _place(self) -> int:
@@ -255,7 +258,6 @@ class LookFirst(Static, can_focus=True):
         self.post_message(self.Submitted())
 
     def on_click(self, _event: Click) -> None:
-        """Do as the space bar."""
         self.action_tick()
 
     def _update_text(self) -> None:

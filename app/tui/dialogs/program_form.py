@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
 from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
-from app.tui.dialogs.control import LookFirst
+from app.tui.dialogs.control import AskingScreen, LookFirst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +64,6 @@ class ProgramForm(Vertical):
         return len(self._past) > 1
 
     def compose(self) -> ComposeResult:
-        """Lay the fields out."""
         for name in self._names:
             field = Input(placeholder=getattr(self._placeholders, name), compact=True, id=f"program-{name}")
             field.value = getattr(self._past[0], name)
@@ -115,14 +113,8 @@ class ProgramForm(Vertical):
         return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
 
 
-class ProgramScreen(ModalScreen[Program | None]):
+class ProgramScreen(AskingScreen[Program]):
     """Asks which program is to be started on some hosts; whoever only presses Enter starts nothing."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "Cancel"),
-        Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
-    ]
 
     def __init__(
         self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool
@@ -139,15 +131,10 @@ class ProgramScreen(ModalScreen[Program | None]):
         return self._form.looks_first
 
     def compose(self) -> ComposeResult:
-        """Lay out the fields, what they come to, and two buttons."""
         body = Vertical(
             self._form,
             Static("", id="program-told", markup=False),
-            Horizontal(
-                Button("Do nothing", id="program-no", compact=True),
-                Button("Start it", id="program-yes", classes="yes", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("program", "Start it"),
             classes="dialog program",
         )
         body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
@@ -156,31 +143,23 @@ class ProgramScreen(ModalScreen[Program | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Begin at the command."""
         self._form.begin()
         self._show_summary()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
-        """Say what that would do."""
         self._show_summary()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Go on to the last step, if it can be taken."""
         if not self._form.trouble:
             self.query_one("#program-no").focus()
 
     def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
-        """Go on as from a field."""
         if not self._form.trouble:
             self.query_one("#program-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Leave with the program only when it was confirmed."""
         self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
-
-    def action_cancel(self) -> None:
-        """Leave without a program."""
-        self.dismiss(None)
 
     def _show_summary(self) -> None:
         trouble = self._form.trouble

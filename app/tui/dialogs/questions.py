@@ -63,7 +63,6 @@ class QuestionScreen(ModalScreen[None]):
         self._is_over = False
 
     def compose(self) -> ComposeResult:
-        """Lay out what was said, the question, and a field."""
         notes = [Static(self._shown(line), classes="question-told", markup=False) for line in self._question.notes]
         lines = [Static(self._shown(line), markup=False) for line in self._question.lines]
         field = AnswerInput(password=not self._question.is_shown, max_length=MAX_CHARS, compact=True, id="answer")
@@ -74,11 +73,9 @@ class QuestionScreen(ModalScreen[None]):
         yield body
 
     def on_mount(self) -> None:
-        """Let the person type."""
         self.query_one(AnswerInput).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand the answer over."""
         event.stop()
         self._answer(self.number, self.query_one(AnswerInput).taken())
         self.leave()

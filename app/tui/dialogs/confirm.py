@@ -1,4 +1,4 @@
-"""The two dialogs: every key there is, and the question before harm is done. Loaded when first asked for."""
+"""The two dialogs: the help with every key, and the confirmation of a fault. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Harm(NamedTuple):
-    """What a person may do to a rank, in words.
+    """A fault that a user may inject into a rank, as text.
 
     Attributes:
-        title: In the list.
-        kind: Of the fault.
-        effect: A sentence.
-        asks: What stands before the rank in the question, where that is not the title.
-        factor: Of the fault.
+        title: Title in the list.
+        kind: Kind of the fault.
+        effect: Sentence about its effect.
+        asks: Text before the rank in the question, where the title does not fit.
+        factor: Factor of the fault.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Harm(NamedTuple):
 
     @property
     def question(self) -> str:
-        """What stands before `rank 2`."""
+        """Text before `rank 2` in the question."""
         return self.asks or self.title
 
 
@@ -76,18 +76,18 @@ HARMS = (
     Harm("Leave", FaultKind.LEAVE, "it leaves with exit code 0 before the others: its job fails", "End the program of"),
 )
 FREEZE, THAW = 0, 1
-"""Places of the two in the list."""
+"""Indices of the two in `HARMS`."""
 
 
 def why_no_fault(view: View | None, *, can_inject: bool) -> str:
-    """Return why there is nothing to ask; empty when there is."""
+    """Return why no fault can be injected; empty when one can."""
     if view is None or not view.num_ranks:
         return "There is no rank yet to do harm to."
     return "" if can_inject else "This job does not allow faults: start it with rankdeck run --allow-faults."
 
 
 def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
-    """Return the ranks that are listed: all, but of those of a large job the selected one and the culprits."""
+    """Return the listed ranks: all, or in a large job the selected one and the culprits."""
     if view.num_ranks < GRID_FROM:
         return view.ranks()
     culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
@@ -95,7 +95,7 @@ def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Every action of the table and its keys, the states of a rank, and what verdicts rest on."""
+    """Every action with its keys, the states of a rank, and the rules of the verdicts."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
@@ -104,7 +104,7 @@ class HelpScreen(ModalScreen[None]):
         self._ui = ui
 
     def on_key(self, event: Key) -> None:
-        """Close by the key that has opened it."""
+        """Close on the key that opened the screen."""
         if event.key in self._ui.keymap.keys("help"):
             event.stop()
             self.dismiss()
@@ -113,7 +113,6 @@ class HelpScreen(ModalScreen[None]):
         return " ".join(filter(None, (self._ui.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
 
     def compose(self) -> ComposeResult:
-        """Lay the table out."""
         keys = Table.grid(padding=(0, 2, 0, 0))
         for action in available(self._ui.source):
             if shown := self._shown_keys(action.name):
@@ -143,7 +142,7 @@ def _verdict_rules() -> Group:
 
 
 class FaultScreen(ModalScreen[Fault | None]):
-    """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
+    """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
@@ -160,7 +159,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         self._selected = selected
 
     def compose(self) -> ComposeResult:
-        """Lay out two lists, a sentence and two buttons."""
         kinds = [Option(Text(harm.title)) for harm in HARMS]
         ranks = [Option(self._rank_text(row), id=f"rank-{row.rank}") for row in self._ranks]
         if self._has_others:
@@ -184,7 +182,7 @@ class FaultScreen(ModalScreen[Fault | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Start at the kinds, with the selected rank of the table chosen."""
+        """Focus the kinds, with the table's selected rank chosen."""
         kinds, ranks = self.query_one("#fault-kinds", OptionList), self.query_one("#fault-ranks", OptionList)
         ranks.highlighted = index = next((i for i, row in enumerate(self._ranks) if row.rank == self._selected), 0)
         is_frozen = self._ranks[index].state is RankState.FROZEN
@@ -192,7 +190,7 @@ class FaultScreen(ModalScreen[Fault | None]):
         kinds.focus()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Say in a sentence what would happen."""
+        """Show the effect of the choice in a sentence."""
         chosen = self._chosen()
         if chosen is None:
             return
@@ -205,17 +203,16 @@ class FaultScreen(ModalScreen[Fault | None]):
         yes.refresh(layout=True)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Go on to the next question; the last one stands on `Do nothing`."""
+        """Move on to the next question; the last one starts on `Do nothing`."""
         following = "#fault-ranks" if event.option_list.id == "fault-kinds" else "#fault-no"
         self.query_one(following).focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Leave with the fault only when it was confirmed."""
+        """Return the fault only when it was confirmed."""
         chosen = self._chosen() if event.button.id == "fault-yes" else None
         self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
 
     def action_cancel(self) -> None:
-        """Leave without a fault."""
         self.dismiss(None)
 
     def _chosen(self) -> tuple[Harm, RankRow] | None:

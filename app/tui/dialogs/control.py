@@ -1,7 +1,6 @@
 """The dialog before a job is stopped, killed or restarted.
 
-It is loaded when it is first asked for. `LookFirst` is the choice to have hosts checked before a job is started on
-them.
+It is loaded on first use. `LookFirst` is the choice to have hosts checked before a job starts on them.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ TITLES: dict[JobAction, str] = {
 
 
 class Wish(NamedTuple):
-    """What a person has confirmed.
+    """What a user has confirmed.
 
     Attributes:
-        action: What is to be done.
-        num_ranks: Of the next attempt; None is as many as before.
-        without: Nodes that it goes on without, as they were named.
-        looks_first: Look at the hosts before anything is done.
+        action: The action on the job.
+        num_ranks: Number of ranks of the next attempt; None keeps the last number.
+        without: Nodes that the job goes on without, by name.
+        looks_first: Whether to check the hosts before anything is done.
     """
 
     action: JobAction
@@ -54,12 +53,12 @@ class Wish(NamedTuple):
 
 
 ANOTHER: Final = "another"
-"""What is wished for where another program is to be started."""
+"""Result of the dialog when the user wants to start another program."""
 ANOTHER_TITLE = "Start another program"
 
 
 class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
-    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
+    """Asks what to do to the job, then for confirmation; pressing only Enter does nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
@@ -82,7 +81,6 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
 
     def compose(self) -> ComposeResult:
-        """Lay out what can be done, the number of ranks, a sentence and two buttons."""
         titles = [TITLES[action] for action in self._job_actions]
         if self._has_ended:
             titles[0] = "Start again"
@@ -108,22 +106,21 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Start at what can be done."""
         options = self.query_one("#control-deeds", OptionList)
         options.highlighted = 0
         options.focus()
         self._update_text()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Say in a sentence what would happen."""
+        """Show the effect of the choice in a sentence."""
         self._update_text()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
-        """Say it with the new number."""
+        """Show the effect with the new number."""
         self._update_text()
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
-        """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
+        """Move on to the number of ranks, or to the last question, which starts on `Do nothing`."""
         if self._is_another and self._has_ended:
             self.dismiss(ANOTHER)
             return
@@ -131,15 +128,13 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Go on to the last question."""
         self.query_one("#control-no").focus()
 
     def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
-        """Go on to the last question."""
         self.query_one("#control-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Leave with the wish only when it was confirmed."""
+        """Return the wish only when it was confirmed."""
         if event.button.id != "control-yes":
             self.dismiss(None)
             return
@@ -152,7 +147,6 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self.dismiss(Wish(self._job_action, num_ranks if is_other else None, self._lost, looks_first))
 
     def action_cancel(self) -> None:
-        """Leave, and do nothing."""
         self.dismiss(None)
 
     @property
@@ -165,17 +159,17 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
 
     @property
     def _job_action(self) -> JobAction:
-        """What is marked; where that is another program, what comes before it."""
+        """Action that is marked; the last one when another program is marked."""
         return self._job_actions[min(self._place, len(self._job_actions) - 1)]
 
     @property
     def _asks_ranks(self) -> bool:
-        """Whether the job may have another number of ranks then."""
+        """Whether the marked action lets the job have another number of ranks."""
         return self._job_action.begins_again and self._job_action is not JobAction.RESTART_WITHOUT
 
     @property
     def _num_ranks(self) -> int:
-        """The number that was typed; 0 is none, or none that can be."""
+        """Number that was typed; 0 when it is missing or impossible."""
         typed = self.query_one("#control-ranks", Input).value
         number = int(typed) if typed.isascii() and typed.isdigit() else 0
         return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
@@ -226,7 +220,7 @@ LABEL = "look at the hosts first, as rankdeck doctor does"
 
 
 class LookFirst(Static, can_focus=True):
-    """A box that is ticked or not: the same in every look and alphabet.
+    """A checkbox that looks the same in every theme and set of glyphs.
 
     Attributes:
         is_on: Whether it is ticked.
@@ -238,7 +232,7 @@ class LookFirst(Static, can_focus=True):
     ]
 
     class Submitted(Message):
-        """The person goes on to what follows."""
+        """The user moves on to the next field."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's word
         super().__init__("", id=id, classes="look-first", markup=False)
@@ -246,16 +240,14 @@ class LookFirst(Static, can_focus=True):
         self._update_text()
 
     def action_tick(self) -> None:
-        """Tick it, or not."""
         self.is_on = not self.is_on
         self._update_text()
 
     def action_submit(self) -> None:
-        """Go on."""
         self.post_message(self.Submitted())
 
     def on_click(self, _event: Click) -> None:
-        """Do as the space bar."""
+        """Toggle, as the space bar does."""
         self.action_tick()
 
     def _update_text(self) -> None:

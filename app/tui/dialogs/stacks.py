@@ -1,4 +1,4 @@
-"""Where every rank stands, down to each frame, over the console until it is closed. Loaded when first asked for."""
+"""The stacks of all ranks, frame by frame, over the console until closed. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBL
 
 
 class StacksView(LineView):
-    """The groups, one below the other."""
+    """The groups of identical stacks, one below the other."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "stacks")
         self.picture: StackPicture | None = None
         self.is_whole = False
         self.message = ""
-        """What is said instead of a picture, or beside an old one."""
+        """Text shown instead of a picture, or beside an old one."""
         self._side = 0
         self._texts: list[StackText] = []
 
@@ -65,7 +65,7 @@ class StacksView(LineView):
         self.foot = [keys]
 
     def _styles(self) -> dict[Tone, Style]:
-        """Return how each kind of line looks, in the theme of now."""
+        """Return the style of each kind of line in the current theme."""
         palette = self.look.palette
         return {
             Tone.STUCK: palette.critical,
@@ -81,18 +81,18 @@ class StacksView(LineView):
         }
 
     def sideways(self, cells: int) -> None:
-        """Move the text to the side, no further than its longest line."""
+        """Scroll the text to the side, no further than its longest line."""
         frames = (text.text for text in self._texts if text.tone not in _SENTENCES)
         furthest = max(map(cell_len, frames), default=0) - self.size.width // 2
         self._side = max(0, min(furthest, self._side + cells * SIDE_STEP))
         self.redraw()
 
     def to_begin(self) -> None:
-        """Move the text back: other lines may be shorter than what was looked at."""
+        """Scroll to the left edge: other lines may be shorter."""
         self._side = 0
 
     def _lines_of(self, text: StackText, style: Style) -> list[Line]:
-        """Return sentences wrapped and frames as far to the side as they are wanted."""
+        """Return sentences wrapped, and frames scrolled to the side."""
         message = text.text
         if text.tone not in _SENTENCES:
             return [self.line().put(" ").put(shifted(message, self._side) if self._side else message, style)]
@@ -102,7 +102,7 @@ class StacksView(LineView):
 
 
 class StacksScreen(ReadingScreen[None]):
-    """Asks all nodes of the job, and shows what they answer; keys work meanwhile."""
+    """Asks all nodes of the job for stacks and shows them; keys work while it waits."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close"),
@@ -119,19 +119,17 @@ class StacksScreen(ReadingScreen[None]):
         self._view: StacksView = StacksView(ui)
 
     def compose(self) -> ComposeResult:
-        """Fill the screen."""
         yield self._view
 
     def on_mount(self) -> None:
-        """Ask at once."""
         self.action_take(is_native=False)
 
     @work(exclusive=True)
     async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument
-        """Ask for the stacks as they are now."""
+        """Take the stacks now."""
         view = self._view
         if view.picture is not None and self._ui.source.player is not None:
-            return  # in a recording they are as they were taken
+            return  # in a replay they do not change
         view.message = "asking every rank; one that is stuck takes a second or more"
         view.redraw()
         try:
@@ -146,11 +144,10 @@ class StacksScreen(ReadingScreen[None]):
         view.redraw()
 
     def action_fold(self) -> None:
-        """Show every frame and thread, or what matters of them."""
+        """Show every frame and thread, or only the important ones."""
         self._view.is_whole = not self._view.is_whole
         self._view.to_begin()
         self._view.redraw()
 
     def action_side(self, cells: int) -> None:
-        """Scroll to the side."""
         self._view.sideways(cells)

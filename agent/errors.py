@@ -36,7 +36,7 @@ class AgentError(Exception):
 
 
 class OperatorError(AgentError):
-    """Somebody must change what was asked for."""
+    """The user must change what was asked for."""
 
     exit_code = 2
 
@@ -87,6 +87,6 @@ class InvalidTransitionError(AgentError):
 
 
 def log_line(text: str) -> None:
-    """Say a line, if it can be said: no complaint ends an agent."""
+    """Log a line; never raises."""
     with contextlib.suppress(OSError):
         click.echo(f"agent: {text}", err=True)

@@ -3,7 +3,7 @@
 `try_lock` and `is_locked`: a lock shows that its holder lives; it is held by an open description and gone with its last
 holder.
 
-`open_regular`: what a rank leaves in its directory is as hostile as its program.
+`open_regular` and `read_regular`: what a rank leaves in its directory is as hostile as its program.
 """
 
 from __future__ import annotations
@@ -52,3 +52,12 @@ def open_regular(path: Path) -> int:
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the beginning of a regular file, else raise OSError."""
+    fd = open_regular(path)
+    try:
+        return os.pread(fd, max_bytes, 0)
+    finally:
+        os.close(fd)

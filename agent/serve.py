@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.relay.dialer import Dialer
 
 CARE_PERIOD_S = 10.0
-"""Between looks at the length of the log; a watchdog may want to hear of us sooner."""
+"""Seconds between looks at the length of the log; a watchdog may want to hear of us sooner."""
 
 
 def serve_until_stopped(
@@ -77,7 +77,7 @@ class _Server:
         self._ready_fd = ready_fd
         self._metrics = metrics
         self.invitation: Path | None = None
-        """Of the relay to dial, if there is one."""
+        """Invitation of the relay to dial, if there is one."""
         self._dialing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -147,7 +147,7 @@ class _Server:
         log_line(f"ended; {left}{adopted}")
 
     async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
-        """Tell the service manager that we live, and keep the log short."""
+        """Report to the service manager that we live, and keep the log short."""
         period_s = min(CARE_PERIOD_S, self._manager.watchdog_s / 3 or CARE_PERIOD_S)
         reported = -1
         while True:

@@ -22,7 +22,7 @@ class SlowReader(Generic[Answer]):
     """One read at a time; used from one thread."""
 
     def __init__(self, name: str, *, stale_s: float) -> None:
-        """`name` is the thread's; answers older than `stale_s` count for nothing."""
+        """`name` is the thread's; answers older than `stale_s` are dropped."""
         self._name = name
         self._stale_s = stale_s
         self._wanted: queue.SimpleQueue[tuple[Hashable, Callable[[], Answer]] | None] = queue.SimpleQueue()
@@ -32,7 +32,7 @@ class SlowReader(Generic[Answer]):
         self._is_free.set()
 
     def ask(self, key: Hashable, read: Callable[[], Answer]) -> bool:
-        """Have `read` called on the thread; an OSError of it is no answer. Return False while another read goes on."""
+        """Call `read` on the thread; an OSError of it is no answer. Return False while another read is running."""
         if not self._is_free.is_set():
             return False
         if self._thread is None:
@@ -43,17 +43,13 @@ class SlowReader(Generic[Answer]):
         return True
 
     def last(self, key: Hashable, stale_s: float | None = None) -> Answer | None:
-        """Return the last answer under that key, also while it is read anew; None if there is no fresh one.
-
-        `stale_s` is for a key that is read more rarely than the others.
-        """
+        """Return the last answer under that key, also during a new read of it; None if there is no fresh one."""
         found = self._answers.get(key)
         if found is None or time.monotonic() - found[1] > (self._stale_s if stale_s is None else stale_s):
             return None
         return found[0]
 
     def forget(self, key: Hashable) -> None:
-        """Let go of an answer."""
         self._answers.pop(key, None)
 
     def close(self) -> None:

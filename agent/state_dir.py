@@ -36,12 +36,12 @@ MAX_PID_BYTES = 20
 HOLDER_FILE = "holder.json"
 RECORD_NAME = "job.json"
 MAX_SOCKET_PATH_BYTES = 107
-"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+"""Bytes of `sun_path`, its closing zero aside. Source: unix(7)."""
 
 LOCK_PATIENCE_S = 0.5
-"""Whoever only looks whether an agent serves holds the lock for some microseconds."""
+"""Seconds to wait for the lock: a process that only looks whether an agent serves holds it for some microseconds."""
 _OF_CONSOLES = frozenset({"work"})
-"""What a console puts into the directory of a private agent."""
+"""Names that a console puts into the directory of a private agent."""
 SOCKETS = (REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
 
 
@@ -71,11 +71,7 @@ def check_private(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Make a directory for us alone if it is missing, with those above it, and check it.
-
-    Raises:
-        StateDirError: It is not safe to use.
-    """
+    """Make a missing directory for us alone, with those above it; raise StateDirError if it is not safe to use."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
@@ -129,12 +125,12 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
 
 
 def is_served(directory: Path) -> bool:
-    """Say whether an agent holds a directory, whether it answers already or not."""
+    """Return whether an agent holds a directory, whether it answers already or not."""
     return is_locked(directory / LOCK_FILE)
 
 
 def holder_of(directory: Path) -> int | None:
-    """Return the process that holds a directory; None where none does, or it has not written who it is."""
+    """Return the pid of the agent that holds a directory; None where none does, or it has not written its pid."""
     if not is_served(directory):
         return None
     try:
@@ -177,11 +173,11 @@ class StateDir:
 
     @property
     def jobs_dir(self) -> Path:
-        """Where each job has its own directory; it need not exist."""
+        """Directory with one for each job; it need not exist."""
         return self.path / "jobs"
 
     def read_holder(self) -> Holder:
-        """Return the newest claim that any agent here has taken; nobody's if there is none that can be read."""
+        """Return the latest claim of control here; nobody's if there is none that can be read."""
         try:
             return msgspec.json.decode((self.path / HOLDER_FILE).read_bytes(), type=Holder)
         except (OSError, msgspec.DecodeError):
@@ -192,11 +188,10 @@ class StateDir:
         write_record(str(self.path), HOLDER_FILE, msgspec.json.encode(holder).decode())
 
     def job_dir(self, job_id: str, attempt: int) -> Path:
-        """Return the place of one attempt of a job; it need not exist."""
         return self.jobs_dir / job_id / str(attempt)
 
     def remove_attempt(self, job_id: str, attempt: int) -> None:
-        """Remove what one attempt has left; the job's record stays."""
+        """Remove the files of one attempt; the job's record stays."""
         shutil.rmtree(self.job_dir(job_id, attempt), ignore_errors=True)
 
     def remove_job_dir(self, job_id: str, attempt: int) -> None:
@@ -210,7 +205,7 @@ class StateDir:
             return  # other attempts are kept
 
     def close(self, *, remove_all: bool) -> None:
-        """Let go of the directory; with `remove_all`, leave nothing of it."""
+        """Release the directory; with `remove_all`, leave nothing of it."""
         if self._lock_fd < 0:
             return
         if remove_all:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 def common_problem(problems: Sequence[str]) -> str:
     """Return what is wrong on some ranks, in one sentence: each problem once, with its ranks; "" for none."""
-    ranks_of = _group(problems)
+    ranks_of = ranks_by_value(problems)
     if len(ranks_of) == 1:
         return problems[0]
-    return "; ".join(f"{spell_ranks(ranks)}: {problem}" for problem, ranks in ranks_of.items() if problem)
+    return "; ".join(f"{ranks_text(ranks)}: {problem}" for problem, ranks in ranks_of.items() if problem)
 
 
 def speakers(digests: Sequence[str]) -> list[int]:
     """Return one rank for each different digest, to tell what is behind it; nobody if all digests are equal."""
-    ranks_of = _group(digests)
+    ranks_of = ranks_by_value(digests)
     return [ranks[0] for ranks in ranks_of.values()] if len(ranks_of) > 1 else []
 
 
@@ -33,16 +33,16 @@ def difference(digests: Sequence[str], listings: Mapping[int, Mapping[str, str]]
     of_digest = {digests[rank]: listing for rank, listing in listings.items()}
     places = dict.fromkeys(place for listing in listings.values() for place in listing)
     for place in places:
-        ranks_of = _group([of_digest[digest].get(place, "absent") for digest in digests])
+        ranks_of = ranks_by_value([of_digest[digest].get(place, "absent") for digest in digests])
         if len(ranks_of) > 1:
             # What most ranks have comes last: the odd one is what people look for.
             values = sorted(ranks_of.items(), key=lambda value: len(value[1]))
-            return f"{place} is " + ", ".join(f"{value} on {spell_ranks(ranks)}" for value, ranks in values)
+            return f"{place} is " + ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in values)
     return "their digests differ"
 
 
-def spell_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 0-2, 7"."""
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0-2, 7", as the console writes it."""
     runs: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -53,7 +53,7 @@ def spell_ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
 
 
-def _group(values: Sequence[str]) -> dict[str, list[int]]:
+def ranks_by_value(values: Sequence[str]) -> dict[str, list[int]]:
     """Return the ranks of each value, in the order of first appearance."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcore.barriers.rank_status import ranks_text
+from ddpcore.agreement import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

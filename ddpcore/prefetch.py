@@ -42,13 +42,13 @@ class _Flight(NamedTuple):
     """A batch on its way to the device."""
 
     batch: Any
-    """As it will be handed out; not to be read before `landed`."""
+    """The batch as it will be handed out; not to be read before `landed`."""
     copies: list[Tensor]
     """Its tensors that are being copied."""
     landed: Any
     """Mark behind the copies."""
     has_rest: bool
-    """Whether some tensors are still where they were."""
+    """True if some tensors are still where they were."""
 
 
 class Prefetcher(Generic[Batch]):

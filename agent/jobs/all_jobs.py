@@ -175,7 +175,7 @@ class Jobs:
             return self._known.unknown(job_id)
         if launch.shim is None:
             return Refused(RefusalReason.WRONG_STATE, f"job {job_id} does not run: it has no stacks")
-        return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
+        return await self._stacks.take(launch, self._watch.workers.pids, is_native=is_native)
 
     def tick(self, unattended_s: float) -> None:
         """Sample workers, let time pass for the jobs, end what nobody watches, read logs.
@@ -302,7 +302,7 @@ class Jobs:
             case FollowRanks():
                 self._watch.begin(launch)
             case SignalWorker(rank=rank, signal=number):
-                if not self._watch.send_signal(job_id, rank, number):
+                if not self._watch.workers.send_signal(job_id, rank, number):
                     return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
                 self._watch.sample(launch.job_id)
                 self._on_change()

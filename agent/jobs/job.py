@@ -309,7 +309,7 @@ class Job(msgspec.Struct, dict=True):
 
     def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
         if before is JobState.RESTARTING:
-            self.cause = f"the job could not begin again: {message}"
+            self.cause = f"the job could not restart: {message}"
             return [ReleasePort()]
         return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
 
@@ -428,7 +428,7 @@ def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
         case JobState.RESTARTING:
             left = job.spec.max_restarts - job.num_restarts
             return (
-                f"{job.cause}; begins again in {_left(job.restart_at_s, now_s)}, "
+                f"{job.cause}; restarts in {_left(job.restart_at_s, now_s)}, "
                 f"{left} of {job.spec.max_restarts} restarts left"
             )
         case JobState.FAILED | JobState.LOST:
@@ -442,7 +442,7 @@ def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
 def _running(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
     running_s, num_exited = now_s - job.since_s, sum(worker.has_exited for worker in workers)
     if job.cause and job.spec.elastic_min_nodes and not job.is_abandoned:
-        return f"{job.cause}; the launcher gathers the nodes anew, at least {job.spec.elastic_min_nodes}"
+        return f"{job.cause}; the launcher gathers the nodes again, at least {job.spec.elastic_min_nodes}"
     if job.cause:
         return f"{job.cause}; waiting for the launcher to end the others"
     if not workers and running_s > QUIET_START_S:

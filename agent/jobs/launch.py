@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import SpawnError
-from agent.files import open_regular
+from agent.files import read_regular
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted, Round
 from agent.jobs.preflight import interface_to, local_address
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent.jobs.preflight import Address
     from agent.logs.traceback_text import FoundFailure
     from agent.wire.jobs import JobSpec
-    from ddpcore.wire import DumpStacks, ProbeRequest, ReportNow, StopTraining
+    from ddpcore.wire import ProbeRequest, ReportNow, StopTraining
 
 
 class Launch:
@@ -119,7 +119,7 @@ class Launch:
 
     def ask_probe(self, rank: int, request: ProbeRequest) -> Refused | None:
         """Send a request to the probe of a rank; return why that cannot be done, or None."""
-        if self._ask(rank, request):
+        if self.ask(rank, request):
             return None
         return Refused(
             RefusalReason.NO_PROBE,
@@ -129,11 +129,7 @@ class Launch:
     def ask_all(self, request: StopTraining | ReportNow) -> None:
         """Send a request to the probes of all ranks; to stop training, one that receives it is enough."""
         for rank in self.job.ranks:
-            self._ask(rank, request)
-
-    def ask_for_stacks(self, rank: int, request: DumpStacks) -> bool:
-        """Ask the probe of a rank for its stacks; return whether it listens."""
-        return self._ask(rank, request)
+            self.ask(rank, request)
 
     def failure_of(self, rank: int) -> FoundFailure | None:
         """Return the failure in a rank's files."""
@@ -147,7 +143,7 @@ class Launch:
         """Return the first failure in the files of this node's ranks, else of the launcher."""
         return first_failure(self.ranks_dir, self.job.ranks)
 
-    def _ask(self, rank: int, request: ProbeRequest) -> bool:
+    def ask(self, rank: int, request: ProbeRequest) -> bool:
         """Send a request to a rank's probe; return whether it listens."""
         path = self.ranks_dir / f"rank-{rank}.sock"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
@@ -174,12 +170,6 @@ def read_round(job_dir: Path) -> Round | None:
     The file may be hostile: a link, a pipe or nonsense is no round.
     """
     try:
-        fd = open_regular(job_dir / ROUND_FILE)
-    except OSError:
-        return None
-    try:
-        return msgspec.json.decode(os.read(fd, MAX_ROUND_BYTES), type=Round)
+        return msgspec.json.decode(read_regular(job_dir / ROUND_FILE, MAX_ROUND_BYTES), type=Round)
     except (OSError, *DECODE_ERRORS):
         return None
-    finally:
-        os.close(fd)

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.files import open_regular
+from agent.files import read_regular
 from agent.node_state.observations import SeenFromOutside
 from agent.processes import shim
 from agent.processes.py_spy import PySpy, SpyError, find_py_spy
@@ -138,7 +137,7 @@ async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[Sta
     path = order.launch.ranks_dir / stack_file(rank)
     with contextlib.suppress(OSError):
         path.unlink()  # an answer to an earlier request
-    if not order.launch.ask_for_stacks(rank, DumpStacks(order.request_id)):
+    if not order.launch.ask(rank, DumpStacks(order.request_id)):
         return None, "no probe listens: the rank is ending, or has not imported torch"
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s:
@@ -156,17 +155,11 @@ async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[Sta
 def read_stack_file(path: Path) -> StackDump | None:
     """Return what a probe has written, None while there is nothing; raise MalformedReportError for anything else."""
     try:
-        fd = open_regular(path)
+        return decode_stack_dump(read_regular(path, MAX_STACK_FILE_BYTES + 1))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MalformedReportError(f"{path.name} cannot be opened: {error.strerror}") from error
-    try:
-        return decode_stack_dump(os.pread(fd, MAX_STACK_FILE_BYTES + 1, 0))
-    except OSError as error:
         raise MalformedReportError(f"{path.name} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
 
 
 def _noted(found: RankStacks, text: str) -> RankStacks:

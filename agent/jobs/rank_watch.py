@@ -28,7 +28,6 @@ from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
-    from signal import Signals
 
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
@@ -47,7 +46,7 @@ class RankWatch:
     def __init__(self, state: NodeState, on_end: Callable[[WorkerEnded], None]) -> None:
         """`on_end` is called once for each worker that was found."""
         self._state = state
-        self._workers = WorkerSampler(on_end)
+        self.workers = WorkerSampler(on_end)
         self.logs = LogTail()
         self._launched = asyncio.Event()
         """Set when there may be workers to look for."""
@@ -55,17 +54,7 @@ class RankWatch:
     def admit(self, job: Job) -> None:
         """Take reports of a job's ranks from now on, and of no other attempt."""
         now_s = time.monotonic()
-        job_status = job.status(now_s)
-        self._state.apply(
-            JobAdmitted(
-                job_status.job_id,
-                job_status.attempt,
-                job_status.first_rank,
-                job_status.local_world_size,
-                job_status.world_size,
-            ),
-            now_s,
-        )
+        self._state.apply(JobAdmitted(job.status(now_s)), now_s)
 
     def begin(self, launch: Launch) -> None:
         """Look for the processes and the files of a job's ranks, which are new ones."""
@@ -77,7 +66,7 @@ class RankWatch:
             log_line(f"job {spec.job_id} goes on without figures from its lines: {error}")
             self.logs.follow(spec.job_id, *where, launch.job.ranks)
         if launch.shim and not launch.job.is_gathering:
-            self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
+            self.workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
             self._launched.set()
 
     async def discover(self, launches: Iterable[Launch], on_found: Callable[[Launch, int], object]) -> None:
@@ -86,9 +75,9 @@ class RankWatch:
         `on_found` takes a job and a rank of it whose process is known now.
         """
         while True:
-            wanted = [launch for launch in launches if launch.shim and self._workers.is_searching(launch.job_id)]
+            wanted = [launch for launch in launches if launch.shim and self.workers.is_searching(launch.job_id)]
             for launch in wanted:
-                for seen in self._workers.discover(launch.job_id):
+                for seen in self.workers.discover(launch.job_id):
                     self._state.apply(seen, time.monotonic())
                     on_found(launch, seen.rank)
             if not wanted:
@@ -98,7 +87,7 @@ class RankWatch:
 
     def sample(self, job_id: str) -> None:
         now_s = time.monotonic()
-        for sample in self._workers.sample(job_id):
+        for sample in self.workers.sample(job_id):
             self._state.apply(sample, now_s)
 
     def read_logs(self) -> None:
@@ -108,28 +97,20 @@ class RankWatch:
         for (job_id, rank), metrics in self.logs.take_printed().items():
             self._state.apply(RankPrinted(job_id, rank, metrics), now_s)
 
-    def pids(self, job_id: str) -> dict[int, int]:
-        """Return the process of each rank that has been seen and has not ended."""
-        return self._workers.pids(job_id)
-
     def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[WorkerEnded]:
         """Note that ranks began which ended unseen, once their launcher has ended; return how they ended."""
-        found = endings(launch, exit_code, self._workers.seen(launch.job_id))
+        found = endings(launch, exit_code, self.workers.seen(launch.job_id))
         for ending in found:
             self._state.apply(WorkerSeen(launch.job_id, ending.rank, NO_PID), now_s)
         return found
 
-    def send_signal(self, job_id: str, rank: int, number: Signals) -> bool:
-        """Send a signal to a worker; return whether it was still there."""
-        return self._workers.send_signal(job_id, rank, number)
-
     def forget(self, job_id: str) -> None:
-        self._workers.forget(job_id)
+        self.workers.forget(job_id)
         self.logs.forget(job_id)
         self._state.apply(JobForgotten(job_id), time.monotonic())
 
     def close(self) -> None:
-        self._workers.close()
+        self.workers.close()
         self.logs.close()
 
 

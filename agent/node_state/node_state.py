@@ -100,7 +100,7 @@ class _Output(msgspec.Struct):
 class _Job(msgspec.Struct):
     """One attempt of a job, and its ranks."""
 
-    admitted: JobAdmitted
+    admitted: JobStatus
     workers: dict[int, _Worker] = {}
     reports: dict[int, tuple[RankReport, float]] = {}
     """Last report by rank, with the time of its arrival."""
@@ -132,9 +132,9 @@ class NodeState:
         self, observation: Observation, now_s: float
     ) -> None:
         match observation:
-            case JobAdmitted(job_id=job_id):
-                self._jobs[job_id] = _Job(observation)
-                self._growth.forget(job_id)
+            case JobAdmitted(job=job):
+                self._jobs[job.job_id] = _Job(job)
+                self._growth.forget(job.job_id)
             case JobForgotten(job_id=job_id):
                 self._jobs.pop(job_id, None)
                 self._growth.forget(job_id)
@@ -352,7 +352,7 @@ class NodeState:
             self._growth.take(held, now_s)
 
 
-def _belongs(report: RankReport, job: JobAdmitted) -> bool:
+def _belongs(report: RankReport, job: JobStatus) -> bool:
     local_rank = report.rank - job.first_rank
     return (
         report.attempt == job.attempt

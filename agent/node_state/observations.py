@@ -14,6 +14,7 @@ from agent.wire.machine import (
 
 if TYPE_CHECKING:
     from agent.node_state.gpu_sample import GpuSample
+    from agent.wire.jobs import JobStatus
     from agent.wire.reports import ExitReport, ProcessState
     from ddpcore.wire import Place, RankReport
 
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 class JobAdmitted(msgspec.Struct, frozen=True):
     """A job has been prepared; its earlier attempt is over."""
 
-    job_id: str
-    attempt: int
-    first_rank: int
-    local_world_size: int
-    world_size: int
+    job: JobStatus
+    """Status at that time, which names the attempt and its ranks."""
 
 
 class JobForgotten(msgspec.Struct, frozen=True):

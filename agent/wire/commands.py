@@ -34,17 +34,17 @@ class Claim(msgspec.Struct, frozen=True, tag="claim", forbid_unknown_fields=True
     """Take control: commands of an older generation are refused from now on."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    """Above that of every node's `control`; the same on all nodes of a cluster."""
+    """Generation of the claim, above that of every node's `control`; the same on all nodes of a cluster."""
     holder: Name
-    """Who claims it, for people: `user@host, console 1234`."""
+    """Name of the claimant, for users: `user@host, console 1234`."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=True, omit_defaults=True):
-    """Check and reserve; nothing runs yet. Asked twice for the same it changes nothing."""
+    """Check and reserve; nothing runs yet. A repeated command changes nothing."""
 
     spec: JobSpec
     generation: Count = 0
-    """Here and below: of the console's claim; 0 is a command by hand, which always counts."""
+    """Generation of the console's claim, here and below; 0 is a command by hand, which always counts."""
 
 
 class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unknown_fields=True, omit_defaults=True):
@@ -55,13 +55,13 @@ class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unkn
 
     job_id: JobId
     attempt: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    """Above that of the one that has ended; the same on all nodes."""
+    """Number above that of the attempt that has ended; the same on all nodes."""
     first_rank: Rank
     """This and the next two as in `JobSpec`."""
     local_world_size: LocalWorldSize
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_port: Port | None = None
-    """None is as the job was first asked for; so below."""
+    """None is the value of the job's first preparation; so below."""
     num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
     """This and the next two when it goes on with other nodes than before."""
     node_rank: Rank | None = None
@@ -70,44 +70,37 @@ class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unkn
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=True, omit_defaults=True):
-    """Start a prepared job. Asked twice it changes nothing."""
+    """Start a prepared job. A repeated command changes nothing."""
 
     job_id: JobId
     generation: Count = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):
-    """Forget a prepared job; of an attempt that follows another one, that one is what the node knows again."""
+    """Forget a prepared job; the node then knows the attempt before it again, if there was one."""
 
     job_id: JobId
     generation: Count = 0
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True, omit_defaults=True):
-    """End a job in an orderly way. Asked twice it changes nothing.
-
-    Ranks that can are asked to finish a step and write a checkpoint, and have the job's `save_s` for it. Then, or at
-    once: SIGTERM, a grace period, SIGKILL for the whole tree.
-    """
+    """Stop a job in order. A repeated command changes nothing."""
 
     job_id: JobId
     is_agreed: bool = True
-    """False does not wait for an agreed step, also of a stop that is under way."""
+    """False does not wait for an agreed step, also for a stop that is under way."""
     generation: Count = 0
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True, omit_defaults=True):
-    """SIGKILL for the whole tree."""
+    """Kill the whole tree by SIGKILL."""
 
     job_id: JobId
     generation: Count = 0
 
 
 class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_fields=True, omit_defaults=True):
-    """Do harm to one rank of this node: `ddpcore.wire.Fault` says what the fields are.
-
-    Without a step signals act at once, and what only the rank's own main thread can do at its next step.
-    """
+    """Inject a fault into one rank of this node: `ddpcore.wire.Fault` describes the fields."""
 
     job_id: JobId
     kind: FaultKind
@@ -119,61 +112,61 @@ class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_field
 
     @property
     def fault(self) -> Fault:
-        """What is to be done."""
+        """The same, as a probe takes it."""
         return Fault(self.kind, self.rank, self.at_step, self.factor, self.duration_s)
 
 
 class Tier(StrEnum):
-    """How closely a node keeps the past."""
+    """Detail of the past that a node keeps."""
 
     RECENT = "recent"
     """Every regular report of the last ten minutes."""
     DAY = "day"
-    """One in ten seconds of the last day."""
+    """One report in ten seconds of the last day."""
 
 
 class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True, omit_defaults=True):
-    """Ask for reports of the past after `since_seq`, oldest first, as many as fit into a reply."""
+    """Request past reports after `since_seq`, oldest first, as many as fit into a reply."""
 
     tier: Tier = Tier.RECENT
     since_seq: Count = 0
     max_age_s: Seconds | None = None
-    """None is as old as there are."""
+    """Greatest age in seconds; None is any."""
     period_s: Seconds = 0.0
-    """Of each so many seconds by the node's clock only the first report; 0 is every one."""
+    """Seconds of the node's clock of which only the first report is sent; 0 sends every one."""
     is_packed: bool = False
-    """Wants a `PackedHistory`, of which a reply holds more."""
+    """True for a `PackedHistory`, of which a reply holds more."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
-    """Ask for a fresh NodeReport."""
+    """Request a fresh NodeReport."""
 
 
 class ShowJob(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
-    """Ask what a job is made of."""
+    """Request the spec of a job."""
 
     job_id: JobId
 
 
 class FindLeftovers(msgspec.Struct, frozen=True, tag="leftovers", forbid_unknown_fields=True):
-    """Ask for what earlier runs of this user have left on the node."""
+    """Request a list of what earlier runs of this user have left on the node."""
 
 
 class CleanLeftovers(msgspec.Struct, frozen=True, tag="clean", forbid_unknown_fields=True, omit_defaults=True):
-    """End leftover processes, remove leftover shared memory; the reply holds what was cleaned."""
+    """Kill leftover processes, remove leftover shared memory; the reply holds what was cleaned."""
 
     names: list[Name] = []
-    """Of `Leftover`; none means all of rankdeck's own."""
+    """Names of `Leftover`; none means all of rankdeck's own."""
     is_confirmed: bool = False
-    """True to clean also what rankdeck has not started, as far as it is named."""
+    """True to clean also what rankdeck has not started, if it is named."""
     generation: Count = 0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_fields=True, omit_defaults=True):
-    """End the agent. Its jobs go on without it, until another agent in the same directory takes them up."""
+    """End the agent. Its jobs continue without it, until another agent in the same directory adopts them."""
 
     kill_jobs: bool = False
-    """Kill them instead; a private agent always does."""
+    """True kills the jobs; a private agent always does."""
     generation: Count = 0
 
 
@@ -217,7 +210,7 @@ def decode_command(line: bytes) -> Command:
 
 
 class RefusalReason(StrEnum):
-    """Why a command was not carried out."""
+    """Reason why a command was not carried out."""
 
     MALFORMED = "malformed"
     OLD_GENERATION = "old_generation"
@@ -233,26 +226,26 @@ class RefusalReason(StrEnum):
     BAD_ADDRESS = "bad_address"
     """`master_addr` is not an address of the node that is to listen there."""
     UNREACHABLE = "unreachable"
-    """This node cannot connect to where the first one listens."""
+    """This node cannot connect to the address on which the first one listens."""
     TOO_FEW_GPUS = "too_few_gpus"
     NO_SPACE = "no_space"
     CANNOT_SPAWN = "cannot_spawn"
     NOT_PERMITTED = "not_permitted"
     NO_PROBE = "no_probe"
-    """The rank has no probe to ask."""
+    """The rank has no probe that takes requests."""
     NO_LOG = "no_log"
     """There is no such log file, or not yet."""
     INTERNAL = "internal"
-    """A defect of the agent; its standard error says more."""
+    """A defect of the agent; its standard error has the trace."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
     """The command is carried out, or under way."""
 
     master_port: Port = 0
-    """In the reply to `Prepare`: where the job's store will listen."""
+    """Port of the job's store, in the reply to `Prepare`."""
     num_jobs_left: Count | None = None
-    """In the reply to `Shutdown`: how many jobs go on without the agent."""
+    """Number of jobs that continue without the agent, in the reply to `Shutdown`."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -260,16 +253,16 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     reason: RefusalReason
     message: LongText
-    """What happened, to whom, and what to do."""
+    """Message: what happened, to which job or rank, and what to do."""
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    """What a job is made of; what looks like a secret is masked."""
+    """Spec of a job; what looks like a secret is masked."""
 
     spec: JobSpec
-    """Of the current attempt."""
+    """Spec of the current attempt."""
     directory: FilePath
-    """Where its logs are on the node."""
+    """Directory of its logs on the node."""
     master_port: Port
 
 
@@ -277,7 +270,7 @@ class PastReport(msgspec.Struct, frozen=True):
     """A report of the past."""
 
     seq: Count
-    """Counts from 1 within its tier, also over restarts of the agent."""
+    """Number within its tier, from 1, also over restarts of the agent."""
     age_s: Seconds
     report: NodeReport
 
@@ -292,38 +285,38 @@ class PackedHistory(msgspec.Struct, frozen=True, tag="packed_history"):
     """Reports of the past in order, as `agent.wire.relay` packs them."""
 
     seqs: list[Count]
-    """Of each, as in `PastReport`."""
+    """Number of each report, as in `PastReport`."""
     ages_s: list[Seconds]
     sizes: list[Count]
     packed: bytes
 
 
 class Leftover(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something of an earlier run that nobody watches over."""
+    """A process or file of an earlier run that nobody watches."""
 
     name: Name
-    """`process:PID:START_TICKS` or `shm:FILE`: never another thing's later."""
+    """Name, `process:PID:START_TICKS` or `shm:FILE`: it never means another thing later."""
     text: LongText
-    """What it is, for people: the command, or the file."""
+    """Description for users: the command, or the file."""
     is_ours: bool
-    """Started by rankdeck."""
+    """True if rankdeck has started it."""
     age_s: Seconds
     size_bytes: Count
-    """Resident memory, or the file's size."""
+    """Bytes of resident memory, or of the file."""
     job_id: Name = ""
     rank: Rank | None = None
     ports: list[Port] = []
-    """On which it listens."""
+    """Ports on which it listens."""
 
 
 class Leftovers(msgspec.Struct, frozen=True, tag="leftovers"):
-    """What was found, or what has been cleaned."""
+    """Leftovers that were found, or have been cleaned."""
 
     items: list[Leftover]
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
-    """The node, now."""
+    """The node's report as it is now."""
 
     report: NodeReport
 

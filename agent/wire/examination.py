@@ -17,30 +17,30 @@ from ddpcore.wire import Count, FilePath, Name, Seconds, Word
 MAX_ROWS = 128
 MAX_INTERFACES = 64
 MAX_FILES = 2000
-"""Of a program's directory that are told one by one."""
+"""Files of a program's directory that are listed one by one."""
 MAX_TARGETS = 64
-"""That one node tries to reach at once."""
+"""Targets that one node connects to in one call."""
 
 WallTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 
 
 class Health(StrEnum):
-    """How something is."""
+    """Judgement on one row."""
 
     OK = "ok"
     WARN = "warn"
     BAD = "bad"
-    """A job would fail of it, or hang."""
+    """A job would fail because of it, or hang."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of one look."""
 
     name: Name
     status: Health
     detail: LongText
     todo: LongText = ""
-    """What to do about it; empty when it is well."""
+    """Advice; empty when it is well."""
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -59,21 +59,21 @@ class FileDigest(msgspec.Struct, frozen=True):
 
 
 class Code(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job would run."""
+    """Source code that a job would run."""
 
     workdir: FilePath
     commit: Word = ""
-    """Of git; empty where there is none, or git says nothing."""
+    """Commit by git; empty where there is none, or git fails."""
     num_changed: Count = 0
-    """Files that are not as in that commit."""
+    """Files that differ from that commit."""
     digest: Word = ""
-    """Of all source files; empty where they are too many."""
+    """Digest of all source files; empty where they are too many."""
     files: Annotated[list[FileDigest], msgspec.Meta(max_length=MAX_FILES)] = []
-    """One by one; empty where they are too many for that."""
+    """Each file; empty where they are too many."""
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What must be alike on all nodes of a job, or fit together. Empty is unknown, or not there."""
+    """Facts that must be alike on all nodes of a job, or fit together. Empty is unknown, or not there."""
 
     hostname: Name
     rankdeck: Word
@@ -81,20 +81,20 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The version of the jobs' interpreter; and so `torch`, `cuda`, `nccl`."""
     torch: Word = ""
     cuda: Word = ""
-    """What torch is built for; or `hip` and a version."""
+    """CUDA version that torch is built for; or `hip` and a version."""
     nccl: Word = ""
     driver: Word = ""
     gpus: Annotated[list[Name], msgspec.Meta(max_length=MAX_GPUS)] = []
-    """Their models, as NVML sees them."""
+    """Models of the GPUs, by NVML."""
     address: Word = ""
-    """At which other nodes should reach this one."""
+    """Address at which other nodes should reach this one."""
     interfaces: Annotated[list[Interface], msgspec.Meta(max_length=MAX_INTERFACES)] = []
     """Addresses at which others could reach the node."""
     code: Code | None = None
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """All that was found."""
+    """Result of all looks."""
 
     schema: Literal[1]
     rows: Annotated[list[Row], msgspec.Meta(max_length=MAX_ROWS)]
@@ -102,38 +102,38 @@ class Examination(msgspec.Struct, frozen=True):
 
 
 class Listening(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `listen` says first."""
+    """First line of `listen`."""
 
     schema: Literal[1]
     address: Word = ""
     port: Port = 0
     token: Word = ""
-    """What whoever connects is told: no other listener says the same."""
+    """Token for those that connect: no other listener sends the same."""
     error: Sentence = ""
-    """Why nobody listens."""
+    """Reason why nothing listens."""
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """What `listen` answers to each line."""
+    """Answer of `listen` to each line."""
 
     wall_time_s: WallTime
 
 
 class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one connection went."""
+    """Result of one connection."""
 
     target: Word
-    """As it was asked for."""
+    """Target as it was given."""
     token: Word = ""
-    """What the listener said; empty when nobody did."""
+    """Token by the listener; empty without one."""
     connect_s: Seconds = 0.0
     interface: Word = ""
-    """Of this node, on the way there."""
+    """Interface of this node on the route there."""
     error: Sentence = ""
 
 
 class ReachReport(msgspec.Struct, frozen=True):
-    """What `reach` says."""
+    """Output of `reach`."""
 
     schema: Literal[1]
     reached: Annotated[list[Reached], msgspec.Meta(max_length=MAX_TARGETS)]

@@ -18,23 +18,23 @@ Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATTERN_CHARS
 
 
 class JobState(StrEnum):
-    """Where a job is on this node."""
+    """State of a job on this node."""
 
     PREPARED = "prepared"
     """Checked and reserved; nothing runs."""
     RUNNING = "running"
     """The launcher runs."""
     RESTARTING = "restarting"
-    """An attempt has failed, nothing runs, and the next one begins after a pause."""
+    """An attempt has failed, nothing runs, and the next one starts after a pause."""
     STOPPING = "stopping"
-    """Told to end; its processes are on their way out."""
+    """The job was stopped or killed, and its processes are ending."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     """The last attempt failed."""
     STOPPED = "stopped"
-    """Ended because it was told to."""
+    """The job ended because it was stopped."""
     LOST = "lost"
-    """Nothing runs any more, and nobody knows how it ended: the node was rebooted, or everything was killed at once."""
+    """Nothing runs any more, and its end is unknown: the node was rebooted, or everything was killed at one time."""
 
 
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
@@ -54,7 +54,7 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     attempt: Count
     state: JobState
     state_s: Seconds
-    """How long the job has been in this state."""
+    """Seconds for which the job has been in this state."""
     world_size: Count
     num_nodes: Count
     node_rank: Rank
@@ -62,33 +62,33 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Global rank of this node's local rank 0."""
     local_world_size: Count
     exit_code: int | None = None
-    """Of the launcher, once it has ended; negative is a signal."""
+    """The launcher's exit code, once it has ended; negative is a signal."""
     num_restarts: Count = 0
-    """How often the node has begun the job again by itself."""
+    """Number of restarts of the job by its node."""
     max_restarts: Count = 0
     allow_faults: bool = False
-    """Harm may be done to its ranks when a console asks for it."""
+    """True if a console may inject faults into its ranks."""
     is_elastic: bool = False
-    """torchrun gathers its nodes anew when one fails."""
+    """True if torchrun gathers the nodes again when one fails."""
     detail: LongText = ""
-    """A sentence for people, empty when all is well."""
+    """Sentence about the job, empty when all is well."""
     unprobed: LongText = ""
-    """Why no rank here has a probe, empty where they should: then only their processes and their output are known."""
+    """Reason why no rank here has a probe, empty where they should: then only processes and output are known."""
     root_cause: RootCause | None = None
-    """Once a rank of this node has failed, until the job begins again."""
+    """Cause of the failure, once a rank of this node has failed, until the job restarts."""
     age_s: Seconds | None = None
-    """Since this node started the attempt; None before that, and where the clock has begun anew since."""
+    """Seconds since this node started the attempt; None before that, and where the clock has restarted since."""
     is_past: bool = False
-    """It had ended before this agent began."""
+    """True if it had ended before this agent started."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """This node's share of a job."""
+    """Part of a job on this node."""
 
     job_id: JobId
     attempt: Count
     python: FilePath
-    """Interpreter that runs torchrun and the ranks."""
+    """Interpreter of torchrun and the ranks."""
     command: Annotated[list[LongText], msgspec.Meta(min_length=1)]
     """`["train.py", ...]` or `["-m", "pkg.train", ...]`, passed byte for byte."""
     workdir: FilePath
@@ -99,33 +99,33 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_addr: Name
     master_port: Port = 0
-    """0 on node 0: the agent binds a free one and says which in its reply to `Prepare`."""
+    """Port of the store; 0 on node 0: the agent binds a free one and returns it in its reply to `Prepare`."""
     interface: Name = ""
-    """Network interface for gloo and NCCL; empty is the one on the way to the first node."""
+    """Network interface for gloo and NCCL; empty is the one on the route to the first node."""
     env: dict[str, str] = {}
-    """Added to the agent's own environment."""
+    """Variables added to the agent's own environment."""
     allow_faults: bool = False
-    """Harm may be done to its ranks, by `faults` or when a console asks for it."""
+    """True if its ranks may be harmed, by `faults` or by a console."""
     faults: list[Fault] = []
-    """Strike at their steps, in the first attempt."""
+    """Faults that strike at their steps, in the first attempt."""
     save_s: Seconds = 120.0
-    """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
+    """Seconds that an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0
-    """Between SIGTERM and SIGKILL when the job is stopped."""
+    """Seconds between SIGTERM and SIGKILL when the job is stopped."""
     metrics: Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)] = []
     """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; one
-    group without a name is the loss. The newest value counts."""
+    group without a name is the loss. The latest value counts."""
     is_probed: bool = True
     """False leaves the ranks without a probe: they are watched from outside, by their processes and their output."""
     shares_gpus: bool = False
-    """More ranks than GPUs are meant so."""
+    """True if more ranks than GPUs are intended."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=MAX_RESTARTS)] = 0
-    """How often the node begins a failed job again by itself; over several nodes that is the console's to do, or, in an
-    elastic job, torchrun's."""
+    """Number of times that the node restarts a failed job; over several nodes the console does that or, in an elastic
+    job, torchrun."""
     elastic_min_nodes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
-    """0 is a job of exactly `num_nodes` nodes, whose ranks are as said above. Otherwise torchrun gathers this many at
-    least, and at most `num_nodes`, and numbers the ranks itself; when one fails it gathers the nodes anew. Its state is
-    pickle on an open port: only for networks of which every machine is trusted."""
+    """Least number of nodes of an elastic job: torchrun gathers at most `num_nodes`, numbers the ranks itself, and
+    gathers the nodes again when one fails. Its state is pickle on an open port: only for networks of which every
+    machine is trusted. 0 is a job of exactly `num_nodes` nodes, whose ranks are as above."""
     abandon_s: Seconds = 0.0
-    """How long the ranks of this node may get no further, with nobody watching, before the node ends them; 0 is for
-    ever."""
+    """Seconds for which the ranks of this node may make no progress, with nobody watching, before the node ends them; 0
+    is without limit."""

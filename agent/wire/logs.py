@@ -13,14 +13,14 @@ from ddpcore.wire import Count, Name, Seconds, Word
 
 MAX_PULLED_LINES = 2_000
 MAX_CHUNK_BYTES = 65_536
-"""Of a log file in one reply: a byte takes at most 6 bytes of JSON."""
+"""Bytes of a log file in one reply: a byte takes at most 6 bytes of JSON."""
 MAX_TRACEBACK_BYTES = 16_384
-"""In UTF-8: it is in every report, and a node may tell of 16 failed jobs."""
+"""Bytes of UTF-8: it is in every report, and a node may report 16 failed jobs."""
 
 LAUNCHER_RANK = -1
 
 INTERRUPTED = "KeyboardInterrupt"
-"""What a rank says that SIGINT has ended, as by Ctrl-C."""
+"""Exception of a rank that SIGINT has ended, as by Ctrl-C."""
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
     r"|timed out (waiting|after|in (blocking wait|monitoredbarrier))|application timeout caused|connectfullmesh"
@@ -31,45 +31,41 @@ LOST_PEER = re.compile(
     r"|\b(masterfailed|masterunreachable|rankfailed|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )
-"""What gloo, NCCL, the store and ddpcore say in a rank that has lost another, or fails because of it.
-
-Source: torch 2.13, gloo/transport/tcp/pair.cc and unbound_buffer.cc, ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
-TCPStore.cpp; `ddpcore.errors`.
-"""
+"""Texts of gloo, NCCL, the store and ddpcore in a rank that has lost another, or fails because of it."""
 
 LineText = Annotated[str, msgspec.Meta(max_length=4096)]
 ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class LogStream(StrEnum):
-    """Which of a rank's files."""
+    """File of a rank."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
-    """Of the launcher too, which has one file."""
+    """Standard error; also that of the launcher, which has one file."""
     ERROR = "error"
-    """What torchelastic knows of an uncaught exception: JSON, with the whole traceback."""
+    """torchelastic's record of an uncaught exception: JSON, with the whole traceback."""
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One line that a rank (or the launcher) printed."""
 
     seq: Count
-    """Counts from 1 over all lines of this node."""
+    """Number over all lines of this node, from 1."""
     rank: int
     """Global rank; -1 is the launcher."""
     stream: Word
     """`stdout` or `stderr`."""
     text: LineText
-    """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
+    """The line without its end; undecodable bytes as U+FFFD; longer lines are cut."""
     job_id: Name = ""
-    """Empty of what is about the node, and of agents and recordings of before."""
+    """Job of the line; empty for a line about the node, and from earlier agents and recordings."""
     age_s: Seconds | None = None
-    """From when the agent read it to the reply; None of agents and recordings that do not say."""
+    """Seconds from when the agent read the line to the reply; None from agents and recordings that do not report it."""
 
 
 class LogLoss(msgspec.Struct, frozen=True):
-    """How much of one file was not made into lines, since it came faster than they are read. The file has it all."""
+    """Part of one file that was not made into lines, which came faster than they are read. The file has it."""
 
     job_id: Name
     rank: int
@@ -78,28 +74,28 @@ class LogLoss(msgspec.Struct, frozen=True):
 
 
 class RootCause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a job failed, as far as this node can tell: its rank that failed first, and of what."""
+    """Cause of a job's failure, as far as this node knows: the rank that failed first, and why."""
 
     rank: int
     """Global rank; -1 is the launcher."""
     end: ErrorText = ""
-    """How its process ended: `exited with code 1`, `was killed by SIGKILL`."""
+    """End of its process: `exited with code 1`, `was killed by SIGKILL`."""
     exception: ErrorText = ""
-    """The exception that everything else followed from: the first of a chain, the first of a group. May be empty."""
+    """Exception that everything else followed from: the first of a chain, the first of a group. May be empty."""
     outer: ErrorText = ""
-    """The exception that ended the rank, where it was another one."""
+    """Exception that ended the rank, where it was another one."""
     where: ErrorText = ""
     """`file.py:line in function`: the innermost frame of the program's own files."""
     traceback: Annotated[str, msgspec.Meta(max_length=MAX_TRACEBACK_BYTES)] = ""
-    """Whole, or head and tail; not cleaned but for control characters."""
+    """Traceback, whole or head and tail; only control characters are removed."""
     is_consequence: bool = False
-    """It has lost another rank, or was told to end: the cause is elsewhere."""
+    """True if it has lost another rank, or was stopped: the cause is elsewhere."""
     age_s: Seconds = 0.0
-    """How long ago it failed."""
+    """Seconds since it failed."""
 
 
 class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=True):
-    """Ask for log lines after `since_seq`, oldest first, at most `MAX_PULLED_LINES`."""
+    """Request log lines after `since_seq`, oldest first, at most `MAX_PULLED_LINES`."""
 
     since_seq: Count = 0
 
@@ -112,9 +108,9 @@ class ReadLog(msgspec.Struct, frozen=True, tag="read-log", forbid_unknown_fields
     """-1 is the launcher."""
     stream: LogStream = LogStream.STDERR
     offset: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0
-    """In bytes; a negative one counts from the end."""
+    """Offset in bytes; a negative one counts from the end."""
     attempt: Count | None = None
-    """None is the newest."""
+    """None is the latest attempt."""
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
 
 
@@ -123,7 +119,7 @@ class Logs(msgspec.Struct, frozen=True, tag="logs"):
 
     epoch: Word
     first_seq: Count
-    """The oldest line still kept: a gap between it and the asked one is lost to the console (the files have it)."""
+    """Number of the oldest line still kept: lines between the requested one and it are only in the files."""
     lines: list[LogLine]
 
 
@@ -132,10 +128,10 @@ class LogChunk(msgspec.Struct, frozen=True, tag="log-chunk"):
 
     attempt: Count
     offset: Count
-    """Of the first byte of `text`."""
+    """Offset of the first byte of `text`."""
     next_offset: Count
-    """Where the next piece begins. Equal to `offset` at the end of the file."""
+    """Offset of the next piece; equal to `offset` at the end of the file."""
     size_bytes: Count
-    """Of the file, now."""
+    """Size of the file now."""
     text: Annotated[str, msgspec.Meta(max_length=MAX_CHUNK_BYTES)]
     """As the rank wrote it; undecodable bytes as U+FFFD."""

@@ -20,23 +20,23 @@ Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
 
 MAX_GPUS = 64
 MAX_HOLDERS = 32
-"""Of one GPU; the largest are kept."""
+"""Holders of one GPU; the largest are kept."""
 MAX_MIG_INSTANCES = 16
 MAX_XIDS = 8
 
 
 class HostReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The machine beside its cores and its memory."""
+    """Figures of the machine beside its cores and its memory."""
 
     load_1min: Amount | None = None
     """Processes that ran or waited for a core or a disk, mean of the last minute."""
     swap_total_bytes: Count | None = None
     swap_used_bytes: Count | None = None
     shm_total_bytes: Count | None = None
-    """Of /dev/shm, where DataLoader workers hand over their batches: full, they die of SIGBUS."""
+    """Bytes of /dev/shm, through which DataLoader workers pass their batches: when it is full they die of SIGBUS."""
     shm_used_bytes: Count | None = None
     disk_total_bytes: Count | None = None
-    """Of the file system that holds the agent's directory."""
+    """Bytes of the file system that holds the agent's directory."""
     disk_free_bytes: Count | None = None
     nic_rx_bytes_hz: Amount | None = None
     """Bytes a second over all interfaces but loopback, received and sent."""
@@ -44,21 +44,18 @@ class HostReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class GpuCondition(StrEnum):
-    """What NVML says of a GPU as a whole."""
+    """Condition of a GPU as a whole, by NVML."""
 
     OK = "ok"
     LOST = "lost"
     """It has fallen off the bus, or its driver has given it up."""
     RESET_REQUIRED = "reset_required"
     UNREADABLE = "unreadable"
-    """NVML will not talk to it, or not for this user."""
+    """NVML does not answer for it, or not for this user."""
 
 
 class ThrottleReason(StrEnum):
-    """Why a GPU runs below the clock it could have. Being idle, or set so by hand, is none.
-
-    Source: NVML, nvmlClocksEventReasons.
-    """
+    """Reason why a GPU runs below its possible clock. Being idle, or set so by hand, is none."""
 
     SW_POWER_CAP = "sw_power_cap"
     HW_SLOWDOWN = "hw_slowdown"
@@ -72,10 +69,10 @@ class Xid(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An error that the driver has logged for a GPU since the sampler began to listen."""
 
     code: Count
-    """Source: https://docs.nvidia.com/deploy/xid-errors/."""
+    """Code of the error. Source: https://docs.nvidia.com/deploy/xid-errors/."""
     times: Count
     age_s: Seconds = 0.0
-    """Since the last time."""
+    """Seconds since the last time."""
 
 
 class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -87,20 +84,20 @@ class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A GPU as NVML sees it."""
+    """Figures of a GPU by NVML."""
 
     index: Count
-    """As nvidia-smi counts: by PCI bus."""
+    """Index by PCI bus, as in nvidia-smi."""
     uuid: Name = ""
     name: Name = ""
     condition: GpuCondition = GpuCondition.OK
     busy_frac: Frac | None = None
-    """Share of the last sampling period in which some kernel ran."""
+    """Part of the last sampling period in which some kernel ran."""
     memory_busy_frac: Frac | None = None
-    """Share of it in which device memory was read or written."""
+    """Part of it in which device memory was read or written."""
     memory_total_bytes: Count | None = None
     memory_used_bytes: Count | None = None
-    """By everybody, contexts and driver included; torch's `reserved` is a part of it."""
+    """Bytes used by all, contexts and driver included; torch's `reserved` is a part of it."""
     temperature_celsius: Annotated[float, msgspec.Meta(ge=-273.0, le=1e4)] | None = None
     power_watts: Amount | None = None
     power_limit_watts: Amount | None = None
@@ -109,13 +106,13 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     memory_clock_hz: Count | None = None
     throttle_reasons: Annotated[list[ThrottleReason], msgspec.Meta(max_length=16)] = []
     ecc_corrected_errors: Count | None = None
-    """Since the driver was loaded; None where ECC is off."""
+    """Number since the driver was loaded; None where ECC is off."""
     ecc_uncorrected_errors: Count | None = None
     is_row_remap_pending: bool | None = None
     """A faulty row of memory is replaced at the next reset."""
     has_row_remap_failed: bool | None = None
     xids: Annotated[list[Xid], msgspec.Meta(max_length=MAX_XIDS)] = []
-    """The newest first."""
+    """Xid errors, the latest first."""
     mig_instances: Annotated[list[MigInstance], msgspec.Meta(max_length=MAX_MIG_INSTANCES)] = []
 
 
@@ -131,10 +128,10 @@ class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     pid: Count
     used_bytes: Count | None = None
-    """None where the driver does not tell (WSL, some MIG set-ups)."""
+    """Bytes; None where the driver does not show it (WSL, some MIG set-ups)."""
     mig_uuid: Name = ""
     whose: JobRank | None = None
-    """The rank that it is, or that it descends from; None for what is none of our jobs'."""
+    """Rank that it is, or that it descends from; None for processes of no job."""
     is_foreign: bool = False
     """True for a rank with a GPU of its own that holds memory on this one, which is another rank's."""
 
@@ -144,18 +141,18 @@ class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     figures: GpuFigures
     owners: Annotated[list[JobRank], msgspec.Meta(max_length=MAX_HOLDERS)] = []
-    """Ranks that are at home on it."""
+    """Ranks whose own GPU it is."""
     holders: Annotated[list[GpuHolder], msgspec.Meta(max_length=MAX_HOLDERS)] = []
-    """The largest first."""
+    """Processes, the largest first."""
 
 
 class GpuWatchState(StrEnum):
-    """How the node's look at its GPUs stands."""
+    """State of the node's GPU sampler."""
 
     STARTING = "starting"
     WATCHING = "watching"
     ABSENT = "absent"
-    """There is nothing to look at; the detail says why."""
+    """There is nothing to sample; the detail gives the reason."""
     SILENT = "silent"
     """NVML does not answer, or the sampler has ended: the figures are old, or there are none."""
 
@@ -165,9 +162,9 @@ class GpusReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     state: GpuWatchState = GpuWatchState.STARTING
     detail: Sentence = ""
-    """Why there are no fresh figures, empty when there are."""
+    """Reason why there are no fresh figures, or ""."""
     age_s: Seconds = 0.0
-    """Of the figures."""
+    """Age of the figures in seconds."""
     driver_version: Word = ""
     gpus: Annotated[list[GpuReport], msgspec.Meta(max_length=MAX_GPUS)] = []
 

@@ -9,10 +9,11 @@ as soon as it is known.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import shlex
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -24,14 +25,18 @@ from app.cli.options import (
     exclude_option,
     link_by,
     named_python,
+    on_screen,
+    present,
     print_json,
     print_trouble,
+    question_desk,
     reaches,
     relay_inventory,
     relay_options,
     relayed_hosts,
     through_relay,
 )
+from app.cli.presenting import is_terminal, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, ExitCode, NoAgentError
 from app.fleet.agent_link import LinkGroup
@@ -50,6 +55,11 @@ if TYPE_CHECKING:
 
     from app.fleet.agent_link import AgentLink
     from app.fleet.relay_hub import RelayHub
+    from app.preflight.findings import Step
+    from app.session.opening import OpeningProgress
+    from app.session.remote_session import RemoteSession
+    from app.settings.schema import Settings
+    from app.ssh.questions import QuestionDesk
 
 _choice_options = (
     click.option(
@@ -143,6 +153,23 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def link(wanted: HostsWanted, group: LinkGroup) -> None:
+    """Make the near end of a connection to each host."""
+    make_room_for_nodes(len(wanted.entries))
+    for number, entry in enumerate(wanted.entries):
+        group.add(_link_to(entry, number, wanted))
+
+
+def reach(wanted: HostsWanted, group: LinkGroup, then: Callable[[AgentLink], object], *, needs_all: bool) -> Hosts:
+    """Go to the hosts whose links are in a group, and return them; see `reached`."""
+    away = {host: error for host, error in group.connect(then) if error is not None}
+    _print_unreachable(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
+    there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
+    still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
+    links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
+    return Hosts(links, entries, wanted.typed, still_away, _new_nodes(wanted))
+
+
 @contextmanager
 def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_all: bool) -> Iterator[Hosts]:
     """Yield the connected hosts; the `with` block's end disconnects them.
@@ -155,16 +182,47 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
     Raises:
         AppError: The only host is unreachable; errors of several hosts are printed before.
     """
-    make_room_for_nodes(len(wanted.entries))
     with LinkGroup() as group:
-        for number, entry in enumerate(wanted.entries):
-            group.add(_link_to(entry, number, wanted))
-        away = {host: error for host, error in group.connect(then) if error is not None}
-        _print_unreachable(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
-        there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
-        still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
-        links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
-        yield Hosts(links, entries, wanted.typed, still_away, _new_nodes(wanted))
+        link(wanted, group)
+        yield reach(wanted, group, then, needs_all=needs_all)
+
+
+class Watch(NamedTuple):
+    """A job of some hosts that is watched.
+
+    Attributes:
+        then: Done on each host, as for `reached`; and so `needs_all`.
+        look: Looks at the hosts before the session is made, and takes who is told how far each is.
+        make: Makes the session.
+    """
+
+    then: Callable[[AgentLink], object]
+    needs_all: bool
+    look: Callable[[Hosts, Callable[[str, Step], None]], None]
+    make: Callable[[Hosts], RemoteSession]
+
+
+def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
+    """Watch a job, and end with its code; the console is there before its hosts are."""
+    if is_headless or is_json or not is_terminal():
+        with reached(wanted, job.then, needs_all=job.needs_all) as hosts:
+            job.look(hosts, lambda _host, _step: None)
+            present(job.make(hosts), settings, is_json=is_json, is_headless=is_headless)
+    from app.session.opening import Opening  # noqa: PLC0415 - only the screen pays for it
+
+    with LinkGroup() as group:
+
+        def begin() -> QuestionDesk | None:
+            link(wanted, group)
+            return question_desk() if any(entry.host != THIS_MACHINE for entry in wanted.entries) else None
+
+        def go(progress: OpeningProgress) -> Hosts:
+            hosts = reach(wanted, group, progress.then(job.then), needs_all=job.needs_all)
+            job.look(hosts, progress.move)
+            return hosts
+
+        opening = Opening(wanted.names, begin, go, lambda hosts: on_screen(job.make(hosts)))
+        raise SystemExit(asyncio.run(show_session(opening, settings.console)))
 
 
 def _new_nodes(wanted: HostsWanted) -> Callable[[], NewNodes]:

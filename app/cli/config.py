@@ -114,6 +114,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+HOSTFILE_HINT = "name the hosts in a file: rankdeck init --hostfile FILE"
 SCONTROL_S = 10.0
 SOURCES = ("ssh", "slurm", "hostfile")
 
@@ -176,9 +177,10 @@ def _hostnames(nodes: str) -> list[str]:
     except FileNotFoundError as error:
         raise SessionError("scontrol is not installed here", "run this where Slurm is") from error
     except subprocess.TimeoutExpired as error:
-        raise SessionError(f"scontrol does not answer in {SCONTROL_S:.0f} s") from error
+        raise SessionError(f"scontrol does not answer in {SCONTROL_S:.0f} s", HOSTFILE_HINT) from error
     if done.returncode or not done.stdout.split():
-        raise SessionError(f"scontrol does not know {clean(nodes)}: {clean(done.stderr.strip(), LINE_LIMIT)}")
+        why = clean(done.stderr.strip(), LINE_LIMIT)
+        raise SessionError(f"scontrol does not know {clean(nodes)}: {why}", HOSTFILE_HINT)
     return done.stdout.split()
 
 

@@ -42,6 +42,7 @@ MAX_LISTENING_S = 15.0
 """Limit of seconds until all lines that the agent keeps have come; the last lines come last."""
 POLL_S = 0.1
 ON_REQUEST = "asked for by a person"
+EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does rankdeck record FILE"
 
 
 @click.command()
@@ -78,7 +79,7 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
 def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
     """Record all reports of a job into FILE until it ends, for `rankdeck replay`; a full file becomes FILE.1.
 
-    Status lines are printed, as with `attach --headless`. For example: `rankdeck record night.rdk`.
+    Lines say meanwhile how it stands, as with `attach --headless`.
     """
     job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())
@@ -150,11 +151,11 @@ def _read(path: Path) -> Recording:
         content = read_regular_file(path, MAX_RECORDING_BYTES)
         return decode_recording(recording_of(content), WIRE_VERSION)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", EVIDENCE_HINT) from error
     except NotRegularError:
         raise UsageError(f"{path} is not a file: copy what is to be replayed into one") from None
     except TooLargeError:
         size = MAX_RECORDING_BYTES >> 20
-        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB") from None
+        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB", EVIDENCE_HINT) from None
     except MalformedRecordingError as error:
-        raise UsageError(f"{path} cannot be replayed: {error}") from error
+        raise UsageError(f"{path} cannot be replayed: {error}", EVIDENCE_HINT) from error

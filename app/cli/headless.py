@@ -18,7 +18,7 @@ from ddpcore.wire import FaultKind
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from app.fleet.start_progress import StartProgress
+    from app.view.nodes import Progress
     from app.view.rows import VerdictRow
     from app.view.view import View
     from ddpcore.wire import Fault
@@ -73,8 +73,8 @@ class Followed(Protocol):
         """Return clean sentences about the session since the last call."""
 
     @property
-    def starting(self) -> StartProgress | None:
-        """Progress of a start; None while no start is in progress."""
+    def starting(self) -> Progress | None:
+        """How far a start has come that is under way; None while none is."""
 
 
 class Headless:

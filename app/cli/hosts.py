@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
 from app.cli.headless import print_line
 from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
@@ -29,7 +29,6 @@ from app.cli.options import (
     follow_one_job,
     json_option,
     no_evidence_option,
-    present,
     read_only_option,
     record_option,
     session_options,
@@ -78,9 +77,13 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
     job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # watching works even where this directory is gone
         wanted = wanted.with_workdirs("")
-    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        session = RemoteSession(hosts, None, options, job_id)
-        present(session, how["settings"], is_json=is_json, is_headless=headless)
+    job = Watch(
+        AgentLink.find,
+        needs_all=False,
+        look=lambda _hosts, _notify: None,
+        make=lambda hosts: RemoteSession(hosts, None, options, job_id),
+    )
+    watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
 
 
 @click.command()
@@ -92,7 +95,7 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print the state of hosts and JOB, or of the job that was started last of those under way.
 
-    Exit code 10 while a verdict stands, 1 if the job has failed. For example: `rankdeck status --watch`.
+    Exit code 10 while a verdict stands, 1 if the job has failed.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -299,7 +302,7 @@ def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
         raise UsageError(f"serve shows {', '.join(SERVED_VERBS)}, not {verb!r}", "serve -- attach --host gpu1")
     for option in ("--headless", "--json"):
         if option in others:
-            raise UsageError(f"{option} opens no screen that could be served")
+            raise UsageError(f"{option} opens no screen that could be served", f"leave {option} out")
     only_looks = verb != "replay" and not may_control and "--read-only" not in others
     return [verb, *(["--read-only"] if only_looks else []), *others]
 

@@ -55,15 +55,15 @@ def text_of(path: Path, *, is_own: bool = False) -> str:
     try:
         return read_regular_file(path, MAX_FILE_BYTES, is_own=is_own).decode().removeprefix("\ufeff")
     except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{shown} cannot be read: {error.strerror}", INIT_HINT) from error
     except ForeignFileError:
         raise UsageError(f"{shown} names hosts, and somebody else may write it", "see to its owner and mode") from None
     except NotRegularError:
-        raise UsageError(f"{shown} is not a file") from None
+        raise UsageError(f"{shown} is not a file", INIT_HINT) from None
     except TooLargeError:
-        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB") from None
+        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB", INIT_HINT) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{shown} is not UTF-8") from None
+        raise UsageError(f"{shown} is not UTF-8", INIT_HINT) from None
 
 
 def named_hosts(
@@ -97,7 +97,9 @@ def named_hosts(
     return left.chosen((), exclude) if exclude else left.hosts
 
 
+INIT_HINT = "rankdeck init writes a new one"
 SSH_CONFIG = "~/.ssh/config"
+INIT_HINT = "rankdeck init writes one; --no-config leaves it out"
 SSH_CONFIG_VARIABLE = "RANKDECK_SSH_CONFIG"
 MAX_CONFIG_FILES = 256
 MAX_CONFIG_BYTES = 1 << 20

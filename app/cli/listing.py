@@ -98,7 +98,7 @@ def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
 def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     """Print what each rank of a job does: its step, its last call, how long it waits, its memory, its line.
 
-    Exit codes are those of `status`. For example: `rankdeck ranks --rank 0,3-5 --watch`.
+    Exit codes are those of `status`.
     """
     _list(_Table("ranks", lambda view: view.ranks(_chosen(view, wanted_ranks)), rank_lines), **how)
 
@@ -109,7 +109,7 @@ def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 def barriers(**how: Any) -> None:
     """Print the calls in which ranks of a job wait now: who waits, who is missing, where both stand.
 
-    Exit codes are those of `status`. For example: `rankdeck barriers --watch`.
+    Exit codes are those of `status`.
     """
     _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, "no rank waits for another"), **how)
 
@@ -121,7 +121,7 @@ def barriers(**how: Any) -> None:
 def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     """Print what each rank of a job holds, compared with the median, and the limit that it reaches first.
 
-    Exit codes are those of `status`. For example: `rankdeck memory --watch`.
+    Exit codes are those of `status`.
     """
     _list(_Table("memory", lambda view: view.memory(_chosen(view, wanted_ranks)), memory_lines), **how)
 
@@ -129,10 +129,7 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @click.command()
 @lists_rows
 def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None) -> None:
-    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, actions.
-
-    For example: `rankdeck events`.
-    """
+    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, what was done."""
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
     if is_json:
@@ -162,8 +159,7 @@ def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: 
     """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
 
     The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has known
-    it: files have no times, so what was printed before an agent began counts from its begin. For example: `rankdeck
-    logs -f --since 10m --rank 0,3-5 --grep loss`.
+    it: files have no times, so what was printed before an agent began counts from its begin.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:

@@ -26,8 +26,8 @@ class LazyGroup(click.Group):
     Source: Click's documentation, "Lazily Loading Subcommands".
     """
 
-    def __init__(self, *args: Any, places: Mapping[str, str], **kwargs: Any) -> None:
-        """Create the group; `places` maps each command to its module, which has a function of that name."""
+    def __init__(self, *args: Any, places: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        """Make the group; `places` has the module of each command, in which it bears its own name, and an example."""
         super().__init__(*args, **kwargs)
         self.places = places
 
@@ -39,40 +39,42 @@ class LazyGroup(click.Group):
         """Return a command, imported now; None if there is no such command."""
         if cmd_name not in self.places:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(importlib.import_module(self.places[cmd_name]), cmd_name)
+        module, example = self.places[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), cmd_name)
+        command.epilog = f"For example: rankdeck {cmd_name} {example}"
         return command
 
 
 COMMANDS = {
-    "attach": "app.cli.hosts",
-    "barriers": "app.cli.listing",
-    "completion": "app.cli.help",
-    "config": "app.cli.config",
-    "demo": "app.cli.run",
-    "doctor": "app.cli.agents",
-    "down": "app.cli.agents",
-    "events": "app.cli.listing",
-    "evidence": "app.cli.evidence",
-    "fault": "app.cli.control",
-    "help": "app.cli.help",
-    "init": "app.cli.config",
-    "install": "app.cli.agents",
-    "kill": "app.cli.control",
-    "logs": "app.cli.listing",
-    "memory": "app.cli.listing",
-    "ranks": "app.cli.listing",
-    "record": "app.cli.evidence",
-    "replay": "app.cli.evidence",
-    "restart": "app.cli.control",
-    "run": "app.cli.run",
-    "serve": "app.cli.hosts",
-    "stacks": "app.cli.hosts",
-    "start": "app.cli.run",
-    "status": "app.cli.hosts",
-    "stop": "app.cli.control",
-    "up": "app.cli.agents",
+    "attach": ("app.cli.hosts", "gpt --host gpu1"),
+    "barriers": ("app.cli.listing", "--watch"),
+    "completion": ("app.cli.help", "bash > ~/.local/share/bash-completion/completions/rankdeck"),
+    "config": ("app.cli.config", "--show-origin"),
+    "demo": ("app.cli.run", "--fault freeze:2@10"),
+    "doctor": ("app.cli.agents", "gpu1 gpu2 --all"),
+    "down": ("app.cli.agents", "--kill-jobs"),
+    "events": ("app.cli.listing", "gpt"),
+    "evidence": ("app.cli.evidence", "gpt --output hang.zip"),
+    "fault": ("app.cli.control", "freeze --rank 2 --job gpt"),
+    "help": ("app.cli.help", "verdicts"),
+    "init": ("app.cli.config", "--hostfile hosts"),
+    "install": ("app.cli.agents", "gpu1 --venv ~/venvs/rankdeck"),
+    "kill": ("app.cli.control", "gpt"),
+    "logs": ("app.cli.listing", "-f --since 10m --rank 0,3-5 --grep loss"),
+    "memory": ("app.cli.listing", "--rank 0-7"),
+    "ranks": ("app.cli.listing", "--rank 0,3-5 --watch"),
+    "record": ("app.cli.evidence", "night.rdk gpt"),
+    "replay": ("app.cli.evidence", "hang.zip --speed 4"),
+    "restart": ("app.cli.control", "gpt --nproc-per-node 4"),
+    "run": ("app.cli.run", "--nproc-per-node 2 train.py --epochs 3"),
+    "serve": ("app.cli.hosts", "-- attach --host gpu1"),
+    "stacks": ("app.cli.hosts", "gpt --native"),
+    "start": ("app.cli.run", "gpt -- --lr 1e-4"),
+    "status": ("app.cli.hosts", "--watch"),
+    "stop": ("app.cli.control", "gpt"),
+    "up": ("app.cli.agents", "gpu1 gpu2"),
 }
-"""Module of each command."""
+"""By verb, the module in which it is, and what one may type behind it."""
 START_OBJECTS = 50_000
 """New objects between two garbage collections: imported objects stay, and at Python's own pace the search for garbage
 takes a fifth of a start."""

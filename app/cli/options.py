@@ -163,10 +163,15 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
     if is_headless or is_json or not is_terminal():
         follow_one_job(session)
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    raise SystemExit(asyncio.run(show_session(on_screen(session), settings.console)))
+
+
+def on_screen(session: RemoteSession) -> RemoteSession:
+    """Return a session as a screen wants it: a connection is never given up, and what was before is shown."""
+    session.guards_rest = session.looks_back = True
     session.patience_s = math.inf
-    session.looks_back = True
     session.asked_at = desk_of(session)
-    raise SystemExit(asyncio.run(show_session(session, settings.console)))
+    return session
 
 
 def follow_one_job(session: RemoteSession) -> None:
@@ -176,10 +181,15 @@ def follow_one_job(session: RemoteSession) -> None:
 
 
 def desk_of(session: RemoteSession) -> QuestionDesk | None:
-    """Return where a screen asks hosts' questions; None where it may not, as on a page of `rankdeck serve`."""
-    if is_served() or session.is_read_only or not session.goes_to_other_machines:
+    """Return where a screen asks what hosts want to know; None where it may not, as on a page of `rankdeck serve`."""
+    return None if session.is_read_only or not session.goes_to_other_machines else question_desk()
+
+
+def question_desk() -> QuestionDesk | None:
+    """Return where questions of other machines come in; None on a page of `rankdeck serve`."""
+    if is_served():
         return None
-    from app.cli.terminal import DESK  # noqa: PLC0415 - it is there already, with paramiko
+    from app.cli.terminal import DESK  # noqa: PLC0415 - only who goes to another machine pays for paramiko
 
     return DESK
 

@@ -13,6 +13,7 @@ import msgspec
 
 from app.cli.headless import Followed, Headless, print_line
 from app.errors import ExitCode
+from app.session.opening import Opening
 from app.tui.source import ConsoleSource
 from app.view.summary import exit_code, summary_lines, summary_object
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from app.settings.schema import ConsoleSettings
+    from app.tui.console import Console
     from app.view.view import View
     from ddpcore.wire import Fault
 
@@ -70,7 +72,13 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
             console.exit()
 
     watching = asyncio.create_task(_leave_with_server(console.exit)) if is_served() else None
-    starting = asyncio.create_task(session.start())
+
+    async def start() -> None:
+        nonlocal session
+        session = await _opened(console, session)
+        await session.start()
+
+    starting = asyncio.create_task(start())
     starting.add_done_callback(leave_if_failed)
     try:
         await console.run_async()
@@ -80,7 +88,8 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
-    for sentence in session.evidence_notices:  # their paths may not have fitted on the screen
+    click.echo("".join(console.printed) if isinstance(session, Opening) else "", err=True, nl=False)
+    for sentence in session.evidence_notices:  # on the screen its path may not have fitted
         print_line(f"rankdeck: {sentence}")
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
@@ -90,6 +99,17 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     if is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)
+
+
+async def _opened(console: Console, session: Presented) -> Presented:
+    """Return the session over hosts, once these are reached; it takes over what is shown. Any other is as it is."""
+    if not isinstance(session, Opening):
+        return session
+    await console.has_painted.wait()
+    console.begin_capture_print(console)
+    console.ui.source = opened = await session.opened()
+    console.end_capture_print(console)
+    return opened
 
 
 async def _leave_with_server(leave: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
-from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
 from app.cli.inventory_file import load_inventory
 from app.cli.options import (
@@ -22,7 +22,6 @@ from app.cli.options import (
     evidence_option,
     json_option,
     no_evidence_option,
-    present,
     print_json,
     print_trouble,
     read_only_option,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from app.fleet.agent_link import AgentLink
     from app.inventory.jobs import JobEntry
+    from app.preflight.findings import Step
     from app.session.hosts import Hosts
 
 _RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
@@ -244,22 +244,29 @@ def _start_and_watch(
         if (place := link.bring_up()).is_new:
             options.audit.add(AuditedAction("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
 
-    with reached(wanted, bring_up, needs_all=True) as hosts:
+    def look(hosts: Hosts, notify: Callable[[str, Step], None] = lambda _host, _step: None) -> None:
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
         print_trouble(options.audit)
         if len(hosts.links) > 1 and not skips_doctor:
-            _look_first(hosts, request)
-        session = RemoteSession(hosts, request, options)
-        if not detach:
-            present(session, how["settings"], is_json=is_json, is_headless=headless)
-        asyncio.run(_start(session))
-        print_line(session.farewell())
-        if is_json:
-            print_json({"hosts": hosts.names, "job_id": request.job_id})
-        else:
-            click.echo(request.job_id)
+            _look_first(hosts, request, notify)
+
+    if not detach:
+        job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
+        watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
+    with reached(wanted, bring_up, needs_all=True) as hosts:
+        look(hosts)
+        _start_and_leave(RemoteSession(hosts, request, options), hosts, request.job_id, is_json=is_json)
+
+
+def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_json: bool) -> None:
+    asyncio.run(_start(session))
+    print_line(session.farewell())
+    if is_json:
+        print_json({"hosts": hosts.names, "job_id": job_id})
+    else:
+        click.echo(job_id)
 
 
 async def _start(session: RemoteSession) -> None:
@@ -270,7 +277,7 @@ async def _start(session: RemoteSession) -> None:
         print_trouble(session.audit)
 
 
-def _look_first(hosts: Hosts, request: RunRequest) -> None:
+def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step], None]) -> None:
     """Return if several hosts are fit for a job together.
 
     Raises:
@@ -279,7 +286,7 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
     if not all(link.runs_programs for link in hosts.links):
         print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
         return
-    found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)])
+    found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
         found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one
     for problem in found.problems:

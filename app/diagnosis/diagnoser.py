@@ -138,7 +138,6 @@ class Diagnosis(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def waits(self) -> list[Wait]:
-        """The waits of all jobs."""
         return [wait for job in self.jobs.values() for wait in job.waits]
 
     @property
@@ -186,7 +185,6 @@ class Diagnoser:
             diagnoser.change(thresholds)
 
     def observe(self, cluster: Cluster, now_s: float) -> Diagnosis:
-        """Return what is the matter now."""
         nodes = all_nodes(cluster, self.thresholds, now_s)
         known = self._jobs
         self._jobs = {}

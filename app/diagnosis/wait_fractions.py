@@ -130,7 +130,6 @@ class CostTrend:
             self._costs.popleft()
 
     def forget(self) -> None:
-        """Take that there are none."""
         self._ranks = ()
         self._costs.clear()
 

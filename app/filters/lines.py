@@ -81,7 +81,6 @@ class LineWish(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=len(_LEVEL_PATTERNS))
 def level_pattern(level: str) -> TextPattern:
-    """Return the pattern of lines of a level."""
     return TextPattern(_LEVEL_PATTERNS[level], is_case_exact=True)
 
 

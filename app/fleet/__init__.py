@@ -1,1 +1,1 @@
-"""The ways to agents: reports come up, commands go down."""
+"""Connections to agents: reports come up, commands go down."""

@@ -1,9 +1,9 @@
-"""The agent of a host, found, started and ended there, whatever the connection to the host is.
+"""The agent of a host: finds, starts and ends it there, whatever the connection to the host is.
 
 Everything here blocks, within bounds.
 
-`AgentLink` is one host's. `LinkGroup` opens and closes those of several hosts together. `Talk` is a verb of the agent
-that stays open: a line there, a line back.
+`AgentLink` is the link to one host. `LinkGroup` opens and closes those of several hosts together. `Talk` is a verb of
+the agent that stays open: one line there, one line back.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from app.ssh.remote_command import Finished
 
 LINE_TIMEOUT_S = 20.0
-"""For a start of Python on a busy machine; also what a channel is to wait for at most."""
+"""Seconds for a start of Python on a busy machine; also the timeout of a channel."""
 MAX_LINE_BYTES = 65_536
 _CHANNEL_ERRORS = (OSError, EOFError)
-"""Of a channel that is there already, paramiko's own among them: its SSHException is of opening one."""
+"""Errors of an open channel, paramiko's own among them; its SSHException concerns the opening of one."""
 
 
 class Talk:
-    """A process on a host, from its start to `close`; one thread at a time speaks."""
+    """A process on a host, from its start to `close`; used by one thread at a time."""
 
     def __init__(self, host: str, verb: str, channel: ByteChannel) -> None:
         self._host = host
@@ -62,7 +62,7 @@ class Talk:
         """Return the next line that is JSON; a login shell may print others before.
 
         Raises:
-            AgentUnreachableError: It has ended, or says something else.
+            AgentUnreachableError: It has ended, or prints something else.
             HostUnreachableError: The connection broke, or nothing came in time.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -80,7 +80,7 @@ class Talk:
             self._buffer += self._piece()
 
     def send(self, line: bytes) -> None:
-        """Say a line.
+        """Send a line.
 
         Raises:
             HostUnreachableError: The connection broke.
@@ -111,21 +111,21 @@ class Talk:
 
 
 VERB_TIMEOUT_S = 45.0
-"""A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
+"""Seconds for two starts of Python on a busy machine, and for an agent to take up its jobs."""
 DEFAULT_PYTHON = "python3"
-"""Of a host of which nothing else is said."""
+"""Python of a host for which no other is configured."""
 EXIT_NO_COMMAND = 127
 EXIT_CANNOT_EXECUTE = 126
 _OLD_PYTHON = "python -h"
-"""In what a Python before 3.11 says of the option -P: "Try `python -h' for more information."."""
+"""Part of the message of a Python before 3.11 on the option -P: "Try `python -h' for more information."."""
 _FROZEN = re.compile(r"\(pid (\d{1,10})\) is frozen")
-"""In what a verb says of an agent whose process is stopped."""
+"""Matches a verb's message about an agent whose process is stopped."""
 _OLD_RANKDECK = ("No such command", "No such option")
-"""In what click says of a verb or an option that its program does not have."""
+"""Parts of click's messages about a verb or an option that its program does not have."""
 
 
 class AgentPlace(msgspec.Struct, frozen=True):
-    """What the agent says of itself; the schema is `agent.service.agent_info`."""
+    """Where and what an agent is, as it reports itself; the schema is `agent.service.agent_info`."""
 
     ready: bool
     dir: str
@@ -139,14 +139,14 @@ class AgentPlace(msgspec.Struct, frozen=True):
     is_new: bool = False
     rankdeck: str = ""
     addresses: list[str] = []
-    """As `10.0.0.5/24`, the one first under which SSH has come there."""
+    """As `10.0.0.5/24`; the one under which SSH has come there is first."""
 
 
 class TakesFrame(Protocol):
     """Takes an encoded report, and its age in seconds at most; called from a thread."""
 
     def __call__(self, frame: bytes, age_s: float = 0.0) -> None:
-        """See above."""
+        """Take a report; see the class."""
         ...
 
 
@@ -161,41 +161,41 @@ class Kept(Protocol):
         ...
 
     def reconnect(self, *, asks: bool = False) -> None:
-        """Bring it back; see `AgentLink.reconnect`."""
+        """Reconnect; see `AgentLink.reconnect`."""
         ...
 
     def find(self) -> object:
-        """Find out whether the other end serves; raises where it does not."""
+        """Check that the other end serves; raises where it does not."""
         ...
 
 
 class AgentLink(ABC):
-    """The way to a host and its agent; the `with` block closes it, and leaves what runs there alone.
+    """A link to a host and its agent; the `with` block closes it, and leaves what runs there alone.
 
     Attributes:
-        host: As a person calls it.
+        host: Name of the host, as the user typed it.
         place: Where the agent serves; None before it is found.
         is_forwarded: False where sshd forwards no sockets: then `agent proxy` carries them.
         python: The interpreter there that has rankdeck, or is to have it.
     """
 
     def __init__(self, host: str, python: str) -> None:
-        """Make the near end; see `python` above."""
+        """Make the local end; see `python` above."""
         self.host = host
         self.place: AgentPlace | None = None
         self._known_place: AgentPlace | None = None
-        """What was said last of the agent, whether it serves or not."""
+        """The agent's last answer, whether it serves or not."""
         self.is_forwarded = True
         self.python = python
 
     @property
     @abstractmethod
     def directory(self) -> Path:
-        """Where the agent's sockets are on this machine."""
+        """Directory of the agent's sockets on this machine."""
 
     @property
     def is_somewhere(self) -> bool:
-        """False while nobody knows where the agent's sockets are, or will be, on this machine."""
+        """False while the directory of the agent's sockets on this machine is unknown."""
         return True
 
     @property
@@ -216,17 +216,17 @@ class AgentLink(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Go there.
+        """Connect to the host.
 
         Raises:
-            HostUnreachableError: It cannot be reached, or does not let us in.
+            HostUnreachableError: It cannot be reached, or refuses the login.
         """
 
     def bring_up(self) -> AgentPlace:
         """Start the agent unless it serves already, and return where.
 
         Raises:
-            AgentUnreachableError: It does not start; its own words are in the message.
+            AgentUnreachableError: It does not start; its output is in the message.
             IncompatibleAgentError: It speaks another version.
         """
         self.place = self._ask_place("serve", "--daemon")
@@ -236,8 +236,8 @@ class AgentLink(ABC):
         """Return where the agent serves.
 
         Raises:
-            NoAgentError: None does.
-            FrozenAgentError: One does whose process is stopped.
+            NoAgentError: None serves.
+            FrozenAgentError: The agent's process is stopped.
             AgentUnreachableError: It cannot be asked.
             IncompatibleAgentError: It speaks another version.
         """
@@ -250,21 +250,21 @@ class AgentLink(ABC):
         return place
 
     def serving(self) -> AgentPlace | None:
-        """Return what serves there, of whichever version; None if nothing does.
+        """Return the agent that serves there, of whichever version; None if there is none.
 
         Raises:
             AgentUnreachableError: It cannot be asked.
-            IncompatibleAgentError: It says nothing that an agent says.
+            IncompatibleAgentError: Its answer is not an agent's.
         """
         place = self._asked_place("where")
         return place if place.ready else None
 
     def shut_down(self, *, kill_jobs: bool) -> int:
-        """End the agent; returns when it is gone, with the number of jobs that go on.
+        """End the agent; return when it is gone, with the number of jobs that keep running.
 
         Raises:
             AgentUnreachableError: None serves there.
-            AgentRefusedError: It does not want to.
+            AgentRefusedError: It refuses.
         """
         options = ("--kill-jobs",) if kill_jobs else ()
         line = self._run("shutdown", *options)
@@ -289,39 +289,39 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self, *, asks: bool = False) -> None:
-        """Go there after the connection was lost, or at last: what `open_sockets` brought here serves again.
+        """Connect after the connection was lost, or for the first time: the sockets of `open_sockets` serve again.
 
         Args:
-            asks: Ask the person where it takes one.
+            asks: Ask the user where the login needs it.
 
         Raises:
-            HostKeyError: The host is no longer known to be who it was.
+            HostKeyError: The host's key is not the known one.
             HostUnreachableError: It still cannot be reached.
             AgentUnreachableError: No agent serves there now.
-            IncompatibleAgentError: Another one serves there now, in another place or of another version.
+            IncompatibleAgentError: Another agent serves there now, in another place or of another version.
         """
 
-    def forget_refusals(self) -> None:  # noqa: B027 - on the way to most hosts nobody is asked anything
-        """Let the person be asked again what they have left unanswered."""
+    def forget_refusals(self) -> None:  # noqa: B027 - most connections have no questions
+        """Allow questions that the user has left unanswered to be asked again."""
 
     @property
     def kept(self) -> Kept:
-        """What is to be kept so that this link lives: itself, or what it has in common with others."""
+        """The connection to keep so that this link lives: itself, or one shared with other hosts."""
         return self
 
     @property
     def unreachable_reason(self) -> UnreachableReason | None:
-        """Why nothing is heard from there although `kept` stands; None where nothing is known."""
+        """Why no reports come from there although `kept` is connected; None where nothing is known."""
         return None
 
     @property
     def runs_programs(self) -> bool:
-        """False where only the agent can be spoken to."""
+        """False where only the agent can be reached."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the host; safe to call twice."""
+        """Disconnect from the host; safe to call twice."""
 
     def run_python(self, arguments: Sequence[str], timeout_s: float, given: bytes = b"") -> Finished:
         """Run the Python there to its end; see `_execute`."""
@@ -333,16 +333,16 @@ class AgentLink(ABC):
 
         Args:
             argv: The program and its arguments.
-            given: For its standard input.
-            timeout_s: `VERB_TIMEOUT_S` unless said.
+            given: Bytes for its standard input.
+            timeout_s: None is `VERB_TIMEOUT_S`.
 
         Raises:
-            HostUnreachableError: It could not be run to its end, in time.
+            HostUnreachableError: It did not run to its end in time.
         """
 
     @abstractmethod
     def send_file(self, near: Path, far: str) -> bool:
-        """Copy a file into a new one there; return False where the host takes none this way.
+        """Copy a file into a new one there; return False where the host takes no files by this connection.
 
         Raises:
             HostUnreachableError: It did not arrive whole.
@@ -377,7 +377,7 @@ class AgentLink(ABC):
         """Run a verb of the agent there, and return its answer; no agent needs to serve.
 
         Args:
-            arguments: The verb, and what follows it.
+            arguments: The verb and its arguments.
             answered: Exit codes beside 0 that come with an answer, which is JSON.
 
         Raises:
@@ -386,19 +386,19 @@ class AgentLink(ABC):
         return self._run(*arguments, answered=answered)
 
     def begin_verb(self, *arguments: str) -> Talk:
-        """Start a verb of the agent there that goes on while it is spoken to.
+        """Start a verb of the agent there that stays open for a dialogue.
 
         Raises:
-            HostUnreachableError: The host would not.
+            HostUnreachableError: The host refused.
         """
         return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
 
     @abstractmethod
     def go_again(self, *, asks: bool = False) -> None:
-        """Go there again after the connection was lost; nothing is looked for there.
+        """Connect again after the connection was lost, without looking for an agent.
 
         Args:
-            asks: Somebody waits for a question.
+            asks: Whether a user waits for a question.
 
         Raises:
             HostUnreachableError: It cannot be reached; and so `HostKeyError`.
@@ -408,16 +408,16 @@ class AgentLink(ABC):
         """Connect to a socket in the directory of an agent or a relay on another machine.
 
         Raises:
-            HostUnreachableError: Nobody listens there, or the host would not.
+            HostUnreachableError: Nobody listens there, or the host refused.
         """
         raise HostUnreachableError(self.host, f"{socket_name} there is not reached through it")
 
     @abstractmethod
     def _open(self, argv: Sequence[str]) -> ByteChannel:
-        """Start a program there; the channel is its standard input and output, and is never waited for for ever.
+        """Start a program there; the channel is its standard input and output, and has a timeout.
 
         Raises:
-            HostUnreachableError: The host would not.
+            HostUnreachableError: The host refused.
         """
 
     def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
@@ -451,11 +451,11 @@ class LinkGroup:
     """Links to different hosts; the `with` block closes them all. Everything here blocks, within bounds."""
 
     def __init__(self) -> None:
-        """Make a group of none so far."""
+        """Make an empty group."""
         self.links: list[AgentLink] = []
 
     def add(self, link: AgentLink) -> None:
-        """Take a link, which is closed with the others from now on."""
+        """Add a link, which is closed with the others from now on."""
         self.links.append(link)
 
     def __enter__(self) -> Self:
@@ -465,7 +465,7 @@ class LinkGroup:
         list(run_parallel(self.links, lambda link: link.close()))
 
     def connect(self, then: Callable[[AgentLink], object]) -> Iterator[tuple[str, AppError | None]]:
-        """Go to every host at once, and do something there; yield each host and what went wrong, None if nothing did.
+        """Connect to all hosts in parallel, and call `then` on each; yield each host and its error, or None.
 
         Args:
             then: Called with each link once it is connected: `AgentLink.find` or `bring_up`.

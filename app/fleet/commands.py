@@ -1,4 +1,4 @@
-"""The road on which commands go down: one JSON line to an agent, one JSON line back, over its command socket.
+"""The channel for commands: one JSON line to an agent, one JSON line back, over its command socket.
 
 The socket is the agent's own, or one of this machine that leads to it (`app.ssh.tunnel`).
 """
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 REPLY_TIMEOUT_S = 10.0
-"""A reply that takes longer will not come: no command of an agent waits for anything, but for the stacks of ranks that
-are stuck, which take eight seconds at most."""
+"""Seconds for a reply; a later one will not come. No command of an agent waits, except for the stacks of stuck ranks,
+which take eight seconds at most."""
 
 
 class CommandChannel(Protocol):
-    """A way to one agent."""
+    """A channel to one agent."""
 
     async def request(self, command: Command) -> Reply:
-        """Send a command and return what the agent said.
+        """Send a command and return the agent's reply.
 
         Raises:
             AgentUnreachableError: No reply; whether the command was carried out is unknown.
         """
 
     async def close(self) -> None:
-        """Let go of the road; the agent lives on."""
+        """Close the channel; the agent keeps running."""
 
 
 class StreamChannel:
-    """A road over one byte stream, opened at the first command and again after it broke."""
+    """A channel over one byte stream, opened at the first command and again after it broke."""
 
     def __init__(self, node: str, directory: Path) -> None:
         """`directory` holds the agent's socket, whether it serves by now or not."""
@@ -60,7 +60,7 @@ class StreamChannel:
                 await self._drop()
                 raise AgentUnreachableError(self._node, _error_text(error)) from error
             except asyncio.CancelledError:
-                # The reply that is still to come would be taken for the next command's.
+                # The pending reply would be taken for the next command's.
                 if self._stream is not None:
                     self._stream[1].close()
                     self._stream = None
@@ -73,7 +73,7 @@ class StreamChannel:
 
     async def _exchange(self, command: Command) -> Reply:
         if self._stream is not None and self._stream[0].at_eof():
-            await self._drop()  # it broke since the last command, so this one may go a new way
+            await self._drop()  # it broke since the last command: open a new stream for this one
         if self._stream is None:
             self._stream = await self._open()
         reader, writer = self._stream
@@ -92,12 +92,12 @@ class StreamChannel:
             return
         _, writer = self._stream
         self._stream = None
-        # Not closed in an orderly way: what a peer that has fallen silent does not read would be waited for.
+        # Not closed in an orderly way, which would wait for a silent peer to read what was written.
         writer.transport.abort()
         try:
             await writer.wait_closed()
         except OSError:
-            return  # the peer closed first: closed is what was wanted
+            return  # the peer closed first
 
 
 def taken(node: str, reply: Reply) -> Reply:

@@ -1,8 +1,8 @@
-"""Sends commands to all nodes of a session: what a user asks of a job is asked of every node it runs on.
+"""Sends commands to all nodes of a session: a user's command for a job goes to every node it runs on.
 
 `Fleet` holds the connections. `fetch_stacks` fetches the stacks of a job from all its nodes, over connections of its
-own: an agent answers when the last rank has been looked at, and a connection carries one command at a time. A user who
-kills the job during that does not wait for the stacks.
+own: an agent answers only after its last rank, and a connection carries one command at a time. A user who kills the job
+during that does not wait for the stacks.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """Roads to the agents by node name; every method is a coroutine of the session's loop.
+    """Channels to the agents by node name; every method is a coroutine of the session's loop.
 
     Attributes:
-        starting: How far the newest start has come, or how it went; None before the first.
+        starting: Progress or outcome of the latest start; None before the first.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Fleet:
     async def start(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job: prepare it everywhere, commit it everywhere, or leave nothing of it anywhere.
 
-        Args:
-            specs: Each node's share, the one with node rank 0 first; a `master_port` of 0 there lets that node choose,
-                and the others are told.
+        Takes as long as the slowest node: a silent one delays it by four replies at most, each with a timeout. Whatever
+        ends the start early, a cancellation too, every node that was asked is asked to take it back.
 
-        Whatever ends the start early, a cancellation too, every node that was asked is asked to take it back.
+        Args:
+            specs: Spec of each node, the one with node rank 0 first; with a `master_port` of 0 there that node chooses,
+                and the others receive its choice.
 
         Raises:
             AgentRefusedError: A node refused; the others have forgotten the job.
             AgentUnreachableError: A node did not answer; those that do have forgotten or killed the job. The hint
-                names those on which it may have begun to run and that cannot be told to end it.
+                names those on which it may have begun to run and that cannot be reached to end it.
 
-        Of several nodes the hint says of each what became of it. It takes as long as the slowest node: of one that is
-        silent four replies at most, each of which is given up in time.
+        With several nodes, the hint gives the outcome of each.
         """
         job_id = next(iter(specs.values())).job_id
         progress = StartProgress(f"job {clean_name(job_id)}", list(specs))
@@ -116,28 +116,28 @@ class Fleet:
                 failure.hint = "; ".join(filter(None, (failure.hint, account, may_run)))
 
     async def stop(self, job_id: str, nodes: Sequence[str], *, is_agreed: bool = True) -> None:
-        """End a job in an orderly way on its nodes; returns when the nodes have agreed to, not when it has ended."""
+        """End a job in an orderly way on its nodes; return when the nodes have agreed to, not when it has ended."""
         await self._ask_all(list(nodes), Stop(job_id, is_agreed))
 
     async def abort(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Have nodes forget what they have prepared of a job and not begun."""
+        """Make nodes forget what they have prepared of a job and not begun."""
         await self._ask_all(list(nodes), Abort(job_id))
 
     async def report(self, node: str) -> NodeReport:
-        """Return what a node says of itself, now."""
+        """Return the current report of a node."""
         reply = await self.ask(node, GetStatus())
         if not isinstance(reply, Status):
             raise IncompatibleAgentError(node, f"it answered a request for its status with {type(reply).__name__}")
         return reply.report
 
     async def kill(self, job_id: str, nodes: Sequence[str] | None = None) -> list[str]:
-        """End every process of a job, at once; return the nodes it was killed on: all that know it.
+        """Kill every process of a job immediately; return the nodes it was killed on: all that know it.
 
-        Every node is asked, or each of some, whatever becomes of the others.
+        Every node is asked, or each of `nodes`, whatever becomes of the others.
 
         Raises:
             AgentRefusedError: None of them knows it.
-            AppError: The first failure of one that may; the hint names those it was killed on.
+            AppError: The first other failure of a node; the hint names those it was killed on.
         """
         nodes = list(self._channels) if nodes is None else nodes
         asked = (self.ask(node, Kill(job_id)) for node in nodes)
@@ -154,10 +154,10 @@ class Fleet:
         return killed
 
     async def inject(self, node: str, job_id: str, fault: Fault) -> None:
-        """Do harm to one rank.
+        """Inject a fault into one rank.
 
         Raises:
-            AgentRefusedError: The job does not allow it, that node has no such rank, or it cannot be done to it.
+            AgentRefusedError: The job forbids it, the node has no such rank, or the fault cannot be injected.
         """
         command = InjectFault(job_id, fault.kind, fault.rank, fault.factor, fault.at_step, fault.duration_s)
         await self.ask(node, command)
@@ -170,7 +170,7 @@ class Fleet:
         return reply.lines, reply.first_seq
 
     async def close(self) -> None:
-        """Let go of the roads; jobs and agents live on."""
+        """Close the channels; jobs and agents keep running."""
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     async def shut_down(self) -> None:
@@ -178,7 +178,7 @@ class Fleet:
         await asyncio.gather(*(self.ask(node, Shutdown()) for node in self._channels), return_exceptions=True)
 
     async def ask(self, node: str, command: Command) -> Reply:
-        """Ask one node.
+        """Send a command to one node and return its reply.
 
         Raises:
             AgentRefusedError: It refused.
@@ -191,10 +191,10 @@ class Fleet:
 
 
 class _Start:
-    """One start of a job: which nodes may hold it, and how they are rid of it.
+    """One start of a job: which nodes may hold it, and how it is taken back there.
 
     Attributes:
-        blamed: The node whose failure is raised; empty while none is.
+        blamed: Node whose failure is raised; empty while there is none.
     """
 
     def __init__(self, fleet: Fleet, job_id: str, progress: StartProgress, on_change: Callable[[], None]) -> None:
@@ -218,7 +218,7 @@ class _Start:
         self._asked.clear()
 
     async def undo(self) -> list[str]:
-        """Take back what was not done whole; return the nodes that may run the job all the same."""
+        """Take an incomplete start back; return the nodes that may run the job all the same."""
         if not self._asked:
             return []
         left: list[str] = []
@@ -239,7 +239,7 @@ class _Start:
         return left if self._is_committing else []
 
     async def _prepare(self, node: str, command: Prepare | PrepareAgain) -> Reply:
-        self._asked.append(node)  # before it is asked: a reply that is lost leaves a job prepared
+        self._asked.append(node)  # before it is asked: a lost reply leaves the job prepared there
         self._move(node, NodeStage.ASKED)
         try:
             reply = await self._ask(node, command)
@@ -256,7 +256,7 @@ class _Start:
 
     async def _ask(self, node: str, command: Command) -> Reply:
         try:
-            # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
+            # A cancelled exchange would leave its reply on the channel, to be taken for that of the next command.
             return await asyncio.shield(self._fleet.ask(node, command))
         except AgentRefusedError as error:
             self._move(node, NodeStage.REFUSED, clean(error.message, LINE_LIMIT))
@@ -270,7 +270,7 @@ class _Start:
             raise
 
     async def _all(self, nodes: Sequence[str], *asked: Awaitable[Reply | None]) -> list[Reply | None]:
-        """Return what each node has said, once all have; raise the first failure, and remember of whom it is."""
+        """Return the replies once all nodes have replied; raise the first failure, and note its node."""
         results = await asyncio.gather(*asked, return_exceptions=True)
         replies: list[Reply | None] = []
         for node, result in zip(nodes, results, strict=True):
@@ -286,12 +286,12 @@ class _Start:
 
 
 def _is_unheard(answer: object) -> bool:
-    """Return whether nobody knows what a node does with a command."""
+    """Return whether it is unknown what a node does with a command."""
     return isinstance(answer, BaseException) and not isinstance(answer, AgentRefusedError)
 
 
 def _raise_first(results: Sequence[object]) -> None:
-    """Raise the first failure of several that were awaited together."""
+    """Raise the first exception among the results of a `gather`."""
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -307,18 +307,18 @@ async def fetch_stacks(directories: Mapping[str, Path], job_id: str, *, is_nativ
     """Return what each node of a job answers; nodes that do not know the job are left out.
 
     Args:
-        directories: Of the agents, by node.
+        directories: Directory of each node's agent.
         job_id: The job.
-        is_native: With the frames of C and C++.
+        is_native: Includes the frames of C and C++.
 
     Raises:
-        AppError: No node has stacks of it: the first one's reason.
+        AppError: No node has stacks of it; the first node's reason.
     """
     asked = (_of_node(node, path, GetStacks(job_id, is_native)) for node, path in directories.items())
     answers = await asyncio.gather(*asked)
     errors = [answer for answer in answers if isinstance(answer, AppError)]
     if len(errors) == len(answers):
-        # That a node does not know the job says less than that another one does not answer.
+        # A node that does not know the job explains less than one that does not answer.
         raise next((error for error in errors if not knows_no_job(error)), errors[0])
     return [
         NodeStacks(node, None, trouble_text(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
@@ -328,7 +328,7 @@ async def fetch_stacks(directories: Mapping[str, Path], job_id: str, *, is_nativ
 
 
 def trouble_text(error: AppError) -> str:
-    """Return why a node has no stacks, in clean words that need not name the node."""
+    """Return why a node has no stacks, cleaned; the text need not name the node."""
     return clean(error.message if isinstance(error, AgentRefusedError) else str(error), LINE_LIMIT)
 
 

@@ -1,8 +1,8 @@
-"""One host over SSH, and the sockets of its agent brought here, again after a break.
+"""One host over SSH; its agent's sockets appear on this machine, again after a break.
 
 Everything here blocks, within bounds. After `open_sockets` there is a directory on this machine in which the host's
-agent seems to serve: what speaks to local agents speaks to this one. Where sshd forwards no sockets, each connection is
-the standard input and output of an `agent proxy` there.
+agent seems to serve: clients of local agents work with this one. Where sshd forwards no sockets, each connection is the
+standard input and output of an `agent proxy` there.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 
 
 SOCKET_PAUSE_S = 2.0
-"""Between two attempts to connect to the reports of an agent that does not serve now: it may just be restarting."""
+"""Seconds between two attempts to connect to the reports of an agent that does not serve now: it may be restarting."""
 PROXY_PAUSE_S = 15.0
-"""The same through `agent proxy`: each attempt starts a Python on the host."""
+"""The same through `agent proxy`, where each attempt starts a Python on the host."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How a person reaches a host."""
+    """How the user reaches a host."""
 
     host: str
     python: str = DEFAULT_PYTHON
     """The interpreter there that has rankdeck; may begin with `~/`."""
     ssh_config: str = ""
-    """Read instead of ~/.ssh/config."""
+    """Path read instead of ~/.ssh/config."""
 
 
 class HostLink(AgentLink):
     """A connection to a host; the `with` block closes it, and leaves what runs there alone."""
 
     def __init__(self, access: Access, logins: Logins | None = None) -> None:
-        """Make the near end.
+        """Make the local end.
 
         Args:
-            access: Where to, and how.
-            logins: Shared with the other hosts of the command; without it nobody is asked for anything.
+            access: The host, and how to reach it.
+            logins: Shared with the other hosts of the command; without it the user is asked nothing.
 
         Raises:
-            SessionError: This machine has no place for it.
+            SessionError: A directory on this machine cannot be made.
         """
         super().__init__(access.host, access.python)
         self._ssh_config = access.ssh_config
@@ -74,11 +74,11 @@ class HostLink(AgentLink):
         self._can_forward: bool | None = None
         """Whether sshd forwards sockets over this connection; None where that is not known."""
         self._next_reports_s = 0.0
-        """Before that time nobody tries to connect to the reports."""
+        """Monotonic time before which nobody tries to connect to the reports."""
 
     @property
     def directory(self) -> Path:
-        """Where the agent's sockets appear on this machine."""
+        """Directory in which the agent's sockets appear on this machine."""
         return self._near.path
 
     @property
@@ -90,7 +90,7 @@ class HostLink(AgentLink):
         """Log in; see `Logins.connect`.
 
         Raises:
-            HostUnreachableError: Also when the link was closed meanwhile, by another thread.
+            HostUnreachableError: Also when another thread has closed the link by then.
         """
         self._log_in(asks=True)
 
@@ -111,7 +111,7 @@ class HostLink(AgentLink):
             self._open_socket(CONTROL_SOCKET).close()  # finds out whether sshd forwards sockets
 
     def forget_refusals(self) -> None:
-        """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
+        """See `AgentLink.forget_refusals`; applies to all hosts that share the logins."""
         self._logins.forget_refusals()
 
     def reconnect(self, *, asks: bool = False) -> None:
@@ -126,7 +126,7 @@ class HostLink(AgentLink):
             reports.hang_up()
 
     def go_again(self, *, asks: bool = False) -> None:
-        """Log in again, without a question unless somebody waits for one; see `AgentLink.go_again`."""
+        """Log in again, without a question unless a user waits for one; see `AgentLink.go_again`."""
         if not self.is_alive:
             lost, self._connection = self._connection, None
             if lost is not None:
@@ -151,11 +151,11 @@ class HostLink(AgentLink):
         return connection.open_process(self._argv("proxy", *reports, "--dir", directory))
 
     def close(self) -> None:
-        """Let go of the host, of each part whatever the others raise; safe to call twice."""
+        """Disconnect; each part is closed whatever the others raise. Safe to call twice."""
         with self._lock:
             self._is_closed = True
             tunnels, self._tunnels = self._tunnels, {}
-        with contextlib.ExitStack() as parts:  # from the last to the first
+        with contextlib.ExitStack() as parts:  # closed in reverse order
             parts.callback(self._near.remove)
             if self._connection:
                 parts.callback(self._connection.close)
@@ -169,7 +169,7 @@ class HostLink(AgentLink):
         return connection
 
     def _bring(self, name: str) -> None:
-        """Let a socket of the agent appear on this machine, until the link is closed."""
+        """Make a socket of the agent appear on this machine, until the link is closed."""
         try:
             max_reply_bytes = MAX_REPLY_BYTES if name == REPORTS_SOCKET else 0
             tunnel = Tunnel(self.directory / name, lambda: self._open_socket(name), max_reply_bytes)
@@ -184,7 +184,7 @@ class HostLink(AgentLink):
         raise HostUnreachableError(self.host, "the link to it is closed")
 
     def _open_socket(self, name: str) -> RingingChannel:
-        """Connect to a socket of the agent; to that of its reports no sooner than it makes sense."""
+        """Connect to a socket of the agent; attempts on the reports socket keep a pause."""
         place = self._found()
         if name != REPORTS_SOCKET:
             return self.open_in(place.dir, name)

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from app.ssh.io_thread import ByteChannel
 
 END_S = 5.0
-"""For a process to end with its standard input."""
+"""Seconds for a process to end after its standard input is closed."""
 
 
 class LocalLink(AgentLink):
     """The agent of this user on this machine: its sockets are here already."""
 
     def __init__(self, python: str = "") -> None:
-        """`python` runs the agent's verbs; empty is the one that runs this."""
+        """`python` runs the agent's verbs; empty is the running interpreter."""
         super().__init__(THIS_MACHINE, str(Path(python).expanduser()) if python else sys.executable)
 
     @property
     def directory(self) -> Path:
-        """The agent's own directory, whether it serves there or will; once it was looked for."""
+        """The agent's own directory, whether it serves there or will; known after the first look for it."""
         assert self._known_place is not None
         return Path(self._known_place.dir)
 
@@ -46,11 +46,11 @@ class LocalLink(AgentLink):
 
     @property
     def is_alive(self) -> bool:
-        """True: what becomes of the agent is seen in its row."""
+        """True: the agent's state is shown in its row."""
         return True
 
     def connect(self) -> None:
-        """Do nothing: we are here."""
+        """Do nothing: this machine needs no connection."""
 
     def open_sockets(self, on_frame: TakesFrame) -> None:
         """Do nothing: the sockets are here."""
@@ -60,7 +60,7 @@ class LocalLink(AgentLink):
         self.find()
 
     def go_again(self, *, asks: bool = False) -> None:
-        """Do nothing: we are here."""
+        """Do nothing: this machine needs no connection."""
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -90,7 +90,7 @@ class LocalLink(AgentLink):
 
 
 class _LocalProcess:
-    """A process of this machine, as the channel that is its standard input and output."""
+    """A process of this machine, with its standard input and output as a channel."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it.
@@ -121,9 +121,9 @@ class _LocalProcess:
             self._near.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End it with its standard input, or else by force; safe to call twice."""
+        """Close its standard input, and kill it if it does not end; safe to call twice."""
         with contextlib.suppress(OSError):
-            self._near.shutdown(socket.SHUT_RDWR)  # a `recv` under way returns
+            self._near.shutdown(socket.SHUT_RDWR)  # makes a pending `recv` return
         self._near.close()
         try:
             self._process.wait(END_S)

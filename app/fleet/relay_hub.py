@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from app.ssh.io_thread import RingingChannel
 
 ROSTER_S = 15.0
-"""From one frame of the roster to the next."""
+"""Seconds from one frame of the roster to the next."""
 MAX_ROSTER_WAITS = 8
-"""A roster is some mebibytes at most, of which a slow link carries one frame at a time."""
+"""Periods of `ROSTER_S` for the whole roster of some mebibytes at most; a slow link carries one frame at a time."""
 HOW_TO_RELAY = "start it there: python -P -m agent relay --listen INTERFACE"
 
 
@@ -34,17 +34,17 @@ class RelayHub:
     """The connection to a relay; the `with` block closes it, and leaves relay and agents alone.
 
     Attributes:
-        host: The machine that the relay runs on, as a person calls it.
-        num_expected: How many nodes are to come, as far as anybody has told the relay; else 0.
-        num_changes: How often what is known of nodes has changed: as long as it is the same, so are they.
+        host: Machine that the relay runs on, as the user typed it.
+        num_expected: Number of nodes that the relay expects; 0 if it does not know.
+        num_changes: Number of changes to the known nodes: while it is the same, so are they.
     """
 
     def __init__(self, way: AgentLink, directory: str = "") -> None:
-        """Make the near end.
+        """Make the local end.
 
         Args:
-            way: To the relay's machine.
-            directory: Of the relay there; empty is its usual one.
+            way: Link to the relay's machine.
+            directory: Directory of the relay there; empty is its usual one.
         """
         self.host = way.host
         self.num_expected = self.num_changes = 0
@@ -67,7 +67,7 @@ class RelayHub:
         self.close()
 
     def connect(self) -> None:
-        """Go there, and learn which nodes there are.
+        """Connect to the relay, and read which nodes there are.
 
         Raises:
             HostUnreachableError: The relay's machine cannot be reached, or no relay serves there.
@@ -77,13 +77,13 @@ class RelayHub:
         self._begin()
 
     def reconnect(self, *, asks: bool = False) -> None:
-        """Go there again, without a question unless somebody waits for one; raises as `connect`."""
+        """Connect again, without a question unless a user waits for one; raises as `connect`."""
         self._stop_reading()
         self._way.go_again(asks=asks)
         self._begin()
 
     def find(self) -> Roster:
-        """Return what the relay says of itself; raises as `connect`."""
+        """Return the relay's roster; raises as `connect`."""
         return self._ask_roster()
 
     def forget_refusals(self) -> None:
@@ -91,7 +91,7 @@ class RelayHub:
         self._way.forget_refusals()
 
     def close(self) -> None:
-        """Let go of the relay; safe to call twice."""
+        """Disconnect from the relay; safe to call twice."""
         self._stop_reading()
         tunnel, self._tunnel = self._tunnel, None
         if tunnel is not None:
@@ -105,32 +105,32 @@ class RelayHub:
 
     @property
     def is_here(self) -> bool:
-        """The relay is on this machine, and its directory is within reach."""
+        """Whether the relay is on this machine, and its directory is within reach."""
         return self.host == THIS_MACHINE
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The nodes that the relay knows, or has known, in the order of their names' numbers."""
+        """The nodes that the relay knows, or has known, sorted by the numbers in their names."""
         with self._lock:
             return sorted(self._entries, key=natural)
 
     def entry(self, node: str) -> RosterEntry | None:
-        """Return what the relay says of a node; None if it does not know it."""
+        """Return the relay's entry of a node; None if it does not know it."""
         with self._lock:
             return self._entries.get(node)
 
     def follow(self, node: str, on_frame: TakesFrame) -> None:
-        """Have the reports of a node go somewhere."""
+        """Pass the reports of a node to `on_frame`."""
         with self._lock:
             self._takers[node] = on_frame
 
     def directory_of(self, node: str) -> str:
-        """Return where a node's command socket is, on the relay's machine."""
+        """Return the directory of a node's command socket, on the relay's machine."""
         return f"{self._directory}/{NODES_DIR}/{node}"
 
     @property
     def near_directory(self) -> Path:
-        """A directory of this machine that is the console's own."""
+        """Directory of the console's own on this machine."""
         return self._way.directory
 
     def open_control(self, node: str) -> RingingChannel:
@@ -146,7 +146,7 @@ class RelayHub:
         self._has_roster.clear()
         with self._lock:
             self.num_changes += 1
-            self._entries = {}  # this relay may be another one, which does not know yet who was known to the last
+            self._entries = {}  # a new relay need not know the nodes of the last one
         self._is_lost, self._complaint = False, ""
         paths = {self.host: self._reports_path()}
         self._reader = ReportReader(paths, self._take_frame, self._take_malformed, self._lose)
@@ -156,7 +156,7 @@ class RelayHub:
             raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
 
     def _reports_path(self) -> Path:
-        """Return where the relay's reports socket is on this machine, or appears."""
+        """Return the path of the relay's reports socket on this machine; over SSH it is a tunnel's."""
         if self.is_here:
             return Path(self._directory) / REPORTS_SOCKET
         path = self.near_directory / REPORTS_SOCKET
@@ -219,7 +219,7 @@ class RelayHub:
             self._has_roster.set()
 
     def _forget_some(self) -> None:
-        """Know no more nodes than a relay does: those that nobody follows go, first of all those that are gone."""
+        """Keep no more nodes than a relay does: nodes that nobody follows are dropped, those that are gone first."""
         num = len(self._entries) - MAX_NODES
         if num > 0:
             spare = sorted(self._entries.keys() - self._takers.keys(), key=lambda node: self._entries[node].is_here)
@@ -233,7 +233,7 @@ class RelayHub:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts `gpu2` before `gpu10`."""
+    """Return a sort key that puts `gpu2` before `gpu10`."""
     parts: list[tuple[int, str]] = []
     digits = ""
     for letter in [*name, ""]:

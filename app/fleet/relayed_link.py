@@ -1,4 +1,4 @@
-"""The agent of a node that no SSH goes to: it has dialled a relay, and is spoken to through that.
+"""The agent of a node without SSH: the agent has connected to a relay, which carries commands and reports.
 
 Only the agent is within reach: no program is run on the node, and its agent is started and ended there.
 """
@@ -39,7 +39,7 @@ BY_ITS_OWN_MEANS = "do it where they are started: srun, or ssh to the node"
 
 
 class RelayedLink(AgentLink):
-    """A node of a relay; the relay's connection is another's to close."""
+    """A node of a relay; the caller closes the relay's connection."""
 
     def __init__(self, node: str, hub: RelayHub, number: int) -> None:
         """`hub` is connected; `number` is the node's own among its links."""
@@ -48,11 +48,11 @@ class RelayedLink(AgentLink):
         self._near = Path(hub.directory_of(node)) if hub.is_here else hub.near_directory / str(number)
         self._tunnel: Tunnel | None = None
         self._announced: tuple[RosterEntry, AgentPlace] | None = None
-        """What its agent has said of itself last."""
+        """Last roster entry of its agent, and the place decoded from it."""
 
     @property
     def directory(self) -> Path:
-        """Where the agent's command socket appears on this machine."""
+        """Directory in which the agent's command socket appears on this machine."""
         return self._near
 
     @property
@@ -72,7 +72,7 @@ class RelayedLink(AgentLink):
 
     @property
     def unreachable_reason(self) -> UnreachableReason | None:
-        """Why nothing is heard of the node: only an agent that has said so has ended; else the way may be gone."""
+        """Why reports of the node are missing, else None; only an agent that has reported its end has ended."""
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             has_ended = entry is not None and entry.has_ended
@@ -81,11 +81,11 @@ class RelayedLink(AgentLink):
             )
         try:
             place = self._place_of(entry)
-        except IncompatibleAgentError as error:  # another one has come in the place of that which was found
+        except IncompatibleAgentError as error:  # another agent has taken the place of the one found
             return UnreachableReason(error.whole_of(self.host), UnreachableKind.FITTING_AGENT)
         if place.wire_version != WIRE_VERSION:
             return UnreachableReason(self._other_version(place), UnreachableKind.FITTING_AGENT)
-        self.place, self.python = place, place.python  # of the agent that is there now
+        self.place, self.python = place, place.python  # those of the agent that is there now
         return None
 
     @property
@@ -97,12 +97,12 @@ class RelayedLink(AgentLink):
         """Do nothing: the relay is connected."""
 
     def shut_down(self, *, kill_jobs: bool) -> int:
-        """Refuse: what has started the agent would start it again, or miss it."""
+        """Refuse: whatever started the agent would start it again, or miss it."""
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
         raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")
 
     def open_sockets(self, on_frame: TakesFrame) -> None:
-        """Have the node's reports come, and bring its command socket here."""
+        """Receive the node's reports, and make its command socket appear here."""
         self._hub.follow(self.host, on_frame)
         if self._hub.is_here:
             return
@@ -114,11 +114,11 @@ class RelayedLink(AgentLink):
             raise SessionError(reason, "for many hosts raise ulimit -n") from error
 
     def forget_refusals(self) -> None:
-        """See `AgentLink.forget_refusals`; of the relay's connection."""
+        """See `AgentLink.forget_refusals`; applies to the relay's connection."""
         self._hub.forget_refusals()
 
     def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - as below
-        """Look whether the node is there: its connection is the relay's."""
+        """Check that the node is there: its connection is the relay's."""
         self.find()
 
     def go_again(self, *, asks: bool = False) -> None:
@@ -135,7 +135,7 @@ class RelayedLink(AgentLink):
         self._refuse(argv[0])
 
     def close(self) -> None:
-        """Let go of the node; safe to call twice."""
+        """Close the node's channel; safe to call twice."""
         tunnel, self._tunnel = self._tunnel, None
         if tunnel is not None:
             tunnel.close()
@@ -174,10 +174,10 @@ class RelayedLink(AgentLink):
 
 
 def _place(entry: RosterEntry) -> AgentPlace:
-    """Return what an agent has said of itself.
+    """Return the place that an agent has announced.
 
     Raises:
-        IncompatibleAgentError: It has said nothing that an agent says.
+        IncompatibleAgentError: It cannot be decoded.
     """
     try:
         place = msgspec.json.decode(entry.place, type=AgentPlace)

@@ -1,8 +1,8 @@
 """Receives reports from agents and relays: one thread, one DEALER socket for each.
 
-Each socket asks for one frame at a time, as `agent.wire.relay` describes. A busy console leaves frames where they are,
-and continues with the latest. Sockets are waited for by their descriptors: libzmq's own poll looks at every socket each
-time, which for 2,048 of them takes 3 ms.
+Each socket requests one frame at a time, as `agent.wire.relay` describes. A busy console leaves frames where they are,
+and continues with the latest. The thread waits on the sockets' descriptors: libzmq's own poll looks at every socket
+each time, which for 2,048 of them takes 3 ms.
 
 Source: zmq_getsockopt(3), ZMQ_FD: it signals that a socket wants to be looked at, until nothing more can be received.
 """
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_S = 0.2
-"""How long the thread takes to see that it should end."""
+"""Seconds until the thread sees that it should end."""
 GATHER_S = 0.02
-"""Between two looks at many sockets: reports are taken together, instead of one for each time that the thread wakes."""
+"""Seconds between two looks at many sockets: reports are taken together, instead of waking up for each."""
 SPARE_SOCKETS = 16
 MAX_FRAMES_A_LOOK = 4
-"""Taken of a socket before others have their turn: who sends what nobody has asked for holds up nobody."""
+"""Frames taken from a socket before others have their turn: a peer that sends unrequested frames delays no other."""
 MAX_REQUESTS_KEPT = 4
 LONG_WAY_S = 0.2
-"""As long as from report to report: more than one frame is asked for where the way is shorter, and none can queue."""
+"""Seconds from report to report; only a connection shorter than that has more than one frame requested, as none can
+queue there."""
 RECONNECT_MS, RECONNECT_MAX_MS = 500, 2_000
 
 
@@ -46,17 +47,17 @@ class _Source:
         self.name = name
         self.socket = socket
         self._number = 0
-        """Of the latest request."""
+        """Number of the latest request."""
         self._num_due = 0
-        """Frames of it that have not come."""
+        """Frames of that request that have not come."""
         self._asked_at_s: dict[int, float] = {}
         """When the latest requests were sent, by their numbers."""
 
     def receive(self, merged: Merged, now_s: float) -> float:
-        """Return how many seconds a frame was under way at most, and ask for more if it is the last one asked for.
+        """Return how many seconds a frame was under way at most; request more if it is the last one requested.
 
         Raises:
-            MalformedMessageError: It has reports that nobody has asked for.
+            MalformedMessageError: It has reports that nobody has requested.
         """
         asked_at_s = self._asked_at_s.get(merged.asked)
         if asked_at_s is None and merged.reports:
@@ -68,7 +69,7 @@ class _Source:
         return way_s
 
     def ask(self, num_frames: int) -> None:
-        """Ask for frames, unless the connection has ended: the next one begins with a frame by itself."""
+        """Request frames, unless the connection has ended: a new connection sends its first frame by itself."""
         with contextlib.suppress(zmq.Again):
             self.socket.send(encode_request(self._number + 1, num_frames), zmq.NOBLOCK)
             self._number += 1
@@ -87,7 +88,7 @@ class ReportReader:
         on_malformed: Callable[[str, MalformedMessageError], None],
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        """Of the reports sockets at some paths, by names of the caller's.
+        """Set up for the reports sockets at some paths, by names of the caller's choice.
 
         Args:
             paths: A socket that is not there yet is tried again until it is.
@@ -96,7 +97,7 @@ class ReportReader:
             on_lost: Called when a connection that was there has ended; it is tried again all the same.
         """
         self._waiting = dict(paths)
-        """Those for which there is no socket yet."""
+        """Paths without a socket so far."""
         self._on_frame = on_frame
         self._on_malformed = on_malformed
         self._on_lost = on_lost
@@ -120,7 +121,7 @@ class ReportReader:
         selector = selectors.DefaultSelector()
         unread: list[Callable[[], bool]] = []
         try:
-            # A context has 1,023 sockets unless told.
+            # The default limit of a context is 1,023 sockets.
             context.set(zmq.MAX_SOCKETS, 3 * len(self._waiting) + SPARE_SOCKETS)
             make_room_for_nodes(len(self._waiting))
             while not self._is_closing.is_set():
@@ -136,9 +137,9 @@ class ReportReader:
     def _connect(
         self, context: zmq.Context[zmq.Socket[bytes]], selector: selectors.BaseSelector
     ) -> Iterator[Callable[[], bool]]:
-        """Connect to each path, and yield what looks at its sockets: their descriptors signal nothing before that.
+        """Connect to each path; yield the functions to call once, as descriptors signal nothing before the first look.
 
-        Where there can be no socket, for want of a descriptor, it is tried again.
+        A socket that cannot be opened for want of a descriptor is tried again.
         """
         for name, path in [*self._waiting.items()]:
             try:
@@ -152,7 +153,7 @@ class ReportReader:
                 yield _register(selector, monitor, partial(self._look_at_losses, name, monitor))
 
     def _look(self, source: _Source) -> bool:
-        """Take what a socket has; return whether there may be more, of which its descriptor would not tell."""
+        """Take what a socket has; return whether there may be more, which its descriptor would not signal."""
         for _ in range(MAX_FRAMES_A_LOOK):
             try:
                 parts = source.socket.recv_multipart(zmq.NOBLOCK)
@@ -173,7 +174,7 @@ class ReportReader:
         self._on_frame(source.name, merged, way_s)
 
     def _look_at_losses(self, name: str, monitor: zmq.Socket[bytes]) -> bool:
-        """Take what libzmq says of a connection: that it has ended."""
+        """Take libzmq's events about lost connections."""
         assert self._on_lost is not None
         try:
             while True:
@@ -188,7 +189,7 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socke
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.PROBE_ROUTER, 1)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # what one connection was asked, the next one is not
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # a request to a lost connection must not reach the next one
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MERGED_BYTES)
         socket.setsockopt(zmq.RCVHWM, MAX_FRAMES_ASKED)
         socket.setsockopt(zmq.LINGER, 0)

@@ -1,4 +1,4 @@
-"""How far a start of a job has come on each of its nodes, and what became of it where it failed. Pure."""
+"""Progress of a job's start on each of its nodes, and each node's outcome where it failed. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MIN_NODES_SHOWN = 2
-"""Of fewer there is nothing to tell beside that the job has started, or why not."""
+"""Nodes from which progress is shown; with fewer there is only the result of the start."""
 
 
 class NodeStage(StrEnum):
-    """Where one node is; the words are for people."""
+    """Stage of one node; the values are shown to users."""
 
     WAITING = "not asked"
     ASKED = "asked"
@@ -26,7 +26,7 @@ class NodeStage(StrEnum):
     SILENT = "no answer"
     TAKEN_BACK = "taken back"
     UNKNOWN = "not known"
-    """It did not answer when it was asked to take the job back."""
+    """It did not answer the request to take the job back."""
 
 
 _NEXT: dict[NodeStage, frozenset[NodeStage]] = {
@@ -49,15 +49,15 @@ _FAILED = frozenset({NodeStage.REFUSED, NodeStage.SILENT})
 
 
 class StartProgress:
-    """One start of a job: written by whoever starts it, read by whoever looks on.
+    """One start of a job, written by the starter and read by the console.
 
     Attributes:
         what: What is started, clean: `job gpt`, or `attempt 2 of job gpt`.
-        is_over: Whether nothing more is done about it, well or not.
+        is_over: Whether the start has finished, successfully or not.
     """
 
     def __init__(self, what: str, nodes: Sequence[str]) -> None:
-        """Of nodes that nobody has asked yet; their names are safe to show."""
+        """Set up with nodes that have not been asked yet; their names are safe to show."""
         self.what = what
         self.is_over = False
         self._trails: dict[str, list[NodeStage]] = {node: [NodeStage.WAITING] for node in nodes}
@@ -69,19 +69,19 @@ class StartProgress:
         return list(self._trails)
 
     def stage(self, node: str) -> NodeStage:
-        """Return where a node is."""
+        """Return the stage of a node."""
         return self._trails[node][-1]
 
     def move(self, node: str, stage: NodeStage, why: str = "") -> None:
-        """Take what has become of a node.
+        """Move a node to its next stage.
 
         Args:
-            node: Which.
-            stage: Where it is now.
-            why: What it said, where it failed; clean.
+            node: The node.
+            stage: Its new stage.
+            why: Its message, where it failed; clean.
 
         Raises:
-            ValueError: Nothing leads there from where it was.
+            ValueError: No such transition from its stage.
         """
         trail = self._trails[node]
         if stage not in _NEXT[trail[-1]]:
@@ -92,7 +92,7 @@ class StartProgress:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a node has refused or fallen silent, or something was taken back."""
+        """Whether a node has refused or not answered, or something was taken back."""
         return any(
             stage in _FAILED | {NodeStage.TAKEN_BACK, NodeStage.UNKNOWN} for stage in map(self.stage, self._trails)
         )
@@ -116,7 +116,7 @@ class StartProgress:
 
     @property
     def milestone(self) -> str:
-        """A sentence where something is done, or has failed; empty in between, and for a single node."""
+        """A sentence where a step is complete, or has failed; empty in between, and for a single node."""
         total = len(self._trails)
         if total < MIN_NODES_SHOWN:
             return ""
@@ -130,10 +130,10 @@ class StartProgress:
         return ""
 
     def account(self, but_for: str = "") -> str:
-        """Return what became of each node of a start that has failed; those of which the same is so come together.
+        """Return the outcome of each node of a failed start; nodes with the same outcome are listed together.
 
         Args:
-            but_for: A node whose refusal is told already.
+            but_for: A node whose refusal is shown already.
         """
         nodes_by_outcome: dict[str, list[str]] = {}
         for node in self._trails:
@@ -158,7 +158,7 @@ class StartProgress:
         return ", ".join(steps)
 
     def _why(self, node: str) -> str:
-        """Return what a node that failed has said."""
+        """Return the message of a node that failed."""
         stage = next(_failures(self._trails[node]))
         why = self._whys.get(node, "")
         return f"{stage}: {why}" if why and stage is NodeStage.REFUSED else why or str(stage)
@@ -169,7 +169,7 @@ def _failures(trail: Sequence[NodeStage]) -> Iterator[NodeStage]:
 
 
 class Milestones:
-    """What is told of starts, each sentence once: a node whose last job is still ending may be asked many times."""
+    """Sentences about starts, each once: a node whose last job is still ending may be asked many times."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -177,7 +177,7 @@ class Milestones:
         self._waiting: list[str] = []
 
     def take(self, progress: StartProgress) -> None:
-        """Take how far a start has come."""
+        """Take the progress of a start."""
         if progress.what != self._what:
             self._what, self._printed = progress.what, []
         sentence = progress.milestone

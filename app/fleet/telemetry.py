@@ -1,6 +1,6 @@
 """The latest report of each node, from when it comes until the frame loop takes it.
 
-A node is who its socket says, whatever name its message carries.
+A node is identified by its socket, whatever name its message carries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Received(NamedTuple):
     now_s: float
     """When it was made, as far as is known; monotonic, on this machine."""
     frame: bytes
-    """The report as it came."""
+    """The report as received."""
 
 
 class Telemetry:
@@ -46,7 +46,7 @@ class Telemetry:
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
         self.incompatible: dict[str, str] = {}
-        """What is wrong with the nodes whose version does not fit, by node."""
+        """What is wrong with incompatible nodes, by node."""
         self.num_malformed: Counter[str] = Counter()
         self.last_report_s: dict[str, float] = {}
         """When the last report of each node came, monotonic, whatever its age."""
@@ -59,13 +59,13 @@ class Telemetry:
 
     @property
     def num_waiting(self) -> int:
-        """How many nodes have a report that was not taken."""
+        """Number of nodes with a report that was not taken."""
         return len(self._latest)
 
     def drain(self, max_reports: int | None = None) -> list[Received]:
         """Return the latest report of each node that has a new one, of all or of at most `max_reports`.
 
-        They are decoded here: reports that a busy console never takes cost it nothing.
+        They are decoded here, so that reports that a busy console never takes cost it nothing.
         """
         with self._lock:
             if max_reports is None or len(self._latest) <= max_reports:
@@ -93,7 +93,7 @@ class Telemetry:
         """Take a node's report, of at most `age_s` seconds ago; may be called from any thread."""
         now_s = time.monotonic()
         with self._lock:
-            # However the way there varies, a later report is not older than an earlier one.
+            # A later report is not older than an earlier one, however the delay varies.
             as_of_s = self._as_of_s[node] = max(now_s - age_s, self._as_of_s.get(node, -math.inf))
             self._latest[node] = (as_of_s, frame)
             self.last_report_s[node] = now_s

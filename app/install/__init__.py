@@ -1,1 +1,1 @@
-"""rankdeck put into the Python of another host: its wheel, what goes with it, and what is done there."""
+"""Installs rankdeck into the Python of another host: its wheel, its dependencies, and the steps that run there."""

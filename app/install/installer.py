@@ -1,6 +1,6 @@
-"""rankdeck put into the Python of one host: looked at, sent, installed by pip, and looked at again.
+"""Installs rankdeck into the Python of one host: survey, send, install by pip, survey again.
 
-Everything here blocks, within bounds; call it from a thread for each host. What is done there `on_host` holds.
+Everything here blocks, within bounds; call it from a thread for each host. `on_host` holds the steps that run there.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ if TYPE_CHECKING:
     from app.install.own_wheel import OwnWheel
 
 LOOK_TIMEOUT_S = 60.0
-"""For what only looks, or makes a directory, on a busy machine with a slow disk."""
+"""Seconds for a survey, or to make a directory, on a busy machine with a slow disk."""
 VENV_TIMEOUT_S = 180.0
 PIP_TIMEOUT_S = 900.0
-"""For pip to fetch what rankdeck requires, about 50 MB, over a slow line."""
+"""Seconds for pip to fetch what rankdeck requires, about 50 MB, over a slow line."""
 SEND_TIMEOUT_S = 600.0
-"""For one wheel, where the host has no SFTP; SFTP may take as long as it gets on."""
+"""Seconds for one wheel where the host has no SFTP; over SFTP it may take any time while data moves."""
 _BEGIN = "import sys; sys.path[:] = filter(None, sys.path); exec(compile(sys.argv.pop(1), 'rankdeck install', 'exec'))"
-"""What is in the directory that a login begins in is not imported; Python's own option for it is as new as 3.11."""
+"""Keeps modules of the login directory from being imported; Python's own option for it came with 3.11."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is wanted of every host."""
+    """What to install on every host."""
 
     own: OwnWheel
     wheelhouse: str = ""
-    """The directory of `wheels`, as a person wrote it; empty to let pip ask its index."""
+    """Directory of `wheels` as the user wrote it; empty lets pip use its index."""
     wheels: tuple[Wheel, ...] = ()
     venv: str = ""
-    """Where a virtual environment is made first."""
+    """Directory of a virtual environment to make first."""
     restarts_agent: bool = False
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """How it went on one host."""
+    """Result on one host."""
 
     version: str
     python: str
-    """Of the host, whole."""
+    """Full path of the host's Python."""
     is_new: bool = True
-    """False where it was there already."""
+    """False where the same was there already."""
     is_this_one: bool = False
-    """It is the one that runs this."""
+    """Whether it is the rankdeck that runs this."""
     before: str = ""
-    """The version that was there; empty for none."""
+    """Version that was there; empty for none."""
     is_venv_new: bool = False
     has_torch: bool = True
     clash: str = ""
-    """Which other packages of that Python it does not suit."""
+    """Other packages of that Python that it conflicts with."""
     is_agent_older: bool = False
-    """An agent serves there that began before."""
+    """Whether the agent that serves there started before the installation."""
     is_agent_restarted: bool = False
     num_jobs_left: int = 0
     """Jobs that the restarted agent has taken up."""
@@ -80,14 +80,14 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 class _Staged(msgspec.Struct, frozen=True):
-    """A directory for what is sent."""
+    """A directory for the files to send."""
 
     directory: str
     free_bytes: int
 
 
 class _PipEnded(msgspec.Struct, frozen=True):
-    """How pip ended; without a code it did not."""
+    """How pip ended; a `code` of None means that it did not."""
 
     code: int | None
     lines: tuple[str, ...]
@@ -95,17 +95,17 @@ class _PipEnded(msgspec.Struct, frozen=True):
 
 
 class _Age(msgspec.Struct, frozen=True):
-    """Of an agent."""
+    """Age of an agent."""
 
     is_older: bool
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """Nothing needs to be said."""
+    """An answer without content."""
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """What keeps a verb from being done."""
+    """Why a verb refuses."""
 
     refused: str = ""
     hint: str = ""
@@ -118,7 +118,7 @@ class Installer:
     """Installs on one host."""
 
     def __init__(self, link: AgentLink, plan: Plan, notify: Callable[[str], None]) -> None:
-        """Prepare; `link` is connected, `notify` is told what takes a while."""
+        """Set up; `link` is connected, `notify` takes progress messages."""
         self._link = link
         self._plan = plan
         self._notify = notify
@@ -128,9 +128,9 @@ class Installer:
         """Install, unless the same is there.
 
         Raises:
-            NotInstalledError: The host's Python takes none; the message says what to do.
+            NotInstalledError: The host's Python takes none; the message contains what to do.
             HostUnreachableError: The connection broke.
-            AgentRefusedError: The agent that serves there does not let itself be restarted.
+            AgentRefusedError: The agent that serves there refuses a restart.
         """
         is_venv_new = False
         if self._plan.venv:
@@ -162,14 +162,14 @@ class Installer:
         return self._with_agent(done)
 
     def _look(self) -> FarPython:
-        """Return what the Python there is and has."""
+        """Return the survey of the Python there."""
         found = self._there(FarPython, "survey", timeout_s=LOOK_TIMEOUT_S)
         if found.version[:2] < on_host.OLDEST:
             raise self._too_old(".".join(map(str, found.version)))
         return found
 
     def _put(self, there: FarPython) -> tuple[bool, str]:
-        """Send the wheels and let pip install them; return whether it had to, and what the result does not suit."""
+        """Send the wheels and let pip install them; return whether it had to, and what the result conflicts with."""
         self._refuse(there)
         own = self._plan.own.wheel
         choice = needed(own.requires, self._plan.wheels, there)
@@ -185,7 +185,7 @@ class Installer:
             undo.callback(self._unstage, staged.directory)
             self._check_room(staged.free_bytes, sum(wheel.num_bytes for wheel in wheels))
             self._send(wheels, staged.directory)
-            undo.pop_all()  # pip's caller there takes it away, also when nobody listens any more
+            undo.pop_all()  # from here on pip's caller there removes the directory, even without a connection
         self._notify(f"pip installs rankdeck {own.version} into {clean(there.prefix, LINE_LIMIT)}")
         is_offline = "1" if self._plan.wheelhouse else "0"
         arguments = (staged.directory, own.file_name, self._plan.own.digest, str(PIP_TIMEOUT_S), is_offline)
@@ -197,12 +197,12 @@ class Installer:
         return pip.is_new, clash(pip.lines)
 
     def _unstage(self, directory: str) -> None:
-        """Take the staging directory away; after a broken connection the next installation does."""
+        """Remove the staging directory; after a broken connection the next installation does."""
         with contextlib.suppress(NotInstalledError, HostUnreachableError):
             self._there(_Done, "unstage", directory, timeout_s=LOOK_TIMEOUT_S)
 
     def _refuse(self, there: FarPython) -> None:
-        """Raise if pip is not to be called there."""
+        """Raise if pip must not be called there."""
         host, python = self._link.host, clean(self._link.python)
         if there.checkout:
             detail = f"rankdeck there is the checkout {clean(there.checkout)} (pip install -e), which is left alone"
@@ -226,13 +226,13 @@ class Installer:
         for wheel in wheels:
             far = f"{directory}/{wheel.file_name}"
             if not self._link.send_file(Path(wheel.path), far):
-                # Without SFTP its content goes through the standard input of a program there.
+                # Without SFTP the content goes through the standard input of a program there.
                 self._there(_Done, "receive", far, timeout_s=SEND_TIMEOUT_S, given=Path(wheel.path).read_bytes())
 
     def _with_agent(self, done: Installed) -> Installed:
-        """Look which agent serves there, and restart it if that is wanted."""
+        """Check which agent serves there, and restart it if that is wanted."""
         place = None
-        with contextlib.suppress(AgentUnreachableError, IncompatibleAgentError):  # `up` says why
+        with contextlib.suppress(AgentUnreachableError, IncompatibleAgentError):  # `up` reports the reason
             place = self._link.serving()
         if place is None:
             return done
@@ -246,7 +246,7 @@ class Installer:
         return msgspec.structs.replace(done, is_agent_restarted=True, num_jobs_left=num_left)
 
     def _there(self, kind: type[_Answer], verb: str, *arguments: str, timeout_s: float, given: bytes = b"") -> _Answer:
-        """Return what a verb of `on_host` answers.
+        """Return the answer of a verb of `on_host`.
 
         Raises:
             NotInstalledError: It cannot be run there, or refuses.

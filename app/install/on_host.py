@@ -1,7 +1,7 @@
-"""What `rankdeck install` does on a host: this text is sent there, and run by a Python that has no rankdeck yet.
+"""Steps of `rankdeck install` on a host: this text is sent there, and run by a Python that has no rankdeck yet.
 
-Hence the standard library alone, and in `survey` nothing that a Python too old for rankdeck cannot do: it is to say so.
-One JSON object on the last line answers each verb.
+It uses the standard library alone. `survey` also runs in a Python too old for rankdeck, so that it can report that. One
+JSON object on the last line answers each verb.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ OLDEST = (3, 11)
 DISTRIBUTION = "rankdeck"
 STAGING_PREFIX = "rankdeck-install-"
 OLD_STAGING_S = 86_400
-"""What a broken connection has left is taken away a day later: then no installation is still under way."""
+"""Age in seconds at which leftovers of a broken connection are removed: then no installation is still under way."""
 LOCK_FILE = ".rankdeck-install.lock"
 LOCK_POLL_S = 0.2
 NUM_LINES = 40
-"""Of what pip says last."""
+"""Number of pip's last lines that are kept."""
 PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2")
-"""Nobody is there to be asked; an index that three tries do not reach is not reached by a sixth."""
+"""Nobody can answer questions; an index that three tries do not reach is not reached by a sixth."""
 
 
 def content_digest(names: Iterable[str], read: Callable[[str], bytes]) -> str:
-    """Return a digest of what a distribution does, the same for a wheel and for what pip makes of it.
+    """Return a digest of a distribution's content, the same for a wheel and for what pip makes of it.
 
-    pip takes two wheels of one version for the same, so a version says too little.
+    pip treats two wheels of one version as the same, so a version is not enough.
 
     Args:
-        names: Of all its files.
+        names: Names of all its files.
         read: Returns the bytes of one.
     """
     whole = hashlib.sha256()
     for name in sorted(name for name in names if _is_content(name)):
         content = read(name)
         if name.endswith("/METADATA"):
-            content = content.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0]  # what follows is the README
+            content = content.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0]  # the rest is the README
         whole.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     return whole.hexdigest()
 
@@ -66,7 +66,7 @@ def _is_content(name: str) -> bool:
 
 
 def normalised(name: str) -> str:
-    """Return the name of a distribution as all ways to write it have it in common.
+    """Return the normalised name of a distribution.
 
     Source: PEP 503.
     """
@@ -94,7 +94,7 @@ def survey() -> dict[str, Any]:
 
 
 def _packages() -> dict[str, Any]:
-    """Return what is installed, and of rankdeck which it is, whose checkout, and what it lacks."""
+    """Return the installed packages, and rankdeck's version, digest, checkout and missing requirements."""
     from importlib import metadata  # noqa: PLC0415 - from Python 3.8 on
 
     installed: dict[str, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def _packages() -> dict[str, Any]:
         origin = json.loads(own.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
             found["checkout"] = str(origin.get("url", "")).removeprefix("file://")
-    with contextlib.suppress(OSError):  # a file of it is gone: it is another one than ours
+    with contextlib.suppress(OSError):  # a file is gone: the digest stays empty, and differs from ours
         files = {file.as_posix(): file for file in own.files or ()}
         found["digest"] = content_digest(files, lambda name: Path(str(files[name].locate())).read_bytes())
     needed = {normalised(name) for text in own.requires or () if (name := _always_needed(text))}
@@ -119,14 +119,14 @@ def _packages() -> dict[str, Any]:
 
 
 def _always_needed(requirement: str) -> str:
-    """Return the name of what is required, unless only an extra or another machine requires it."""
+    """Return the name of a requirement; empty if only an extra or another machine needs it."""
     match = re.fullmatch(r"([A-Za-z0-9._-]+)[^;]*", requirement)
     return match.group(1) if match else ""
 
 
 def make_venv(directory: str, timeout_s: str) -> dict[str, Any]:
-    """Make a virtual environment unless there is one; it sees torch of this Python, where it has one of its own."""
-    path = Path(os.path.abspath(os.path.expanduser(directory)))  # noqa: PTH100, PTH111 - `..` of a link is a person's
+    """Make a virtual environment unless there is one; it sees this Python's torch, unless this is a venv itself."""
+    path = Path(os.path.abspath(os.path.expanduser(directory)))  # noqa: PTH100, PTH111 - the user decides on `..` of a link
     python = path / "bin" / "python"
     was_there = path.exists()
     if was_there and not path.is_dir():
@@ -148,7 +148,7 @@ def make_venv(directory: str, timeout_s: str) -> dict[str, Any]:
 
 
 def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
-    """Make it; return the refusal if that fails."""
+    """Make the environment; return the refusal if that fails."""
     if _is_without_ensurepip():
         package = "python{}.{}-venv".format(*sys.version_info)
         return _refusal(f"{sys.executable} makes no venv: ensurepip is missing", f"apt install {package} there")
@@ -162,13 +162,13 @@ def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
 
 
 def _is_without_ensurepip() -> bool:
-    """Return whether what a venv needs is a package of its own here that is not installed, as on Debian."""
+    """Return whether ensurepip, which venv needs, is a separate package that is not installed, as on Debian."""
     return importlib.util.find_spec("ensurepip") is None
 
 
 def stage() -> dict[str, Any]:
-    """Make a directory that nobody else may enter, for what comes; take away what was left of earlier ones."""
-    directory = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))  # 0700, under a name that nobody foresees
+    """Make a directory that nobody else may enter; remove what earlier installations have left."""
+    directory = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))  # 0700, under an unpredictable name
     now_s = directory.stat().st_mtime
     for other in directory.parent.glob(STAGING_PREFIX + "*"):
         with contextlib.suppress(OSError):
@@ -187,20 +187,20 @@ def receive(path: str) -> dict[str, Any]:
 
 
 def unstage(directory: str) -> dict[str, Any]:
-    """Take the staging directory away."""
+    """Remove the staging directory."""
     shutil.rmtree(directory, ignore_errors=True)
     return {}
 
 
 def install(directory: str, wheel: str, digest: str, timeout_s: str, is_offline: str) -> dict[str, Any]:
-    """Install a wheel of the staging directory with pip, and take the directory away whatever comes of it.
+    """Install a wheel of the staging directory with pip, and remove the directory in any case.
 
     Args:
         directory: Where the wheels are.
-        wheel: The name of rankdeck's.
-        digest: Of its content.
-        timeout_s: For all of it.
-        is_offline: "1" to look for what else is needed in the directory only.
+        wheel: File name of rankdeck's wheel.
+        digest: Digest of its content.
+        timeout_s: Limit in seconds for all of it.
+        is_offline: "1" to look for requirements in the directory only.
     """
     deadline_s = time.monotonic() + float(timeout_s)
     try:
@@ -217,7 +217,7 @@ def _install(directory: Path, wheel: str, digest: str, deadline_s: float, *, is_
     sources = ["--no-index", "--find-links", str(directory)] if is_offline else []
     calls = [[*sources, str(directory / wheel)]]
     if before["rankdeck"] == wheel.split("-")[1]:
-        # pip takes the same version for the same content; all that it needs comes by the first call.
+        # pip skips a wheel of the installed version; its requirements come by the first call.
         calls.append(["--no-deps", "--force-reinstall", *sources, str(directory / wheel)])
     last_lines: list[str] = []
     code: int | None = 0
@@ -231,7 +231,7 @@ def _install(directory: Path, wheel: str, digest: str, deadline_s: float, *, is_
 
 
 def agent_age(pid: str) -> dict[str, Any]:
-    """Return whether a process, an agent, began before the rankdeck that is here was installed."""
+    """Return whether an agent's process started before the rankdeck here was installed."""
     from importlib import metadata  # noqa: PLC0415
 
     import psutil  # noqa: PLC0415 - it has come with rankdeck
@@ -251,7 +251,7 @@ def _refusal(what: str, hint: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone_in(directory: Path, deadline_s: float) -> Iterator[None]:
-    """Keep other hosts that share this directory out, where it can be written and its file system has locks."""
+    """Lock out other hosts that share this directory, if it can be written and its file system has locks."""
     try:
         fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -276,7 +276,7 @@ def _is_locked(fd: int) -> bool:
 
 def _run_bounded(arguments: Sequence[str], cwd: Path, deadline_s: float) -> tuple[int | None, list[str]]:
     """Run this Python; return its exit code, None when it did not end in time, and the last lines it printed."""
-    # A file, and a session of its own: what pip starts could hold a pipe open, and outlive it.
+    # A file instead of a pipe, and a session of its own: children of pip could hold a pipe open, and outlive it.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -303,7 +303,7 @@ VERBS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do one thing, and print what came of it."""
+    """Run one verb, and print its answer."""
     try:
         answer = VERBS[argv[0]](*argv[1:])
     except OSError as error:

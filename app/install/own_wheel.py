@@ -1,6 +1,6 @@
-"""The wheel of the rankdeck that runs here, and wheels that a person names, read from their files.
+"""The wheel of the rankdeck that runs here, and wheels that the user names, read from their files.
 
-From a checkout it is built by pip; an installed rankdeck is packed again from its own files, since pip keeps no wheel.
+A checkout is built by pip. An installed rankdeck is packed again from its own files, since pip keeps no wheel.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from app.install.wheels import Wheel, error_line_of, wheel_of
 from app.text import LINE_LIMIT, clean
 
 BUILD_TIMEOUT_S = 300.0
-"""pip may have to fetch the build backend over a slow line."""
+"""Seconds for pip, which may have to fetch the build backend over a slow line."""
 WITH_BYTECODE = 2.7
-"""A source file and its bytecode, measured on rankdeck: 2.4 MB become 6.5."""
+"""Size of a source file with its bytecode as a multiple, measured on rankdeck: 2.4 MB become 6.5."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first moment of zip: the same files make the same wheel."""
+"""First moment of the zip format, so that the same files make the same wheel."""
 _NOT_OF_A_WHEEL = frozenset({"RECORD", "RECORD.jws", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"})
-"""What whoever installs a wheel writes beside its own files."""
+"""Files that an installer of a wheel adds."""
 _UNBUILT = "build it elsewhere, and name it: --wheel FILE"
 
 
 class OwnWheel(msgspec.Struct, frozen=True):
-    """What is put onto hosts."""
+    """What is installed on hosts."""
 
     wheel: Wheel
     digest: str
@@ -42,13 +42,13 @@ class OwnWheel(msgspec.Struct, frozen=True):
 
 
 def checkout() -> Path | None:
-    """Return the source tree that this runs from; None where it is installed."""
+    """Return the source tree that this runs from; None for an installed rankdeck."""
     root = Path(str(app.__file__)).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() else None
 
 
 def own_wheel(directory: Path) -> OwnWheel:
-    """Make the wheel of what runs here.
+    """Make the wheel of the rankdeck that runs here.
 
     Args:
         directory: Where it is written.
@@ -62,7 +62,7 @@ def own_wheel(directory: Path) -> OwnWheel:
 
 
 def named_wheel(path: Path) -> OwnWheel:
-    """Return what a file is, a wheel of rankdeck.
+    """Return the wheel of rankdeck in a file.
 
     Raises:
         UsageError: It is none.
@@ -157,7 +157,7 @@ def repacked(name: str, directory: Path) -> Path:
 
 
 def _is_packed(file: metadata.PackagePath) -> bool:
-    """Return whether a wheel holds a file: not what is made of it, as bytecode and commands, which lie elsewhere."""
+    """Return whether a wheel holds a file; files made at installation, as bytecode and commands, are left out."""
     is_made = "__pycache__" in file.parts or ".." in file.parts or file.is_absolute()
     return not is_made and not (file.parent.name.endswith(".dist-info") and file.name in _NOT_OF_A_WHEEL)
 
@@ -171,7 +171,7 @@ def _tags(distribution: metadata.Distribution) -> str:
 def _built(root: Path, directory: Path) -> Path:
     argv = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-input", "--disable-pip-version-check"]
     if importlib.util.find_spec("hatchling") is not None:
-        argv.append("--no-build-isolation")  # no index is asked for what is here
+        argv.append("--no-build-isolation")  # use the installed backend, without an index
     try:
         done = subprocess.run(
             [*argv, "--wheel-dir", str(directory), str(root)],

@@ -2,12 +2,11 @@
 
 Pure.
 
-`needed` goes by the wheels' names and what they require. What is not certain counts as needed: a wheel too many costs
-time, pip chooses there among those that came.
-
+`needed` goes by the wheels' names and requirements. A wheel that may be needed is sent: one too many costs time, and
+pip chooses there among those that came.
 Source: the binary distribution format (PEP 427, PEP 425), dependency specifiers (PEP 508), normalised names (PEP 503).
 
-`failure` explains what pip's last lines mean, and what to do about it.
+`failure` explains pip's last lines, and gives a hint.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _STABLE_ABI = "abi3"
 
 
 class Package(msgspec.Struct, frozen=True):
-    """What is installed on a host."""
+    """A package installed on a host."""
 
     version: str
     requires: tuple[str, ...] = ()
-    """By itself, without extras."""
+    """Its requirements without extras."""
 
 
 class FarPython(msgspec.Struct, frozen=True):
@@ -48,24 +47,24 @@ class FarPython(msgspec.Struct, frozen=True):
     prefix: str = ""
     has_pip: bool = False
     is_managed: bool = False
-    """Its packages are the operating system's (PEP 668)."""
+    """Whether its packages are the operating system's (PEP 668)."""
     has_torch: bool = False
     machine: str = ""
     is_musl: bool = False
     free_bytes: int = 0
     installed: dict[str, Package] = {}
-    """By normalised name."""
+    """Packages by normalised name."""
     rankdeck: str = ""
     digest: str = ""
-    """Of rankdeck's files there; empty where one is gone."""
+    """Digest of rankdeck's files there; empty where one is gone."""
     checkout: str = ""
-    """From where it is installed in editable form."""
+    """Source of an editable installation."""
     missing: tuple[str, ...] = ()
-    """What that rankdeck requires and is not there."""
+    """Requirements of that rankdeck that are not there."""
 
     @property
     def text(self) -> str:
-        """Its version as a person writes it."""
+        """Its version as a user writes it."""
         return ".".join(map(str, self.version[:2]))
 
 
@@ -74,7 +73,7 @@ class Wheel(msgspec.Struct, frozen=True):
 
     path: str
     name: str
-    """Normalised."""
+    """Normalised name."""
     version: str
     pythons: frozenset[str]
     abis: frozenset[str]
@@ -82,24 +81,24 @@ class Wheel(msgspec.Struct, frozen=True):
     requires: tuple[str, ...] = ()
     num_bytes: int = 0
     installed_bytes: int = 0
-    """What it takes on a disk, with its bytecode."""
+    """Size on a disk, with its bytecode."""
 
     @property
     def file_name(self) -> str:
-        """What pip knows it by."""
+        """File name, by which pip knows it."""
         return self.path.rpartition("/")[2]
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What goes along with rankdeck."""
+    """Wheels to send with rankdeck."""
 
     wheels: tuple[Wheel, ...]
     unavailable: tuple[str, ...]
-    """Names that are needed, not there already, and of which no wheel fits."""
+    """Names that are needed and not installed, without a wheel that fits."""
 
 
 def wheel_of(path: str, **more: Any) -> Wheel | None:
-    """Return what the name of a wheel says; None of what is none."""
+    """Return the wheel that a file name describes; None if it is not a wheel's name."""
     parts = path.rpartition("/")[2].removesuffix(".whl").split("-")
     if not path.endswith(".whl") or len(parts) not in (5, 6):
         return None
@@ -108,7 +107,7 @@ def wheel_of(path: str, **more: Any) -> Wheel | None:
 
 
 def fits(wheel: Wheel, there: FarPython) -> bool:
-    """Return whether a wheel may be one for a Python."""
+    """Return whether a wheel may fit a Python."""
     minor = there.version[1]
     own = f"cp3{minor}"
     is_any = "none" in wheel.abis and wheel.pythons & {"py3", *(f"py3{older}" for older in range(minor + 1)), own}
@@ -125,12 +124,12 @@ def _is_platform(text: str, there: FarPython) -> bool:
 
 
 def needed(requires: Sequence[str], wheelhouse: Iterable[Wheel], there: FarPython) -> Choice:
-    """Return which wheels fit a host and are required, by what is required as well.
+    """Return the wheels that fit a host and are required, directly or by other requirements.
 
     Args:
-        requires: What rankdeck does.
-        wheelhouse: All wheels there are.
-        there: The host's.
+        requires: Requirements of rankdeck.
+        wheelhouse: All available wheels.
+        there: Python of the host.
     """
     by_name: dict[str, list[Wheel]] = {}
     for wheel in wheelhouse:
@@ -161,13 +160,13 @@ def needed(requires: Sequence[str], wheelhouse: Iterable[Wheel], there: FarPytho
 
 
 def _is_wanted(marker: str, extras: frozenset[str]) -> bool:
-    """Return whether a requirement may hold: another condition than that of an extra may, on some machine."""
+    """Return whether a requirement may apply: a condition other than an extra's may hold on some machine."""
     match = _EXTRA.search(marker)
     return match is None or match["extra"].lower() in extras
 
 
 def _holds(bounds: str, version: str) -> bool:
-    """Return whether a version certainly is within bounds."""
+    """Return whether a version is certainly within bounds."""
     if not _PLAIN_VERSION.fullmatch(version):
         return False
     for bound in filter(None, (part.strip() for part in bounds.split(","))):
@@ -199,8 +198,8 @@ def failure(lines: Sequence[str], host: str, wheelhouse: str) -> tuple[str, str]
 
     Args:
         lines: The last ones that pip printed.
-        host: Where.
-        wheelhouse: The directory that stood in for an index; empty without.
+        host: Name of the host.
+        wheelhouse: Directory used instead of an index; empty without.
     """
     text = "\n".join(lines)
     if _FULL.search(text):
@@ -228,7 +227,7 @@ def failure(lines: Sequence[str], host: str, wheelhouse: str) -> tuple[str, str]
 
 
 def externally_managed() -> tuple[str, str]:
-    """Return what to say of a Python that only the operating system's package manager may change (PEP 668)."""
+    """Return the texts for a Python that only the operating system's package manager may change (PEP 668)."""
     return (
         "that Python belongs to the operating system, pip may not change it: PEP 668",
         "name the Python of a venv: --python; or let one be made: --venv '~/rankdeck'",
@@ -236,13 +235,13 @@ def externally_managed() -> tuple[str, str]:
 
 
 def error_line_of(lines: Sequence[str]) -> str:
-    """Return the last error that pip told of, else the last line."""
-    # Above a traceback of its own pip says `ERROR: Exception:`; what it is stands in the last line.
+    """Return the last error that pip printed, else the last line."""
+    # Before a traceback of its own pip prints `ERROR: Exception:`; the error itself is in the last line.
     errors = [line for line in lines if line.startswith("ERROR:") and not line.endswith("Exception:")]
     shown = (errors or [line for line in lines if line.strip()] or ["it says nothing"])[-1]
     return clean(shown.removeprefix("ERROR:").strip(), TEXT_LIMIT)
 
 
 def clash(lines: Sequence[str]) -> str:
-    """Return which other packages an installation that went well does not suit; empty for none."""
+    """Return the conflicts of a successful installation with other packages; empty for none."""
     return "; ".join(clean(line.removeprefix("ERROR:").strip()) for line in lines if _INCOMPATIBLE.search(line))

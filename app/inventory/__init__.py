@@ -1,1 +1,1 @@
-"""Which hosts there are: read from `rankdeck.toml`, and gathered from what a machine knows of its neighbours."""
+"""The hosts of a cluster: read from `rankdeck.toml`, a hostfile or a Slurm allocation."""

@@ -3,12 +3,10 @@
 Pure.
 
 `read_hostfile` reads a hostfile.
-
 Source: DeepSpeed's resource configuration (`host slots=8`); Open MPI's hostfile (`host slots=8 max_slots=8`, `host:8`
 of MPICH), in both of which `#` begins a comment.
 
 `allocated_hosts` reads an allocation from its environment; the command runs `scontrol` itself.
-
 Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES: SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE (`8(x2),4`),
 SLURM_GPUS_ON_NODE; scontrol(1), `show hostnames`.
 """
@@ -32,14 +30,14 @@ _MPICH = re.compile(r"(?P<host>[^\s:\[\]]+):(?P<slots>[0-9]+)")
 
 
 def read_hostfile(text: str, place: str) -> list[HostEntry]:
-    """Return the hosts of a hostfile in their order; one that stands there again adds its slots, as with MPI.
+    """Return the hosts of a hostfile in their order; a repeated host adds its slots, as with MPI.
 
     Args:
         text: A host a line.
-        place: The file's name, for what is said of it.
+        place: File name, for error messages.
 
     Raises:
-        UsageError: A line names no host, or slots that cannot be.
+        UsageError: A line names no host, or invalid slots.
     """
     slots: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -93,14 +91,14 @@ def allocation(environ: Mapping[str, str]) -> str:
 def allocated_hosts(hostnames: Sequence[str], environ: Mapping[str, str]) -> list[HostEntry]:
     """Return the hosts of an allocation.
 
-    Ranks are its tasks where it has more than one a node, else its GPUs: who takes whole nodes asks for one task each.
+    Ranks are its tasks where it has more than one a node, else its GPUs: users of whole nodes ask for one task each.
 
     Args:
-        hostnames: Of its nodes in their order, as `scontrol show hostnames` prints them.
+        hostnames: Names of its nodes in their order, as `scontrol show hostnames` prints them.
         environ: Its environment.
 
     Raises:
-        UsageError: What Slurm says is not what it says elsewhere.
+        UsageError: A variable of Slurm has an unknown form.
     """
     for name in hostnames:
         parse_destination(name)
@@ -112,10 +110,10 @@ def allocated_hosts(hostnames: Sequence[str], environ: Mapping[str, str]) -> lis
 
 
 def _spread(text: str, num_nodes: int) -> list[int]:
-    """Return `8(x2),4` as [8, 8, 4]; nothing where it is not of so many nodes.
+    """Return `8(x2),4` as [8, 8, 4]; empty where it does not match the number of nodes.
 
     Raises:
-        UsageError: It is nothing of the kind.
+        UsageError: It has another form.
     """
     if not text:
         return []

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 4096
 MAX_RANKS = 4096
-"""Of one host."""
+"""Ranks of one host."""
 GPU = "gpu"
-"""What `nproc` says for one rank for each GPU."""
+"""Value of `nproc` for one rank for each GPU."""
 LOCAL = "local"
 """Another name of this machine."""
 NO_RELAY = "none"
-"""What `--relay` says where SSH goes to each host, whatever the inventory says."""
+"""Value of `--relay` for SSH to each host, whatever the inventory has."""
 
 
 class HostEntry(msgspec.Struct, frozen=True):
@@ -43,9 +43,9 @@ class HostEntry(msgspec.Struct, frozen=True):
     host: str
     """An alias of ~/.ssh/config, `user@host`, `user@host:port`, or `localhost`: this machine, without SSH."""
     num_ranks: int | None = None
-    """None is one for each GPU, without GPUs one for every two cores."""
+    """Ranks; None is one for each GPU, without GPUs one for every two cores."""
     python: str = ""
-    """The one there that has rankdeck; may begin with `~/`."""
+    """Python there that has rankdeck; may begin with `~/`."""
     workdir: str = ""
 
 
@@ -56,19 +56,19 @@ class Inventory(msgspec.Struct, frozen=True):
     hosts: tuple[HostEntry, ...] = ()
     jobs: tuple[JobEntry, ...] = ()
     relay: str = ""
-    """The host of the relay that its nodes dial; empty where SSH goes to each."""
+    """Host of the relay that its nodes connect to; empty where SSH goes to each."""
     relay_dir: str = ""
-    """Of the relay there; empty is its usual one."""
+    """Directory of the relay there; empty is its usual one."""
     workdir: str = ""
-    """Of nodes that have no table of their own."""
+    """Working directory of nodes without a table of their own."""
 
     @property
     def kind(self) -> str:
-        """What its hosts are those of, in words."""
+        """Text that names the source of its hosts."""
         return f"the relay on {clean(self.relay)}" if self.relay else "the inventory"
 
     def behind_relay(self, nodes: Sequence[str]) -> Inventory:
-        """Return an inventory of exactly these nodes, each with what is said of it here."""
+        """Return an inventory of exactly these nodes, each with its entry here, if any."""
         known = {entry.host: entry for entry in self.hosts}
         hosts = tuple(known.get(node, HostEntry(node, workdir=self.workdir)) for node in nodes)
         return msgspec.structs.replace(self, hosts=hosts)
@@ -96,14 +96,14 @@ def is_meant(entry: HostEntry, include: Sequence[str], exclude: Sequence[str]) -
 
 
 def _fits(entry: HostEntry, pattern: str) -> bool:
-    return entry.host == pattern or fnmatchcase(entry.host, pattern)  # brackets stand in addresses, too
+    return entry.host == pattern or fnmatchcase(entry.host, pattern)  # addresses contain brackets, too
 
 
 class WrongInventoryError(UsageError):
     """A file holds no inventory, or a wrong one.
 
     Attributes:
-        troubles: All that is wrong, in the order of the file.
+        troubles: All errors, in the order of the file.
     """
 
     def __init__(self, troubles: Sequence[Trouble]) -> None:
@@ -113,14 +113,14 @@ class WrongInventoryError(UsageError):
 
 
 def read_inventory(written: str, place: str) -> Inventory:
-    """Return what a file says of hosts.
+    """Return the inventory of a file.
 
     Args:
         written: TOML.
-        place: The file's name, for what is said of it.
+        place: File name, for error messages.
 
     Raises:
-        WrongInventoryError: It is not TOML, or something in it cannot be.
+        WrongInventoryError: It is not TOML, or something in it is invalid.
     """
     try:
         content, lines = parse(written)
@@ -193,7 +193,7 @@ def _num_ranks(value: object) -> int | None:
 
 
 _TELEMETRY: Fields = dict.fromkeys(("telemetry", "telemetry_interface", "telemetry_port"), ("", _telemetry))
-"""Written for a transport that is gone."""
+"""Keys of a removed transport."""
 _CLUSTER: Fields = {
     "name": ("name", text),
     "python": ("python", text),
@@ -210,9 +210,9 @@ _NODE: Fields = {
     **_TELEMETRY,
 }
 _SHARED = ("python", "workdir")
-"""What holds for each host that does not say otherwise."""
+"""Fields of [cluster] that apply to each host without its own."""
 _TABLES = ("cluster", "node", "job")
-"""Beside those of settings."""
+"""Tables beside those of settings."""
 
 
 _HEAD = """\
@@ -245,5 +245,5 @@ def _node(entry: HostEntry) -> str:
 
 
 def _quoted(text: str) -> str:
-    # What JSON writes as a string is a basic string of TOML: both escape by \\", \\\\ and \\uXXXX.
+    # A JSON string is a basic string of TOML: both escape by \\", \\\\ and \\uXXXX.
     return json.dumps(text, ensure_ascii=False)

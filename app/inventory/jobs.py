@@ -33,14 +33,14 @@ class JobEntry(msgspec.Struct, frozen=True):
     name: str
     command: tuple[str, ...]
     hosts: tuple[str, ...] = ()
-    """Patterns of the inventory; empty is all of it."""
+    """Host patterns of the inventory; empty is all of it."""
     num_ranks: int | None = None
-    """Of each host."""
+    """Ranks of each host."""
     workdir: str = ""
     python: str = ""
-    """Of the ranks."""
+    """Python of the ranks."""
     env: tuple[tuple[str, str], ...] = ()
-    """Added to what the agents have."""
+    """Environment variables added to those of the agents."""
     master_addr: str = ""
     max_restarts: int = 0
     grace_s: float | None = None
@@ -53,7 +53,7 @@ class JobEntry(msgspec.Struct, frozen=True):
 
 
 def read_jobs(tables: object, reader: TableReader) -> tuple[JobEntry, ...]:
-    """Return the jobs of a file; what is wrong with them is kept by the reader."""
+    """Return the jobs of a file; the reader keeps their errors."""
     if not isinstance(tables, dict):
         reader.complain(("job",), "job is a table of tables: write [job.NAME] above each job")
         return ()
@@ -75,7 +75,7 @@ def read_jobs(tables: object, reader: TableReader) -> tuple[JobEntry, ...]:
 
 
 def is_variable(name: str) -> bool:
-    """Return whether a variable of the environment can have a name."""
+    """Return whether a name is valid for an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
 
 

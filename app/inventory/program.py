@@ -1,4 +1,4 @@
-"""A program that a person wants to start: what was typed, and judged."""
+"""A program that a user wants to start: the typed fields, parsed and checked."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
 _NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 MAX_STEM_CHARS = 40
-"""Of a job's name, before the number that makes it another one's."""
+"""Length limit of a job id before its random suffix."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What is to be started on a host."""
+    """A program to start on a host."""
 
     command: tuple[str, ...]
     """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
     num_ranks: int | None = None
-    """None: one for each GPU of the host, without GPUs one for every two cores."""
+    """Ranks; None is one for each GPU of the host, without GPUs one for every two cores."""
     max_restarts: int = 0
     workdir: str = ""
-    """Where it runs there; empty is `usual_workdir`."""
+    """Working directory there; empty is `usual_workdir`."""
     python: str = ""
-    """Of the ranks; empty is the agent's own."""
+    """Python of the ranks; empty is the agent's own."""
 
     @property
     def text(self) -> str:
@@ -44,12 +44,12 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Again(NamedTuple):
-    """A job that is to begin again.
+    """A job to restart.
 
     Attributes:
-        job_id: Which.
-        num_ranks: Of all of it; None is as many as before.
-        without: Nodes that it goes on without.
+        job_id: The job.
+        num_ranks: Ranks of the whole job; None is as many as before.
+        without: Nodes that the next attempt leaves out.
     """
 
     job_id: str
@@ -68,17 +68,17 @@ class Typed(NamedTuple):
 
 
 def typed(program: Program) -> Typed:
-    """Return what a person would type for a program."""
+    """Return what a user would type for a program."""
     num_ranks = "" if program.num_ranks is None else str(program.num_ranks)
     max_restarts = str(program.max_restarts) if program.max_restarts else ""
     return Typed(program.text, num_ranks, max_restarts, program.workdir, program.python)
 
 
 def read_program(fields: Typed) -> Program:
-    """Return the program that a person has typed.
+    """Return the program that a user has typed.
 
     Raises:
-        UsageError: It cannot be one; the sentence says what to type instead.
+        UsageError: A field is invalid; the message names what to type instead.
     """
     try:
         command = tuple(shlex.split(fields.command))
@@ -100,7 +100,7 @@ def read_program(fields: Typed) -> Program:
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command that can travel as JSON.
+    """Return a command that can be sent as JSON.
 
     Raises:
         UsageError: An argument is not UTF-8, or -m has no module.
@@ -114,10 +114,10 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_job_id(job_id: str) -> str:
-    """Return a job's id.
+    """Return a valid job id.
 
     Raises:
-        UsageError: It cannot be one.
+        UsageError: It is invalid.
     """
     if not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
@@ -125,7 +125,7 @@ def check_job_id(job_id: str) -> str:
 
 
 def make_job_id(command: tuple[str, ...], salt: str) -> str:
-    """Return an id that says what runs: `train-3f2a`."""
+    """Return an id that names the program: `train-3f2a`."""
     is_module = len(command) > 1 and command[0] == "-m"
     name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
     stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
@@ -133,7 +133,7 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
 
 
 def usual_workdir(hosts: Sequence[str]) -> str:
-    """Return where a program runs on some hosts unless a person says otherwise."""
+    """Return the text for the default working directory on some hosts."""
     if list(hosts) == [THIS_MACHINE]:
         return "the inventory's, else this directory"
     here = f"; on {THIS_MACHINE} this directory" if THIS_MACHINE in hosts else ""
@@ -153,7 +153,7 @@ def start_question(host: str, program: Program) -> str:
 
 
 def _number(text: str, what: str, lowest: int, highest: int) -> int | None:
-    """Return a number that was typed, None for none."""
+    """Return a typed number, None for an empty text."""
     text = text.strip()
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""The tables of a `rankdeck.toml`: read key by key, and everything that is wrong in them kept, with its line. Pure."""
+"""The tables of a `rankdeck.toml`, read key by key; all their errors are kept, with their lines. Pure."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
     from app.settings.toml_lines import Path
 
     Fields = Mapping[str, tuple[str, Callable[[object], object]]]
-    """By key of the file: the field, and what takes its value."""
+    """Field and value parser by key of the file."""
 
 
 class WrongValueError(ValueError):
-    """A value cannot be; the message says why."""
+    """A value is invalid; the message contains why."""
 
 
 class TableReader:
-    """Takes tables of a file apart.
+    """Reads the tables of a file.
 
     Attributes:
-        troubles: All that is wrong.
+        troubles: All errors.
     """
 
     def __init__(self, lines: Mapping[Path, int], place: str) -> None:
-        """`lines` says where each key stands; `place` is the file's name."""
+        """`lines` holds the line of each key; `place` is the file's name."""
         self.troubles: list[Trouble] = []
         self._lines = lines
         self._place = place
 
     def values(self, table: object, known: Fields, path: Path, brackets: str) -> dict[str, Any]:
-        """Return the right values of a table, by the fields that take them.
+        """Return the valid values of a table by field.
 
         Args:
             table: As it was read.
             known: The keys that it may have.
-            path: Where it is.
-            brackets: What is written above its keys.
+            path: Its place in the file.
+            brackets: The table's heading, as `[cluster]`.
         """
         if not isinstance(table, dict):
             self.complain(path, f"{path[0]} is a table: write {brackets} above its keys")
@@ -59,11 +59,11 @@ class TableReader:
         return values
 
     def complain(self, path: Path, what: str) -> None:
-        """Keep that something is wrong."""
+        """Keep an error."""
         self.troubles.append(Trouble(Origin(self._place, self.line(path)), what))
 
     def line(self, path: Path) -> int:
-        """Return where something stands, or what it stands in."""
+        """Return the line of a key, or of the table that contains it."""
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
@@ -81,10 +81,10 @@ def text(value: object) -> str:
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """Return some texts.
+    """Return a list of texts.
 
     Raises:
-        WrongValueError: It is no list of them.
+        WrongValueError: It is none.
     """
     if not isinstance(value, list):
         raise WrongValueError(f"{repeated(value)} is no list of texts")
@@ -92,10 +92,10 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 def yes_or_no(value: object) -> bool:
-    """Return a truth.
+    """Return true or false.
 
     Raises:
-        WrongValueError: It is none.
+        WrongValueError: It is neither.
     """
     if not isinstance(value, bool):
         raise WrongValueError(f"{repeated(value)} is neither true nor false")
@@ -103,7 +103,7 @@ def yes_or_no(value: object) -> bool:
 
 
 def whole_number(lowest: int, highest: int) -> Callable[[object], int]:
-    """Return what takes a whole number within bounds."""
+    """Return a parser of whole numbers within bounds."""
 
     def take(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:

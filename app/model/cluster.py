@@ -72,7 +72,6 @@ class Node:
         return report.epoch not in self.old_epochs
 
     def put(self, report: NodeFrame) -> None:
-        """Take a report that is newer."""
         if self.report is not None and self.report.epoch != report.epoch:
             self.old_epochs.append(self.report.epoch)
         self.report = report

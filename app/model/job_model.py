@@ -163,7 +163,6 @@ class JobModel(RankColumns):
         return None if step is None or last_step is None or not steps_per_s else max(0, last_step - step) / steps_per_s
 
     def lowest_step(self) -> int | None:
-        """Return the lowest step of the ranks that tell one."""
         known = self.step[self.step >= 0]
         return int(known.min()) if len(known) else None
 
@@ -213,7 +212,6 @@ class JobModel(RankColumns):
         return node in self.together.over_nodes
 
     def ranks_of(self, node: int) -> list[int]:
-        """Return the ranks of a node."""
         assignment = self.shares.get(node)
         return (
             [] if assignment is None else list(range(assignment.status.first_rank, self._end_rank(assignment.status)))
@@ -311,7 +309,6 @@ class SharesTogether:
 
     @cached_property
     def state(self) -> JobState:
-        """The worst one."""
         return self._worst_first[0].state if self._worst_first else WORST_FIRST[-1]
 
     @cached_property

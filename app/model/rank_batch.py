@@ -115,5 +115,4 @@ class RankBatch:
 
 
 def _whole(packed: bytes, size: int) -> bytes:
-    """Return the whole records."""
     return packed if len(packed) % size == 0 else packed[: len(packed) // size * size]

@@ -1,1 +1,1 @@
-"""Whether hosts are fit for a job together, before it is started."""
+"""Checks whether hosts are fit for a job together, before it is started."""

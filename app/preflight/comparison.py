@@ -1,7 +1,7 @@
 """Compares hosts before a job: which one differs from the others, in what, and what to do about it.
 
 Pure. `compare` compares what the hosts report of themselves. `code_remarks` checks whether all hosts would run the same
-program: by the digests of its files, and by git's commit. `odd_ones` finds who differs.
+program: by the digests of its files, and by git's commit. `odd_ones` finds the hosts that differ.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from app.preflight.findings import ClockDifference
 
     Remark = tuple[str, Row]
-    """A host, or nothing for all of them together, and what is to be said of it."""
+    """A host, or an empty name for all of them together, and its finding."""
 
 MAX_CLOCK_DIFFERENCE_S = 1.0
-"""Logs of two nodes are merged by their clocks, and a file that seems to be of the future is not built again."""
+"""Seconds allowed: logs of two nodes are merged by their clocks, and a file dated in the future is not rebuilt."""
 _COMPARED = (
     ("rankdeck", "rankdeck", Health.WARN, "install the same rankdeck there: {usual}"),
     ("job_python", "python", Health.WARN, "use the same Python there: {usual}"),
@@ -37,7 +37,7 @@ _COMPARED = (
 
 
 def compare(answers: Sequence[Answers]) -> Preflight:
-    """Return what is to be said of hosts, each by itself and beside the others, in their order."""
+    """Return the findings on hosts, each by itself and beside the others, in their order."""
     remarks = [
         *_version_remarks(answers),
         *_gpu_remarks(answers),
@@ -62,7 +62,7 @@ def compare(answers: Sequence[Answers]) -> Preflight:
 
 
 def _access_rows(one: Answers) -> Iterator[Row]:
-    """Say how far one gets to a host."""
+    """Yield the rows about reaching a host."""
     if one.is_remote:
         kind = one.failure.kind if one.failure else None
         if kind is not FailureKind.UNREACHABLE:
@@ -85,7 +85,7 @@ def _version_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
 
 
 def _odd_remarks(name: str, values: dict[str, str], status: Health, todo: str) -> Iterator[Remark]:
-    """Say who differs; `todo` may name what is usual."""
+    """Yield the hosts that differ; `todo` may contain the usual value."""
     odd = odd_ones(values)
     if odd is None:
         return
@@ -125,7 +125,7 @@ def _gpus_text(count: int) -> str:
 
 
 def _name_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
-    """Say which hosts cannot be told apart: an agent's directory has the name of its host."""
+    """Yield hosts that share a name, by which agents' directories are named."""
     same: dict[str, list[str]] = {}
     facts = _facts(answers)
     for host, found in facts.items():
@@ -191,7 +191,7 @@ _TODO = "bring all to the same: git pull, or rsync -a --delete"
 
 
 def code_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
-    """Yield whose program differs from the others': the host, or nothing for all of them, and a row."""
+    """Yield the hosts whose program differs, each with a row; an empty name stands for all of them."""
     codes = {
         one.host: one.examination.facts.code
         for one in answers
@@ -212,12 +212,12 @@ def code_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
 
 
 def commit_text(code: Code) -> str:
-    """Return `9f3a1c2e4`, with a plus where files are not as in that commit."""
+    """Return `9f3a1c2e4`, with a plus where files differ from that commit."""
     return f"{code.commit[:SHORT]}{'+' if code.num_changed else ''}" if code.commit else "no commit"
 
 
 def _by_commit(codes: Mapping[str, Code]) -> Iterator[tuple[str, Row]]:
-    """Compare what has too many files to be read."""
+    """Compare programs with too many files to be read."""
     if all(code.commit for code in codes.values()):
         odd = odd_ones({host: commit_text(code) for host, code in codes.items()})
         for host, detail in _odd_details(odd):
@@ -229,7 +229,7 @@ def _by_commit(codes: Mapping[str, Code]) -> Iterator[tuple[str, Row]]:
 
 
 def _odd_details(odd: Odd | None) -> Iterator[tuple[str, str]]:
-    """Yield who differs by commit, and how."""
+    """Yield the hosts that differ by commit, and how."""
     if odd is None:
         return
     if odd.usual is None:
@@ -241,7 +241,7 @@ def _odd_details(odd: Odd | None) -> Iterator[tuple[str, str]]:
 
 
 def _by_files(codes: Mapping[str, Code], odd: Odd) -> Iterator[tuple[str, Row]]:
-    """Name the files that differ."""
+    """Yield the hosts whose files differ, with the files."""
     if odd.usual is None:
         groups = [nodes_text(hosts, MAX_HOSTS_NAMED) for hosts in odd.by_value.values()]
         first, second, *_ = (codes[hosts[0]] for hosts in odd.by_value.values())
@@ -256,7 +256,7 @@ def _by_files(codes: Mapping[str, Code], odd: Odd) -> Iterator[tuple[str, Row]]:
 
 
 def _difference(code: Code, usual: Code) -> str:
-    """Return in what one program differs from another, as far as that is known."""
+    """Return the known differences of one program from another."""
     differences = []
     if code.commit and usual.commit and code.commit != usual.commit:
         differences.append(f"commit {code.commit[:SHORT]}, not {usual.commit[:SHORT]}")
@@ -271,22 +271,22 @@ def _difference(code: Code, usual: Code) -> str:
 
 
 MAX_HOSTS_NAMED = 4
-"""Hosts that a sentence names, of several that have the same."""
+"""Hosts named in one sentence."""
 
 
 class Odd(NamedTuple):
-    """How values differ between hosts."""
+    """Differences of a value between hosts."""
 
     usual: str | None
-    """What more than half of the hosts have; None if there is no such thing."""
+    """Value of more than half of the hosts; None if there is none."""
     others: str
-    """Who has the usual one, seen from one that has not: `the others` or `most others`."""
+    """Text for the hosts with the usual value: `the others` or `most others`."""
     by_value: dict[str, list[str]]
-    """The hosts of each value that is not the usual one, in the order of the hosts."""
+    """Hosts of each value that is not the usual one, in the order of the hosts."""
 
 
 def odd_ones(values: Mapping[str, str]) -> Odd | None:
-    """Return who differs; None where all are alike.
+    """Return the differences; None where all values are equal.
 
     Args:
         values: By host.

@@ -1,7 +1,7 @@
-"""Asks hosts what a job over them would meet, over connections that are there: all at once, each within bounds.
+"""Asks hosts what a job over them would meet, over open connections: in parallel, each within bounds.
 
-First each looks at itself. Then each listens at a free port of its address, says what time it is, and tries to reach
-others that listen: as the store and the ranks of a job will. No agent needs to serve.
+First each examines itself. Then each listens at a free port of its address, reports its time, and tries to reach
+others. The store and the ranks of a job will connect likewise. No agent needs to serve.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from app.fleet.agent_link import AgentLink, Talk
 
 NUM_PINGS = 4
-"""The quickest one counts: what a ping waited for tells nothing of the clock."""
+"""Pings for a clock; the quickest counts, as a delayed one does not show the clock."""
 _FOUND_BAD = (1,)
-"""The exit code of `agent doctor` where a row is bad."""
+"""Exit code of `agent doctor` where a row is bad."""
 
 
 def preflight(
@@ -57,9 +57,9 @@ def preflight(
     """Examine hosts and compare them; blocks for as long as the slowest takes, a minute at most.
 
     Args:
-        links: Of each host: a link that is connected, and stays so; or why there is none.
-        port: At which each host is to be reached by the others; 0 is a free one.
-        notify: Takes a host and how far it is, from any thread.
+        links: Each host with a connected link, which stays connected, or why there is none.
+        port: Port at which each host listens for the others; 0 is a free one.
+        notify: Takes a host and its step, from any thread.
     """
     answers = {}
     for wanted, link in links:
@@ -92,7 +92,7 @@ def preflight(
 
 
 def failure_of(host: str, error: AppError) -> Failure:
-    """Return what kept a host from answering."""
+    """Return why a host did not answer."""
     if isinstance(error, HostKeyError):
         kind = FailureKind.HOST_KEY
     elif isinstance(error, AgentUnreachableError | AgentRefusedError | IncompatibleAgentError):
@@ -115,12 +115,12 @@ def _examine(wanted: Wanted, link: AgentLink) -> Examination:
 
 
 def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: int, talks: ExitStack) -> None:
-    """Have each host listen until `talks` is closed, and look at its clock meanwhile."""
+    """Make each host listen until `talks` is closed, and read its clock while it does."""
 
     def begin(host: str) -> tuple[Listening, ClockDifference | None]:
         examination = answers[host].examination
         assert examination is not None
-        # With no address of its own it still tells the time.
+        # A host without an address of its own still reports its time.
         address = examination.facts.address or LOOPBACK
         talk = links[host].begin_verb("listen", "--address", address, "--port", str(port))
         talks.callback(talk.close)
@@ -139,7 +139,7 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
 
 
 def _clock(talk: Talk) -> ClockDifference:
-    """Return how far a clock is ahead of ours: what it says, less the middle of the time in which it was said."""
+    """Return how far a clock is ahead of ours: its reply, less the middle of the time between request and reply."""
     best: ClockDifference | None = None
     for _ in range(NUM_PINGS):
         asked_s, wall_time_s = time.monotonic(), time.time()  # noqa: TID251 - clocks are what is compared
@@ -153,7 +153,7 @@ def _clock(talk: Talk) -> ClockDifference:
 
 
 def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
-    """Have each host try to reach others that listen."""
+    """Make each host try to reach others that listen."""
     targets = {
         host: place
         for host in links
@@ -173,7 +173,7 @@ def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
 
 
 def _tried(link: AgentLink, targets: Sequence[str]) -> dict[str, Reached]:
-    """Have a host connect to others that listen; return how each connection went, in the order of the targets."""
+    """Make a host connect to others that listen; return the result of each connection, in the order of the targets."""
     try:
         report = cleaned(decode_reach_report(link.ask_verb("reach", *targets)))
     except MalformedMessageError as error:

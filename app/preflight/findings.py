@@ -1,6 +1,6 @@
-"""What hosts were asked before a job and what they answered, and what is to be said of them. Pure.
+"""What hosts were asked before a job, their answers, and the findings. Pure.
 
-What a host says is decoded by its schema and then cleaned: from here on it is safe to show.
+A host's answer is decoded by its schema and then cleaned: from here on it is safe to show.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ _WORD_LIMIT = 64
 _NAMES = frozenset({"hostname", "gpus", "name"})
 
 
+class HostStep(StrEnum):
+    """How far a host is on the way to its agent; the words are for people."""
+
+    CONNECTING = "connecting"
+    ASKING_AGENT = "looking for its agent"
+    READY = "ready"
+
+
 class Step(StrEnum):
-    """How far a host is that is looked at; the words are for people."""
+    """Step of a host's examination; the values are shown to users."""
 
     EXAMINING = "looks at itself"
     WAITING = "waits for the others"
@@ -34,13 +42,13 @@ class Wanted(msgspec.Struct, frozen=True):
     """A host, and what a job would use there."""
 
     host: str
-    """As a person calls it."""
+    """Name of the host, as the user typed it."""
     num_ranks: int | None = None
-    """None is one for each GPU."""
+    """Ranks; None is one for each GPU."""
     python: str = ""
-    """Of the job; empty is the one that has rankdeck."""
+    """Python of the job; empty is the one that has rankdeck."""
     workdir: str = ""
-    """Empty: what is there is not compared."""
+    """Working directory; empty leaves the program there uncompared."""
 
 
 class ClockDifference(msgspec.Struct, frozen=True):
@@ -51,7 +59,7 @@ class ClockDifference(msgspec.Struct, frozen=True):
 
 
 class FailureKind(Enum):
-    """What kept a host from answering, by what was reached of it."""
+    """Why a host did not answer, by how far the connection got."""
 
     HOST_KEY = "host_key"
     UNREACHABLE = "reachable"
@@ -68,27 +76,27 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What became of asking a host; what was not asked, or not answered, is None."""
+    """A host's answers; what was not asked, or not answered, is None."""
 
     wanted: Wanted
     is_remote: bool = True
-    """False: it is this machine, without SSH."""
+    """False for this machine, without SSH."""
     failure: Failure | None = None
     examination: Examination | None = None
     clock: ClockDifference | None = None
     listening: Listening | None = None
     reached: dict[str, Reached] | None = None
-    """By host that was to be reached; None is that it could not be asked."""
+    """By host that was to be reached; None if this host could not be asked."""
     reach_error: str = ""
 
     @property
     def host(self) -> str:
-        """As a person calls it."""
+        """Name of the host, as the user typed it."""
         return self.wanted.host
 
 
 class HostFindings(msgspec.Struct, frozen=True):
-    """All rows of a host: what it said of itself, and what is so beside the others."""
+    """All rows of a host: its own report, and the comparison with the others."""
 
     host: str
     rows: tuple[Row, ...]
@@ -103,14 +111,14 @@ class HostFindings(msgspec.Struct, frozen=True):
 
 
 class Preflight(msgspec.Struct, frozen=True):
-    """What is to be said of all hosts."""
+    """Findings on all hosts."""
 
     hosts: tuple[HostFindings, ...]
     rows: tuple[Row, ...]
-    """Of all of them together."""
+    """Rows about all hosts together."""
 
     def without(self, name: str) -> Preflight:
-        """Return the same but for the rows of a name."""
+        """Return the same without the rows of a name."""
         hosts = (
             msgspec.structs.replace(one, rows=tuple(row for row in one.rows if row.name != name)) for one in self.hosts
         )
@@ -118,13 +126,13 @@ class Preflight(msgspec.Struct, frozen=True):
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each thing that a job over these hosts would fail of, safe to show."""
+        """A sentence for each cause that would make a job over these hosts fail, safe to show."""
         of_all = [_sentence("", row) for row in self.rows if row.status is Health.BAD]
         return of_all + [_sentence(one.host, row) for one in self.hosts for row in one.rows if row.status is Health.BAD]
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of the first host that did not answer; else 1 where a job would fail."""
+        """That of the first host that did not answer; else 1 where a job would fail."""
         failed = next((one.failure for one in self.hosts if one.failure is not None), None)
         if failed is not None:
             return failed.exit_code
@@ -137,7 +145,6 @@ def _sentence(host: str, row: Row) -> str:
 
 
 def worst(rows: tuple[Row, ...]) -> Health:
-    """Return the worst of some rows."""
     return max((row.status for row in rows), key=list(Health).index, default=Health.OK)
 
 
@@ -145,7 +152,7 @@ _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 def cleaned(answer: _Answer) -> _Answer:
-    """Return what a host said with all its text safe to show; no text gets longer than its schema takes."""
+    """Return a host's answer with all its text safe to show; no text exceeds its schema's limit."""
     return msgspec.convert(_cleaned(msgspec.to_builtins(answer), ""), type(answer))
 
 

@@ -1,7 +1,7 @@
-"""Which host tries to reach which, and what follows from how it went. Pure.
+"""Which host tries to reach which, and the findings from the results. Pure.
 
-Few hosts all try all. Many try the first one, where the store of a job listens, and the next one, as the ring of an
-all-reduce does: that is two connections a host instead of a square.
+With few hosts each tries all others. With many, each tries the first one, where the store of a job listens, and the
+next one, as the ring of an all-reduce does: two connections a host instead of a square.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_FULL_MESH = 8
 
 
 def routes(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return whom each host tries to reach."""
+    """Return the hosts that each host tries to reach."""
     if len(hosts) <= MAX_FULL_MESH:
         return {host: tuple(other for other in hosts if other != host) for host in hosts}
     following = (*hosts[1:], hosts[0])
@@ -33,9 +33,9 @@ def routes(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def target_text(listening: Listening) -> str:
-    """Return where a host listens, for another one to connect to; empty if nobody should be sent there.
+    """Return where a host listens, for another one to connect to; empty if no host may be sent there.
 
-    A host says itself where it listens, and its word is another host's command: only what may be a neighbour counts.
+    A host reports its address itself, and it becomes another host's command: only possible neighbours are accepted.
     """
     address = _address_elsewhere(listening.address)
     if not listening.port or not address:
@@ -44,12 +44,12 @@ def target_text(listening: Listening) -> str:
 
 
 def _address_elsewhere(text: str) -> str:
-    """Return an address as it is to be used; empty unless it may be one of another machine."""
+    """Return a normalised address; empty unless it may be one of another machine."""
     try:
         parsed = ip_address(text)
     except ValueError:
         return ""
-    # Not all Pythons look through ::ffff:127.0.0.1, and the kernel does.
+    # Not all Pythons see through ::ffff:127.0.0.1; the kernel does.
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
         parsed = parsed.ipv4_mapped
     is_ours = parsed.is_loopback or parsed.is_unspecified or parsed.is_multicast or parsed.is_link_local
@@ -57,7 +57,7 @@ def _address_elsewhere(text: str) -> str:
 
 
 def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
-    """Yield what is to be said of who reaches whom: the host, or nothing for all of them, and a row."""
+    """Yield the findings on who reaches whom: the host, or an empty name for all of them, and a row."""
     yield from _silent_remarks(answers)
     tried = {one.host: one.reached for one in answers if one.reached}
     tokens = {one.host: one.listening.token for one in answers if one.listening}
@@ -69,7 +69,7 @@ def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
         if _why_not_reached(reached, tokens[target])
     ]
     came = {target: sum(target in found for found in tried.values()) for target in places}
-    # One word for a host that none reaches, or that reaches none, instead of one for each of the others.
+    # One finding for a host that none reaches, or that reaches none, instead of one for each of the others.
     unreached = {target for target, count in came.items() if count > 1 and count == _count(failed, 1, target)}
     cut_off = {source for source, found in tried.items() if len(found) > 1 and len(found) == _count(failed, 0, source)}
     for target, place in places.items():

@@ -1,4 +1,4 @@
-"""A preflight as lines for people: what is wrong first, with what to do; then a table; then one sentence. Pure."""
+"""A preflight as lines for users: problems first, with what to do; then a table; then one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _COLUMNS = (
     ("driver", 12),
     ("address", 40),
 )
-"""Title, and at most how wide: what no host has is left out, then what does not fit, from the right."""
+"""Title and width limit; columns without values are left out, then those that do not fit, from the right."""
 
 
 class Tone(Enum):
-    """What a piece of a line is about, for whoever has colours."""
+    """Meaning of a piece of a line, for colours."""
 
     PLAIN = "plain"
     TITLE = "title"
@@ -49,7 +49,7 @@ class Tone(Enum):
 
 
 class Piece(NamedTuple):
-    """Some of a line."""
+    """Part of a line."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -59,12 +59,12 @@ _Line = list[Piece]
 
 
 def report_lines(found: Preflight, width: int, *, shows_all: bool = False) -> Iterator[_Line]:
-    """Yield lines of at most `width` columns, where words allow.
+    """Yield lines of at most `width` columns, where the text can be broken.
 
     Args:
-        found: What is to be said; safe to show.
-        width: Of the terminal.
-        shows_all: Say also what is well, row by row.
+        found: The findings; safe to show.
+        width: Width of the terminal.
+        shows_all: Include rows that are well.
     """
     width = min(MAX_WIDTH, max(MIN_WIDTH, width))
     for title, rows in _sections(found, shows_all=shows_all):
@@ -76,7 +76,7 @@ def report_lines(found: Preflight, width: int, *, shows_all: bool = False) -> It
     if table:
         yield from table
         yield []
-    # What holds for all of them and is well has no section of its own.
+    # A row on all hosts that is well has no section of its own.
     for row in found.rows:
         if row.status is Health.OK and not shows_all:
             yield from _wrapped(row.detail[:1].upper() + row.detail[1:] + ".", width, "", Tone.PLAIN)
@@ -111,7 +111,7 @@ def _worst_of(found: Preflight) -> Health:
 
 
 def _sections(found: Preflight, *, shows_all: bool) -> Iterator[tuple[str, list[Row]]]:
-    """Yield a title and rows; the worst come first, and hosts of which the same is to be said come together."""
+    """Yield titles and rows; the worst come first, and hosts with the same findings share a section."""
     of_all = [row for row in found.rows if shows_all or row.status is not Health.OK]
     shown = {
         one.host: tuple(row for row in one.rows if shows_all or row.status is not Health.OK) for one in found.hosts
@@ -163,7 +163,7 @@ def _wrapped(text: str, width: int, indent: str, tone: Tone) -> Iterator[_Line]:
 
 
 def _table(hosts: Sequence[HostFindings], width: int) -> Iterator[_Line]:
-    """Yield what hosts have, side by side."""
+    """Yield a table of the hosts' facts."""
     answered = [one for one in hosts if one.facts is not None]
     if not answered:
         return
@@ -207,7 +207,7 @@ def _cells(one: HostFindings) -> list[str]:
 
 
 def _model(name: str) -> str:
-    """Return `H100 80GB` of `NVIDIA H100 80GB HBM3`: as many words as are short together."""
+    """Return `H100 80GB` of `NVIDIA H100 80GB HBM3`: as much of the name as fits."""
     return textwrap.shorten(name.removeprefix("NVIDIA "), _MODEL_WIDTH, placeholder="") or name[:_MODEL_WIDTH]
 
 

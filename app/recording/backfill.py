@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 from collections import deque
 from itertools import chain, islice
@@ -160,12 +161,13 @@ async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
 async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[NodePast]:
     """Return what the nodes remember that do so until now."""
     turns = asyncio.Semaphore(PARALLEL_NODES)
+    command = PullHistory(Tier.RECENT, 0, wanted.max_age_s, wanted.period_s, is_packed=True)
 
     async def pull(node: str) -> NodePast | None:
         past = NodePast(node, MAX_PACKED_BYTES // len(nodes))
         async with turns:
             try:
-                await _pull(fleet, past, wanted)
+                await pull_past(fleet, past, command, math.nextafter(wanted.period_s, 0.0))
             except AppError:
                 return None  # its row says that it is away, if it is
         return past if past.last_s >= time.monotonic() - LATE_S else None
@@ -177,17 +179,15 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[No
         return []
 
 
-async def _pull(fleet: Fleet, past: NodePast, wanted: Plan) -> None:
-    """Ask a node for all that is wanted, in pieces."""
-    since_seq = 0
+async def pull_past(fleet: Fleet, past: NodePast, wanted: PullHistory, end_age_s: float) -> None:
+    """Ask a node, in pieces, for all that is wanted and older than `end_age_s`."""
     while True:
-        command = PullHistory(Tier.RECENT, since_seq, wanted.max_age_s, wanted.period_s, is_packed=True)
-        reply = await fleet.ask(past.node, command)
+        reply = await fleet.ask(past.node, wanted)
         if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):
             return
-        if not reply.seqs or reply.seqs[-1] <= since_seq:
+        if not reply.seqs or reply.seqs[-1] <= wanted.since_seq:
             return
-        since_seq = reply.seqs[-1]
+        wanted = msgspec.structs.replace(wanted, since_seq=reply.seqs[-1])
         past.add(reply, time.monotonic())
-        if reply.ages_s[-1] < wanted.period_s:
+        if reply.ages_s[-1] <= end_age_s:
             return

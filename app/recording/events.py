@@ -191,7 +191,6 @@ class EventLog:
         return self._events[index]
 
     def latest_first(self) -> Iterator[Event]:
-        """Yield the events that are kept."""
         return reversed(self._events)
 
     def add_event(

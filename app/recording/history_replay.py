@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.wire.commands import PackedHistory, PullHistory, Tier
+from agent.wire.commands import PullHistory, Tier
 from app.errors import AppError
-from app.recording.backfill import LATE_S, MAX_PACKED_BYTES, PAUSE_S, NodePast, in_slices
+from app.recording.backfill import LATE_S, MAX_PACKED_BYTES, PAUSE_S, NodePast, in_slices, pull_past
 from app.recording.playback import ReplayModel
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch])
         async with turns:
             try:
                 for part, stretch, end_s in zip(parts, plan, ends_s, strict=True):
-                    await _pull(fleet, part, stretch, end_s)
+                    period_s = 0.0 if stretch.period_s <= REPORT_S else stretch.period_s
+                    command = PullHistory(stretch.tier, 0, stretch.max_age_s, period_s, is_packed=True)
+                    await pull_past(fleet, part, command, max(end_s, period_s, REPORT_S))
             except AppError:
                 return  # its row says that it is away, if it is
         if parts[-1].last_s >= time.monotonic() - LATE_S:
@@ -152,20 +154,3 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch])
             one.cancel()
         await asyncio.gather(*pulls, return_exceptions=True)
     return [found[node] for node in nodes if node in found]
-
-
-async def _pull(fleet: Fleet, part: NodePast, stretch: Stretch, end_age_s: float) -> None:
-    """Ask a node for a stretch, in pieces."""
-    since_seq = 0
-    while True:
-        period_s = 0.0 if stretch.period_s <= REPORT_S else stretch.period_s
-        command = PullHistory(stretch.tier, since_seq, stretch.max_age_s, period_s, is_packed=True)
-        reply = await fleet.ask(part.node, command)
-        if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):
-            return
-        if not reply.seqs or reply.seqs[-1] <= since_seq:
-            return
-        since_seq = reply.seqs[-1]
-        part.add(reply, time.monotonic())
-        if reply.ages_s[-1] <= max(end_age_s, period_s, REPORT_S):
-            return

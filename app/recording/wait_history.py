@@ -49,7 +49,6 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def shown_row(self) -> BarrierRow:
-        """The row with all that it tells."""
         return msgspec.structs.replace(self.row, waiting=self.ranks.tolist())
 
     def is_missing(self, rank: int) -> bool:

@@ -1,1 +1,1 @@
-"""What a console looks at and acts on: the demo, or the job of a host."""
+"""Sessions: what a console watches and acts on, the demo or a job on some hosts."""

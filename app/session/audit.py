@@ -1,10 +1,10 @@
 """The console's audit log: which actions on jobs and agents were taken from this machine, by whom and when.
 
-`audit_line` makes one line of ASCII JSON of an action (`AuditedAction`).
+`audit_line` formats an action (`AuditedAction`) as one line of ASCII JSON.
 
 `AuditLog` appends to `$XDG_STATE_HOME/rankdeck/audit.jsonl`: the actions of this user from this machine; only this user
-may read it. Several consoles write it at the same time: each line is one write to its end, and only the holder of the
-lock of a full file renames it. A log that cannot be written is reported once, and hinders nothing.
+may read it. Several consoles write it at the same time: each line is one append, and only the holder of the lock of a
+full file renames it. A log that cannot be written is reported once, and blocks no action.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 MAX_SENTENCE_CHARS = 1024
 MAX_HOSTS = 64
-"""In one line; of more the number is told."""
+"""Hosts named in one line; `num_hosts` counts all of them."""
 
 
 class AuditedAction(NamedTuple):
-    """One thing that is done.
+    """One action.
 
     Attributes:
         action: `start`, `stop`, `kill`, `restart`, `fault`, `up`, `down` or `install`.
-        hosts: Where.
-        job_id: Empty where it is about an agent.
-        program: What a start starts.
+        hosts: Where it is taken.
+        job_id: Empty where it concerns an agent.
+        program: Command that a start runs.
     """
 
     action: str
@@ -52,11 +52,11 @@ class AuditedAction(NamedTuple):
 
 
 def audit_line(audited: AuditedAction, sentence: str, *, is_done: bool, who: str, at: datetime) -> bytes:
-    """Return a line, its newline included; what looks like a secret is masked.
+    """Return a line with its newline; what looks like a secret is masked.
 
     Args:
-        audited: What, and where.
-        sentence: How it went, for people.
+        audited: The action, and where it was taken.
+        sentence: Its outcome, for users.
         is_done: False if some or all of it failed.
         who: `user@host`.
         at: When, in UTC.
@@ -78,27 +78,27 @@ def audit_line(audited: AuditedAction, sentence: str, *, is_done: bool, who: str
 
 
 MAX_AUDIT_BYTES = 4 * 2**20
-"""Some ten thousand lines; a full file becomes `audit.jsonl.1`."""
+"""Size limit of the file, some ten thousand lines; a full file becomes `audit.jsonl.1`."""
 _UNDONE = "left before it was known how it went"
 
 
 def default_path() -> Path:
-    """Return where what is done from here is written down."""
+    """Return the path of this user's audit log."""
     return state_directory() / "audit.jsonl"
 
 
 class AuditLog:
-    """Takes what a person does; may be called from any thread."""
+    """Appends the actions of a user; may be called from any thread."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None writes nothing down."""
+        """`path` None writes nothing."""
         self._path = path
         self._notices: list[str] = []
         self._has_warned = False
         self._lock = threading.Lock()
 
     def add(self, audited: AuditedAction, sentence: str, *, is_done: bool = True) -> None:
-        """Write down how something went."""
+        """Append an action and its outcome."""
         if self._path is None:
             return
         line = audit_line(audited, sentence, is_done=is_done, who=_who(), at=datetime.now(UTC))
@@ -113,7 +113,7 @@ class AuditLog:
                 self._has_warned = True
 
     async def kept(self, audited: AuditedAction, doing: Awaitable[str]) -> str:
-        """Await what is done, write down how it went, and return the sentence about it.
+        """Await an action, log its outcome, and return the sentence about it.
 
         Raises:
             AppError: As `doing` does.
@@ -130,7 +130,7 @@ class AuditLog:
         return outcome
 
     def drain_notices(self) -> list[str]:
-        """Return why nothing is written down, once."""
+        """Return why the log cannot be written, once."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -165,7 +165,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _opened(path: Path) -> int:
-    # A pipe that somebody has put there is not waited for.
+    # O_NONBLOCK: opening a pipe at this path must not block.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -175,11 +175,11 @@ def _opened(path: Path) -> int:
 
 
 def _make_room(path: Path, fd: int) -> bool:
-    """Rename a full file, unless another console is faster; return whether the path has another one now."""
+    """Rename a full file, unless another console is faster; return whether the path now has another file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False  # who holds it renames it; what is appended meanwhile goes along
+        return False  # the lock's holder renames it; lines appended until then go along
     try:
         is_here = os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""What a user does to a job: start it, stop it, kill it, restart it with as many ranks or with others.
+"""What a user does to a job: start, stop, kill, or restart it with the same number of ranks or another.
 
-`JobControl` asks the agents; what they answer, and what the job does then, is seen in their reports.
+`JobControl` sends the commands to the agents; the reports show their replies, and what the job does then.
 
-`JobStarter` starts another program on a host whose last job has ended, or that has none, and lists what was started
-before. `workdir_on` is where a program runs on a host.
+`JobStarter` starts another program on hosts that have no running job, and lists what was started before. `workdir_on`
+is where a program runs on a host.
 
-`AssignmentGuard` ends what is left of a job that has failed on another node: there it would wait for ranks that are
-gone. torchrun ends the ranks of its own node; those of the others hang until torch gives up, ten minutes by its own
-choice.
+`AssignmentGuard` ends what is left of a job that has failed on another node: its ranks would wait for ranks that are
+gone. torchrun ends the ranks of its own node; those of the others hang until torch gives up, after ten minutes by
+default.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25
 AWAY_PATIENCE_S = 20.0
-"""For a node that answers no more while its job ends: a connection that broke comes back sooner."""
+"""Seconds without a reply of a node while its job ends; a broken connection comes back sooner."""
 LEFTOVERS_PATIENCE_S = 15.0
-"""For what the last attempt has left to be gone: an agent refuses to begin beside it."""
+"""Seconds for leftovers of the last attempt to go; an agent refuses to begin the next one before."""
 
 
 class JobControl:
-    """Acts on the jobs of some nodes; the newest wish counts.
+    """Acts on the jobs of some nodes; the latest request replaces those before it.
 
     Attributes:
-        doing: What is under way, in a few clean words; empty while nothing is.
+        doing: Action in progress, as short cleaned text; empty when idle.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class JobControl:
         audit: AuditLog,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
     ) -> None:
-        """Over some nodes.
+        """Set up for some nodes.
 
         Args:
             fleet: Reaches them.
             nodes: Their names.
-            notify: Takes a sentence about each thing that was done.
-            audit: Takes all of it, also what failed.
-            addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
+            notify: Takes a sentence about each action done.
+            audit: Logs all actions, also failed ones.
+            addresses: Returns the addresses at which others may reach a node; see `meeting_addresses`.
         """
         self.doing = ""
         self._fleet = fleet
@@ -85,11 +85,11 @@ class JobControl:
         """Held while the nodes are asked to begin an attempt."""
 
     async def stop(self, job_id: str, *, is_agreed: bool) -> str:
-        """End a job in an orderly way; return what was asked, before it has ended.
+        """End a job in an orderly way; return what was requested, before the job has ended.
 
         Args:
-            job_id: Which.
-            is_agreed: After a step and a checkpoint, where its ranks can; else by SIGTERM.
+            job_id: The job.
+            is_agreed: End after a step and a checkpoint, where its ranks can; else by SIGTERM.
 
         Raises:
             AppError: No node knows it, or one did not answer.
@@ -103,7 +103,7 @@ class JobControl:
         return self._logged(f"job {job_id} was asked {how}{missing}")
 
     async def kill(self, job_id: str) -> str:
-        """End every process of a job, on every node that can be asked; return what was done.
+        """Kill every process of a job, on every node that can be reached; return what was done.
 
         Raises:
             AppError: No node knows it, or one did not answer.
@@ -125,14 +125,14 @@ class JobControl:
     ) -> str:
         """End a job if it still runs, and begin its next attempt; return what was done.
 
-        A stop, a kill or another restart that is wished for meanwhile takes the place of this one.
+        A stop, a kill or another restart that is requested while it waits replaces it.
 
         Args:
-            job_id: Which.
+            job_id: The job.
             num_ranks: None is as many as before.
-            is_immediate: Kill it instead of asking for a step and a checkpoint.
-            without: None is the nodes that made up the last attempt. Else all that answer and know the job make up the
-                next one, but for these.
+            is_immediate: Kill it without a step and a checkpoint.
+            without: None restarts on the nodes of the last attempt. Else the next one runs on all nodes that answer and
+                know the job, except these.
 
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
@@ -147,9 +147,9 @@ class JobControl:
         statuses = await self._begun(job_id)
         found = {node: one for node, one in statuses.items() if node not in (without or ())}
         if not found:
-            raise UsageError(f"no node is left on which job {job_id} could go on")
+            raise UsageError(f"no node is left on which job {job_id} could go on", "rankdeck up starts agents")
         nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
-        # Who takes part is settled here: a node that comes back meanwhile is not what was asked about.
+        # The nodes of the attempt are settled here: one that comes back while the job ends was not part of the request.
         statuses = {node: found[node] for node in nodes}
         meeting = [None] if without is None else self._meeting_addresses(statuses)
         try:
@@ -170,10 +170,10 @@ class JobControl:
         return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
     def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
-        """Return where the nodes that go on together may meet, the best first; empty is where they met before.
+        """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.
 
         Raises:
-            UsageError: Nowhere.
+            UsageError: The first node has no usable address.
         """
         nodes = in_order(statuses)
         are_of_one_attempt = len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1
@@ -182,11 +182,11 @@ class JobControl:
         return [*places_to_meet(nodes, self._addresses)]
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
-        """Return how a job stands on each node that knows it, of those that answer.
+        """Return the status of a job on each node that answers and knows it.
 
         Raises:
-            AgentRefusedError: None does.
-            AgentUnreachableError: None of those that answer does.
+            AgentRefusedError: No node knows it.
+            AgentUnreachableError: No node that answers knows it, and others do not answer.
         """
         asked = (self._fleet().report(node) for node in self._nodes)
         results = dict(zip(self._nodes, await asyncio.gather(*asked, return_exceptions=True), strict=True))
@@ -202,9 +202,9 @@ class JobControl:
         return found
 
     async def _wish(self) -> int:
-        """Take the place of what is wished for until now; return the number of this wish.
+        """Replace the request in progress; return the number of the new one.
 
-        An attempt that is just being begun has begun then: what ends a job would else come too early.
+        Waits until an attempt that is being begun has begun: a command that ends the job would else come too early.
         """
         self.doing = ""
         self._num_wishes += 1
@@ -213,7 +213,7 @@ class JobControl:
             return wish
 
     async def _end(self, job_id: str, *, is_agreed: bool) -> str:
-        """Ask for a job's end where it is known; return what is to be said of its other nodes."""
+        """Ask the nodes that know a job to end it; return a remark on its other nodes, or an empty string."""
         statuses = await self.statuses(job_id)
         await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
         asked, num_nodes = of_latest_attempt(statuses), latest_status(statuses).num_nodes
@@ -221,7 +221,7 @@ class JobControl:
         return few if len(asked) < num_nodes else ""
 
     async def _begun(self, job_id: str) -> dict[str, JobStatus]:
-        """Return how a job stands; what a lost console has prepared of it and not begun is taken back before."""
+        """Return the status of a job by node; what a lost console has prepared and not begun is aborted first."""
         statuses = await self.statuses(job_id)
         prepared = [node for node, status in statuses.items() if status.state is JobState.PREPARED]
         if not prepared:
@@ -230,7 +230,7 @@ class JobControl:
         return await self.statuses(job_id)
 
     async def _of(self, job_id: str, nodes: Sequence[str]) -> dict[str, JobStatus]:
-        """Return how a job stands on some nodes, each of which has to answer."""
+        """Return the status of a job on some nodes, each of which has to answer."""
         reports = await asyncio.gather(*(self._fleet().report(node) for node in nodes))
         found = {}
         for node, report in zip(nodes, reports, strict=True):
@@ -241,7 +241,7 @@ class JobControl:
         return found
 
     async def _ended(self, job_id: str, nodes: Sequence[str], wish: int) -> None:
-        """Return once a job has ended on its nodes, or something else is wished for."""
+        """Return once a job has ended on its nodes, or another request has come."""
         loop = asyncio.get_running_loop()
         last_reply_s = loop.time()
         while wish == self._num_wishes:
@@ -260,7 +260,7 @@ class JobControl:
         """Begin the next attempt, once nothing of the last one is left.
 
         Returns:
-            What the first node was asked; None, and nothing is begun, once something else is wished for.
+            The command to the first node; None, and nothing is begun, if another request has come.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
@@ -292,20 +292,20 @@ class JobControl:
 
 
 def has_ended(statuses: Mapping[str, JobStatus]) -> bool:
-    """Return whether nothing of a job runs any more."""
+    """Return whether no process of a job runs any more."""
     return all(status.state in ENDED_STATES for status in statuses.values())
 
 
 MAX_PAST = 8
-"""Jobs of the host that are looked at: each is a command to its agent."""
+"""Jobs of the host that are listed; each costs one command to its agent."""
 
 
 class JobStarter:
-    """What `app.tui.source.Starter` asks for; after the session is connected.
+    """Implements `app.tui.source.Starter`; usable once the session is connected.
 
     Attributes:
-        hosts: Their names.
-        where: Some of them, and how many more.
+        hosts: Names of the hosts.
+        where: Short text with some of the names and the number of the others.
     """
 
     def __init__(
@@ -315,12 +315,12 @@ class JobStarter:
         usual_python: Callable[[], str],
         start: Callable[[RunRequest], Awaitable[str]],
     ) -> None:
-        """On hosts that all take part; what was started before is asked of the first one.
+        """Set up for hosts that all take part; the first one's agent knows what was started before.
 
         Args:
             hosts: Their names.
             fleet: Reaches them.
-            usual_python: Returns the first agent's own; empty while that has not been found.
+            usual_python: Returns the first agent's Python; empty until that agent is found.
             start: Starts a job and returns a sentence about it.
         """
         self.hosts = list(hosts)
@@ -330,10 +330,10 @@ class JobStarter:
         self._usual_python = usual_python
         self._start = start
         self._own: dict[str, Program] = {}
-        """By job: what this session has started, with nothing hidden."""
+        """By job id: programs that this session has started, unmasked."""
 
     def remember(self, request: RunRequest) -> None:
-        """Keep what this session starts by itself."""
+        """Remember a job that this session starts."""
         self._own[request.job_id] = Program(
             request.command,
             request.num_ranks,
@@ -343,7 +343,7 @@ class JobStarter:
         )
 
     async def past(self) -> list[Program]:
-        """Return what the host's newest jobs are made of, the newest first, each program once.
+        """Return the programs of the first host's latest jobs, the latest first, each program once.
 
         Raises:
             AgentUnreachableError: The agent does not answer.
@@ -353,7 +353,7 @@ class JobStarter:
         return list(dict.fromkeys(program for program in found if program is not None))
 
     async def start(self, program: Program) -> str:
-        """Start a program as `rankdeck run` does, with a name made for it; return a sentence that says so.
+        """Start a program as `rankdeck run` does, under a generated job id; return a sentence about it.
 
         Raises:
             UsageError: A job runs there already.
@@ -373,11 +373,11 @@ class JobStarter:
         return done
 
     def _workdir(self, typed: str) -> str:
-        """Return a directory of this machine as `rankdeck run` understands it: from where the person is."""
+        """Return a directory as `rankdeck run` resolves it: on this machine, relative to the current directory."""
         return workdir_on(THIS_MACHINE, typed) if typed and self.hosts == [THIS_MACHINE] else typed
 
     async def _program(self, job_id: str) -> Program | None:
-        """Return what a job is made of, None where that is no longer known."""
+        """Return the program of a job; None if it is no longer known."""
         if job_id in self._own:
             return self._own[job_id]
         try:
@@ -388,13 +388,13 @@ class JobStarter:
             return None
         spec = reply.spec
         python = "" if spec.python == self._usual_python() else spec.python
-        if len(self.hosts) > 1:  # each has a number and a directory of its own
+        if len(self.hosts) > 1:  # each host has its own number of ranks and its own directory
             return Program(tuple(spec.command), python=python)
         return Program(tuple(spec.command), spec.local_world_size, spec.max_restarts, spec.workdir, python)
 
 
 def workdir_on(host: str, workdir: str) -> str:
-    """Return where a program runs: the home of a host, and on this machine where the person is.
+    """Return where a program runs: by default a host's home, and on this machine the current directory.
 
     Raises:
         UsageError: That directory is gone.
@@ -402,18 +402,18 @@ def workdir_on(host: str, workdir: str) -> str:
     if host != THIS_MACHINE:
         return workdir or "~"
     try:
-        return os.path.abspath(os.path.expanduser(workdir))  # noqa: PTH100, PTH111 - `..` of a link is the person's
+        return os.path.abspath(os.path.expanduser(workdir))  # noqa: PTH100, PTH111 - the user decides on `..` of a link
     except FileNotFoundError as error:
         raise UsageError("this directory is gone", "name one: --workdir") from error
 
 
 PATIENCE_S = 12.0
-"""From the first failure: ranks that notice it end by themselves, and evidence of it is whole after ten seconds."""
+"""Seconds from the first failure: ranks that notice it exit by themselves, and evidence is complete after ten."""
 _HAS_FAILED = frozenset({JobState.FAILED, JobState.LOST})
 
 
 class AssignmentGuard:
-    """Watches the shares of all jobs of a session."""
+    """Watches the node assignments of all jobs of a session."""
 
     def __init__(self) -> None:
         self._failed_at_s: dict[tuple[str, int], float] = {}
@@ -423,8 +423,8 @@ class AssignmentGuard:
         """Return the nodes on which a job should be ended now.
 
         Args:
-            shares: How one attempt of a job stands, by node, as far as nodes have told.
-            now_s: Monotonic; infinite where nobody will look again.
+            shares: Status of one attempt of a job, by node, as far as nodes have reported it.
+            now_s: Monotonic; infinite on the last call.
         """
         first = next(iter(shares.values()), None)
         if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in shares.values()):
@@ -437,5 +437,5 @@ class AssignmentGuard:
         return [node for node in running if (*key, node) not in self._done]
 
     def end_has_come(self, status: JobStatus, node: str) -> None:
-        """Take that a node has agreed to end its share: it is asked once."""
+        """Note that a node has agreed to end its part, so that it is asked once."""
         self._done.add((status.job_id, status.attempt, node))

@@ -3,8 +3,8 @@
 Everything that crosses nodes in a cluster crosses here too: two agents, two launchers, one rendezvous. Nothing of it
 listens beyond this machine: our sockets are files in 0700 directories, torch's store and gloo are pinned to loopback.
 
-`PrivateAgents` are agents that live and die with this console. Each has its own 0700 directory and watches the pipe on
-its standard input: when this process ends, however it ends, the kernel closes the pipe, and the agent kills its job,
+`PrivateAgents` are agents that end with this console. Each has its own 0700 directory and watches the pipe on its
+standard input. When this process ends, however it ends, the kernel closes the pipe. The agent then kills its job,
 removes its directory and exits.
 """
 
@@ -45,15 +45,15 @@ MAX_RANKS = 32
 DEFAULT_RANKS = 4
 HEADLESS_STEPS = 200
 CONSOLE_STEPS = 10_000
-"""In a terminal the job runs until it is quit; at 25 steps a second this is 7 minutes."""
+"""Steps of the job in a terminal, where it runs until the user quits; at 25 steps a second this is 7 minutes."""
 GRACE_S = 2.0
-"""The demo has nothing to save when it is told to end."""
+"""Seconds between SIGTERM and SIGKILL; the demo has nothing to save."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 SHM_WANTED_BYTES = 64 * 1024 * 1024
 
 
 class DemoOptions(msgspec.Struct, frozen=True):
-    """What a person may choose about the demo."""
+    """Options of the demo."""
 
     num_ranks: int = DEFAULT_RANKS
     steps: int = HEADLESS_STEPS
@@ -61,11 +61,11 @@ class DemoOptions(msgspec.Struct, frozen=True):
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
     session: SessionOptions = DEFAULT_OPTIONS
-    """Unless evidence or a recording is wanted, nothing is left behind."""
+    """By default without evidence and recording, so that no file is left."""
 
 
 def check_options(options: DemoOptions) -> None:
-    """Refuse what cannot work, before anything is started.
+    """Check the options before anything is started.
 
     Raises:
         UsageError: The options contradict each other.
@@ -74,9 +74,11 @@ def check_options(options: DemoOptions) -> None:
     fault = options.fault
     if fault is not None:
         if fault.rank >= options.num_ranks:
-            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {options.num_ranks - 1}")
+            last = options.num_ranks - 1
+            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or say --ranks")
         if fault.at_step is not None and not 1 <= fault.at_step <= options.steps:
-            raise UsageError(f"--fault strikes at step {fault.at_step}, and the demo has steps 1 to {options.steps}")
+            strikes = f"--fault strikes at step {fault.at_step}"
+            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or say --steps")
     if importlib.util.find_spec("torch") is None:
         raise SessionError(
             f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
@@ -84,7 +86,7 @@ def check_options(options: DemoOptions) -> None:
 
 
 def environment_notes(num_ranks: int) -> list[str]:
-    """Return sentences about this machine that explain what a person may see."""
+    """Return sentences about limits of this machine that affect the demo."""
     notes = []
     num_cpus = len(os.sched_getaffinity(0))
     if num_ranks > num_cpus:
@@ -113,7 +115,7 @@ class Demo(Session):
         """Make the directories of the agents; nothing runs yet.
 
         Raises:
-            SessionError: They cannot be made, or see `Session`; nothing is left of them.
+            SessionError: A directory cannot be made, or see `Session`; all of them are removed again.
         """
         self._options = options
         num_nodes = min(NUM_NODES, options.num_ranks)
@@ -130,14 +132,14 @@ class Demo(Session):
 
     @property
     def can_inject(self) -> bool:
-        """True unless only looking is allowed."""
+        """True unless the session is read-only."""
         return not self.is_read_only
 
     async def start(self) -> None:
         """Start the agents, then the job on them.
 
         Raises:
-            AppError: Something is in the way; nothing of the job is left running.
+            AppError: The start failed; no process of the job is left running.
         """
         await self._agents.start()
         await self.connect()
@@ -146,11 +148,11 @@ class Demo(Session):
         self._notices.append(f"torchrun started on {len(self._nodes)} nodes; importing torch takes some seconds")
 
     def farewell(self) -> str:
-        """Return what to type next: nothing of the demo goes on."""
+        """Return what to type next; nothing of the demo keeps running."""
         return "rankdeck: your own program under this console: rankdeck run train.py"
 
     async def close(self) -> None:
-        """End the job and the agents; nothing of the demo is left afterwards."""
+        """End the job and the agents, and remove their files."""
         await super().close()
         await self._agents.close()
 
@@ -158,7 +160,7 @@ class Demo(Session):
         options = self._options
         specs = {}
         first_rank = 0
-        # One directory, and one command, for all nodes: they are one machine.
+        # All nodes are one machine, so they share one directory and one command.
         command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
         shares = even_shares(options.num_ranks, len(self._nodes))
         for node_rank, (node, local_size) in enumerate(zip(self._nodes, shares, strict=True)):
@@ -192,27 +194,28 @@ class Demo(Session):
         ]
 
 
+DOCTOR_HINT = "rankdeck doctor localhost says what is in the way"
 READY_TIMEOUT_S = 30.0
-"""A Python start on a machine busy with other things."""
+"""Seconds for a Python to start on a busy machine."""
 FAREWELL_TIMEOUT_S = 6.0
-"""For an agent to end a job and tidy up; after that it is killed and tidied up after."""
+"""Seconds for an agent to end its job and remove its files; then it is killed, and this process removes them."""
 _LONGEST_NAME = "/rankdeck-12345678/jobs/demo/0/rank-12.sock"
 
 
 class PrivateAgents:
-    """Starts agents as children of this process, and ends them."""
+    """Starts agents as child processes, and ends them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self.directories: dict[str, Path] = {}
-        """Each agent's directory, by node name; exists from `make_directories` on."""
+        """Directory of each agent by node name; exists after `make_directories`."""
 
     def make_directories(self) -> None:
         """Make a 0700 directory for each agent.
 
         Raises:
-            SessionError: There is no place for one.
+            SessionError: A directory cannot be made.
         """
         parent = runtime_directory(_LONGEST_NAME)
         for name in self._names:
@@ -230,18 +233,18 @@ class PrivateAgents:
         """Start all agents and wait until each listens.
 
         Raises:
-            SessionError: One did not come up; its own words are in the message.
+            SessionError: An agent did not start; the message holds its output.
         """
         await asyncio.gather(*(self._start(name) for name in self._names))
 
     async def close(self) -> None:
-        """End all agents with everything they run, and remove what they left. Safe to call at any time, and twice."""
+        """End all agents with everything they run, and remove their files. May be called at any time, and twice."""
         await asyncio.gather(*(_end(process) for process in self._processes.values()))
         self._processes.clear()
         self.remove_directories()
 
     def remove_directories(self) -> None:
-        """Remove the directories, as far as the agents have not done so themselves."""
+        """Remove the directories that the agents have not removed themselves."""
         for directory in self.directories.values():
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -253,7 +256,7 @@ class PrivateAgents:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C at the terminal is the console's to answer
+            start_new_session=True,  # the console handles a Ctrl-C at the terminal
         )
         self._processes[name] = process
         assert process.stdout is not None
@@ -262,14 +265,15 @@ class PrivateAgents:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 ready = await process.stdout.readline()
         except TimeoutError:
-            raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s") from None
+            raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s", DOCTOR_HINT) from None
         if not ready:
             output = (await process.stderr.read()).decode(errors="replace").strip()
-            raise SessionError(f"the agent {name} did not start: {clean(output, LINE_LIMIT) or 'it said nothing'}")
+            why = clean(output, LINE_LIMIT) or "it said nothing"
+            raise SessionError(f"the agent {name} did not start: {why}", DOCTOR_HINT)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the pipe that the agent watches, and see it off."""
+    """Close the pipe that the agent watches, and wait for its end."""
     assert process.stdin is not None
     process.stdin.close()
     try:

@@ -1,8 +1,7 @@
-"""The hosts of a session, and the connections to them: opened together, each brought back when it is lost.
+"""The hosts of a session and the connections to them, opened in parallel and brought back when lost.
 
-`Connections` holds them. `HostQuestions` holds the questions of hosts that cannot be reached without the user: they are
-asked one by one when the user wants it. `HostDoctor` examines the session's hosts over the connections that are there,
-beside the frames.
+`Connections` holds them. `HostQuestions` holds the questions of hosts that need the user to log in; they are asked one
+by one when the user wants it. `HostDoctor` examines the session's hosts over the open connections, beside the frames.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class Hosts(NamedTuple):
-    """Where a session is.
+    """The hosts of a session.
 
     Attributes:
         links: In the order in which hosts get their ranks; each connected, and its agent found, unless it is away.
-        entries: What the inventory says of each.
-        typed: How a person names them on a command line: `--host gpu1`; empty where they are all of the inventory.
-        away: Hosts that cannot be reached so far, and why.
-        new_nodes: Says which nodes have come that were meant, too, and are not among these; may be called often.
+        entries: Inventory entry of each host.
+        typed: Command-line options that name them, as `--host gpu1`; empty where they are the whole inventory.
+        away: Hosts not reached so far, and why.
+        new_nodes: Returns the nodes that have come and are not among these hosts; may be called often.
     """
 
     links: tuple[AgentLink, ...]
@@ -57,31 +56,31 @@ class Hosts(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The hosts, as a person calls them."""
+        """Names of the hosts, as the user typed them."""
         return [link.host for link in self.links]
 
     @property
     def text(self) -> str:
-        """Some of them, and how many more."""
+        """Short text with some of the names and the number of the others."""
         return nodes_text(self.names)
 
     def addresses(self, host: str) -> Sequence[str]:
-        """Return under which addresses a host may be reached by others, as far as its agent was found."""
+        """Return the addresses at which others may reach a host; empty until its agent is found."""
         places = (link.place for link in self.links if link.host == host)
         return next((place.addresses for place in places if place is not None), ())
 
     def python_of_first(self) -> str:
-        """Return the Python that the first agent runs in; empty as long as it has not been found."""
+        """Return the Python of the first host's agent; empty until that agent is found."""
         place = self.links[0].place
         return "" if place is None else place.python
 
     def command(self, arguments: str) -> str:
-        """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
+        """Return a rankdeck command for these hosts, as `rankdeck status --host gpu1`."""
         return " ".join(filter(None, ["rankdeck", arguments, self.typed]))
 
 
 class Connections:
-    """The connections of a session, in its loop."""
+    """Connections of a session; used in its loop."""
 
     def __init__(self, hosts: Hosts, notify: Callable[[str], None]) -> None:
         """`notify` takes a sentence about each change."""
@@ -99,13 +98,13 @@ class Connections:
         *,
         may_ask: bool = False,
     ) -> None:
-        """Bring the agents' sockets here.
+        """Open the channels to the agents' sockets.
 
         Args:
             take_frame: Called from a thread with a node, a report of it from a relay, and the report's age in seconds.
-            patience_s: How long a connection that is lost is tried again; 0 is not at all.
-            is_unheard: Tells whether a node says nothing.
-            may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
+            patience_s: Seconds for which a lost connection is tried again; 0 is not at all.
+            is_unheard: Returns whether reports of a node have stopped.
+            may_ask: Whether a user can answer a host's questions; see `keepers_that_wait`.
 
         Raises:
             AppError: No host can be reached.
@@ -126,7 +125,7 @@ class Connections:
         if patience_s:
             kept: dict[int, Reconnector] = {}
             for link in links:
-                if id(link.kept) not in kept:  # hosts behind a relay have a connection in common
+                if id(link.kept) not in kept:  # hosts behind one relay share a connection
                     kept[id(link.kept)] = self._reconnector(link, patience_s, is_unheard, may_ask=may_ask)
                 self._reconnectors[link.host] = kept[id(link.kept)]
             self._tasks = [
@@ -137,7 +136,7 @@ class Connections:
     def _reconnector(
         self, link: AgentLink, patience_s: float, is_unheard: Callable[[str], bool], *, may_ask: bool
     ) -> Reconnector:
-        """Return what keeps a link's connection; a common one knows by itself whether the other end lives."""
+        """Return the reconnector of a link; a relay's shared connection detects by itself that its peer has ended."""
         if link.kept is not link:
             return Reconnector(link.kept, self._notify, patience_s, may_ask=may_ask)
         unreachable_reason, unheard = self._away.get(link.host), partial(is_unheard, link.host)
@@ -145,7 +144,7 @@ class Connections:
 
     @property
     def absences(self) -> dict[str, UnreachableReason | None]:
-        """Why a host cannot be heard at present; None where nothing is in the way."""
+        """Why each host is unreachable at present; None where it is not."""
         own = {link.host: link.unreachable_reason for link in self._hosts.links if link.kept is not link}
         if not self._reconnectors:
             return {host: unreachable_reason_of(error, host) for host, error in self._away.items()} | own
@@ -156,13 +155,13 @@ class Connections:
 
     @staticmethod
     def _reconnector_unreachable(host: str, link_reconnector: Reconnector) -> UnreachableReason | None:
-        """Return what a keeper lacks: where it keeps what hosts have in common, that is in none of their ways alone."""
+        """Return why a host is unreachable; the text names the relay where hosts share its connection."""
         if link_reconnector.unreachable_reason is None or link_reconnector.host == host:
             return link_reconnector.unreachable_reason
         return UnreachableReason(f"{link_reconnector.host}: {link_reconnector.unreachable_reason.why}")
 
     def unreachable_reason(self, host: str) -> AppError | None:
-        """Return why there is no way to a host's agent at present; None where there is one."""
+        """Return the error that makes a host's agent unreachable at present; None if it is reachable."""
         unreachable_reason = self.absences.get(host)
         if unreachable_reason is None:
             return None
@@ -172,7 +171,7 @@ class Connections:
 
     @property
     def keepers_that_wait(self) -> dict[str, Reconnector]:
-        """Those of hosts that want an answer of a person, who can be asked."""
+        """Reconnectors of hosts that want an answer of the user, where one can be asked."""
         return {
             link_reconnector.host: link_reconnector
             for link_reconnector in self._reconnectors.values()
@@ -180,16 +179,16 @@ class Connections:
         }
 
     def forget_refusals(self) -> None:
-        """Let the person be asked again what they have left unanswered."""
+        """Allow questions that the user has left unanswered to be asked again."""
         for link in self._hosts.links:
             link.forget_refusals()
 
     @property
     def failure(self) -> AppError | None:
-        """What ended the hope for a connection; None while there is hope for each, or none was there from the start."""
+        """Error of a connection that is lost permanently, else None; hosts away from the start do not count."""
         for link in self._hosts.links:
             if link.host in self._away:
-                continue  # whoever looks on knows that it is without it
+                continue  # the user knows that this host was away from the start
             link_reconnector = self._reconnectors.get(link.host)
             if link_reconnector is not None:
                 if link_reconnector.failure is not None:
@@ -199,22 +198,22 @@ class Connections:
         return None
 
     async def keep_no_more(self) -> None:
-        """Leave what is lost from now on lost."""
+        """Stop reconnecting."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Let go of the hosts; returns when the last of them is let go."""
+        """Close the connections; return when the last one is closed."""
         await self.keep_no_more()
         await asyncio.to_thread(lambda: list(run_parallel(self._hosts.links, lambda link: link.close())))
 
 
 class HostQuestions:
-    """What `app.tui.source.Questions` asks for; in the session's loop."""
+    """Implements `app.tui.source.Questions`; used in the session's loop."""
 
     def __init__(self, desk: QuestionDesk, connections: Connections, notify: Callable[[str], None]) -> None:
-        """Take the questions from the terminal; `notify` takes what is said beside them."""
+        """Take the questions over from the terminal; `notify` takes the remarks shown beside them."""
         self._desk = desk
         self._connections = connections
         self._notify = notify
@@ -223,22 +222,22 @@ class HostQuestions:
 
     @property
     def waiting(self) -> list[str]:
-        """Hosts that want an answer; empty while the person is asked."""
+        """Hosts that want an answer; empty while a question is open."""
         return [] if self._is_question_open else list(self._connections.keepers_that_wait)
 
     @property
     def question(self) -> Question | None:
-        """What the person is asked now."""
+        """The open question; None without one."""
         return self._desk.question
 
     def answer(self, number: int, text: str | None) -> None:
-        """Answer a question, unless it is over already; None is not now, for all hosts of this time."""
+        """Answer a question, unless it is over already; None puts off all hosts of this round."""
         self._desk.answer(number, text)
 
     async def begin(self) -> None:
-        """Go to the hosts that want an answer, one after the other; an answer may open others, too.
+        """Ask for the hosts that want an answer, one after the other; one answer may let in others, too.
 
-        One at a time: a host that has asked waits for its answer, and for no other one's.
+        Only one login is open at a time, so that each host waits for its own answer only.
         """
         if self._is_question_open:
             return
@@ -269,12 +268,12 @@ class HostQuestions:
             self._is_question_open = False
 
     def close(self) -> None:
-        """Ask nothing more, here or elsewhere."""
+        """Ask no more questions, here or in the terminal."""
         self._desk.leave()
 
 
 class HostDoctor:
-    """What `app.tui.source.Doctor` asks for; in the session's loop."""
+    """Implements `app.tui.source.Doctor`; used in the session's loop."""
 
     def __init__(
         self,
@@ -282,12 +281,12 @@ class HostDoctor:
         unreachable_reason: Callable[[str], AppError | None] = lambda _host: None,
         fleet: Callable[[], Fleet] | None = None,
     ) -> None:
-        """Of some hosts.
+        """Set up for some hosts.
 
         Args:
-            hosts: Which.
-            unreachable_reason: Says why there is no way to a host now.
-            fleet: Reaches the agents, which know what a job is made of that is to begin again.
+            hosts: The hosts to examine.
+            unreachable_reason: Returns why a host is unreachable now.
+            fleet: Reaches the agents, which know the spec of a job to restart.
         """
         self._hosts = hosts
         self._unreachable = unreachable_reason
@@ -295,11 +294,11 @@ class HostDoctor:
 
     @property
     def hosts(self) -> list[str]:
-        """Their names."""
+        """Names of the hosts."""
         return self._hosts.names
 
     async def look(self, notify: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
-        """Return what is to be said of the hosts; see `app.tui.source.Doctor`."""
+        """Examine the hosts and return the findings; see `app.tui.source.Doctor`."""
         all_wanted = wanted_of(self._hosts, job if isinstance(job, Program) else None)
         if isinstance(job, Again):
             all_wanted = await self._wanted_again(job, all_wanted)
@@ -310,7 +309,7 @@ class HostDoctor:
         loop = asyncio.get_running_loop()
 
         def notify_there(host: str, step: Step) -> None:
-            with suppress(RuntimeError):  # the console has gone meanwhile
+            with suppress(RuntimeError):  # the console has closed by then
                 loop.call_soon_threadsafe(notify, host, step)
 
         return await in_daemon_thread(lambda: preflight(looked_at, notify=notify_there))
@@ -347,7 +346,7 @@ class HostDoctor:
 
 
 def wanted_of(hosts: Hosts, job: Program | RunRequest | None = None) -> list[Wanted]:
-    """Return what a job would use on each host, by what is said of the job and what the inventory says."""
+    """Return what a job would use on each host: the job's own options, else those of the inventory."""
     every = [Wanted(entry.host, entry.num_ranks, "", entry.workdir) for entry in hosts.entries]
     if job is None:
         return every

@@ -1,4 +1,4 @@
-"""The log lines of a session's nodes: pulled by cursor whenever a report says that there are more."""
+"""The log lines of a session's nodes, pulled by cursor whenever a report shows that there are more."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from app.recording.records import Record
 
 LOG_PERIOD_S = 0.2
-"""Between two looks at whether a node has new log lines: below what a reader notices."""
+"""Seconds between two checks for new log lines: below what a reader notices."""
 LOG_PULL_S = 0.008
 MAX_LOG_PERIOD_S = 2.0
-"""Where many nodes print, each is asked less often: so much longer for each, up to this."""
+"""Limit of that period in seconds; where many nodes print, it is `LOG_PULL_S` for each."""
 MAX_PRINTED_BYTES = 4 * 2**20
-"""Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
+"""Bytes of log lines kept for evidence, however old; kept apart from reports, which much output would push out."""
 MAX_WAITING_LINES = 100_000
 """Lines pulled and not yet taken by the screen; older ones are dropped first."""
 
@@ -38,11 +38,11 @@ class LogPulls:
     """
 
     def __init__(self, fleet: Callable[[], Fleet], record: Callable[[Record], None]) -> None:
-        """Before the first report.
+        """Set up, before the first report.
 
         Args:
             fleet: Reaches the nodes.
-            record: Takes what was pulled, for a recording.
+            record: Takes the pulled lines, for a recording.
         """
         self.printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._fleet = fleet
@@ -52,7 +52,7 @@ class LogPulls:
         self._wanted: dict[str, tuple[str, int]] = {}
 
     def want(self, node: str, epoch: str, latest: int) -> None:
-        """Take how far the lines of a node go, in this life of its agent."""
+        """Note the number of a node's latest line, and the epoch of its agent."""
         self._wanted[node] = (epoch, latest)
 
     def drain(self) -> list[tuple[str, LogLine]]:
@@ -63,7 +63,7 @@ class LogPulls:
 
     @property
     def has_all(self) -> bool:
-        """True when every line that the nodes have told of is here."""
+        """True when every line that the nodes have reported is here."""
         for node, (epoch, latest) in self._wanted.items():
             known_epoch, cursor = self._cursor.get(node, (epoch, 0))
             if known_epoch != epoch or cursor < latest:
@@ -71,7 +71,7 @@ class LogPulls:
         return True
 
     async def follow(self) -> None:
-        """Pull lines from all nodes that have some; one that does not answer holds up no other."""
+        """Pull lines from all nodes that have some; one that does not answer delays no other."""
         under_way: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
@@ -98,7 +98,7 @@ class LogPulls:
         try:
             lines, first_seq = await self._fleet().pull_logs(node, cursor)
         except AppError:
-            return cursor  # the node's own row says that it does not answer; the next report asks again
+            return cursor  # the node's own row shows that it does not answer; the next report asks again
         if gap := gap_line(cursor, first_seq, lines[0].age_s if lines else None):
             self._lines.append((node, gap))
         self._lines.extend((node, line) for line in lines)
@@ -110,7 +110,7 @@ class LogPulls:
 
 
 def gap_line(cursor: int, first_seq: int, age_s: float | None) -> LogLine | None:
-    """Return a line that stands for those that a node no longer keeps, as old as the oldest one kept; None if none."""
+    """Return a line in place of those the node has dropped, as old as the oldest kept one; None if there are none."""
     num_lost = first_seq - cursor - 1
     if num_lost <= 0:
         return None

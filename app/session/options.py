@@ -1,4 +1,4 @@
-"""What a person may choose about any session over live agents."""
+"""Options of any session over live agents."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from app.session.audit import AuditLog
 
 
 class SessionOptions(msgspec.Struct, frozen=True):
-    """How a session looks on, and what it keeps."""
+    """What a session watches for, and what it keeps."""
 
     evidence_dir: Path | None = None
-    """Keep evidence of each incident there; None keeps none."""
+    """Directory for evidence of each incident; None keeps none."""
     recording: Path | None = None
-    """Record all that is heard into this file; None records nothing."""
+    """File that records everything received; None records nothing."""
     is_read_only: bool = False
-    """Let nothing be done to a job from here."""
+    """Forbids all actions on jobs from here."""
     thresholds: Thresholds = Thresholds()
-    """From when on something is wrong."""
+    """Limits at which diagnosis reports a problem."""
     audit: AuditLog = msgspec.field(default_factory=lambda: AuditLog(None))
-    """Where what is done to jobs is written down; by default nowhere."""
+    """Log of actions on jobs; by default none."""

@@ -1,6 +1,7 @@
-"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else.
+"""Brings a lost connection to a host back, with growing pauses. Until then the shown figures are old, nothing else.
 
-An agent that has ended leaves the connection as it is. So one that is not heard is looked for, and waited for likewise.
+An agent that ends leaves the connection as it is. So when its reports stop, the agent is looked for, and waited for in
+the same way.
 """
 
 from __future__ import annotations
@@ -28,30 +29,29 @@ if TYPE_CHECKING:
     from app.fleet.agent_link import Kept
 
 LOOK_S = 0.25
-"""Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
+"""Seconds between two checks of the connection; SSH itself takes seconds to notice a loss."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 LOOK_FOR_AGENT_S = 10.0
-"""Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
+"""Seconds between two searches for a silent agent; each starts a process on its node, which may be busy."""
 _HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
-"""Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
+"""Errors that time does not mend; a host with another key, or one that wants an answer, is not tried again."""
 _UNREACHABLE_KINDS: dict[type[AppError], UnreachableKind] = {
     NoAgentError: UnreachableKind.AGENT,
     AgentUnreachableError: UnreachableKind.ANSWER,
     IncompatibleAgentError: UnreachableKind.FITTING_AGENT,
 }
-"""What there is not where one of these was met, the first that fits; of all others the connection."""
+"""What is missing after an error; the first match wins, and without one it is the connection."""
 
 
 class Reconnector:
     """Watches one host's connection, in a task of the session's loop.
 
     Attributes:
-        unreachable_reason: What there is not at present, a connection or an agent at its end, and why; None while both
-            are there.
-        error: What the last attempt to go there met; None while all is there.
-        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
-            there is hope.
+        unreachable_reason: What is missing at present, a connection or an agent, and why; None while both are there.
+        error: Error of the last attempt; None while the connection and the agent are there.
+        failure: Error that ended the attempts: `patience_s` is over, the host has another key, or it wants an answer.
+            None until then.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Reconnector:
         *,
         may_ask: bool = False,
     ) -> None:
-        """Of a host that is connected, or is not so far.
+        """Set up for a host that is connected, or is not so far.
 
         Args:
-            link: The way there.
+            link: Connection to the host.
             notify: Takes a sentence about each change.
-            patience_s: How long to try to come back.
+            patience_s: Seconds for which a lost connection is tried again.
             unreachable_reason: Why there has been no connection yet; None where there is one.
-            is_unheard: Tells whether the agent says nothing, though there is a connection.
-            may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
+            is_unheard: Returns whether the agent's reports have stopped, though there is a connection.
+            may_ask: Whether a user can be asked, by `try_now`: then a host that wants an answer waits for it.
         """
         self._link = link
         self._may_ask = may_ask
@@ -87,26 +87,26 @@ class Reconnector:
         self._looked_at_s = float("-inf")
         """When the agent was last looked for."""
         self._wanted: asyncio.Future[None] | None = None
-        """Done once an attempt is over that somebody waits for."""
+        """Done once the attempt that a caller awaits is over."""
         self._asks = False
         self._wake = asyncio.Event()
         self._is_over = False
 
     @property
     def host(self) -> str:
-        """Where the connection goes."""
+        """Name of the host."""
         return self._link.host
 
     @property
     def wants_answer(self) -> bool:
-        """Whether there is no connection, and an answer of the person who can be asked would help."""
+        """Whether there is no connection, and an answer of a user who can be asked would help."""
         return self._may_ask and self.error is not None and _is_answerable(self.error)
 
     async def try_now(self, *, asks: bool) -> None:
-        """Have the next attempt made at once; returns when it is over, or there is none to come. One waits at a time.
+        """Make the next attempt immediately; return when it is over, or none follows. Only one caller may wait.
 
         Args:
-            asks: Ask the person where it takes one.
+            asks: Ask the user where the login needs it.
         """
         if self._is_over:
             return
@@ -116,7 +116,7 @@ class Reconnector:
         await self._wanted
 
     async def run(self) -> None:
-        """Keep the connection until there is no hope; cancel it to leave."""
+        """Keep the connection until the attempts end; cancel it to stop."""
         try:
             while self.failure is None or self.wants_answer:
                 if self._link.is_alive and self.unreachable_reason is None:
@@ -130,7 +130,7 @@ class Reconnector:
             self._settle()
 
     async def _look_for_agent(self) -> None:
-        """Find out what has become of an agent that says nothing, unless that was done just now."""
+        """Find out why an agent's reports have stopped, unless that was done just now."""
         now_s = asyncio.get_running_loop().time()
         if not self._is_unheard() or now_s < self._looked_at_s + LOOK_FOR_AGENT_S:
             return
@@ -164,7 +164,7 @@ class Reconnector:
             self.error = error
             is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
             self.failure = error if is_hopeless else None
-            if not self._wake.is_set():  # else the attempt that somebody waits for is still to come
+            if not self._wake.is_set():  # else the attempt that a caller awaits is still to come
                 self._settle()
             if is_hopeless and not self.wants_answer:
                 return
@@ -173,13 +173,13 @@ class Reconnector:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _reconnect(self) -> AppError | None:
-        """Return why there is still no connection; None if there is one."""
+        """Try to connect; return the error, or None if there is a connection."""
         asks, self._asks = self._asks, False
         self._wake.clear()
         return await self._try(lambda: self._link.reconnect(asks=asks))
 
     async def _try(self, do: Callable[[], object]) -> AppError | None:
-        """Return why something cannot be done, which blocks; None if it is done."""
+        """Run a blocking function in a thread; return its error, or None."""
         try:
             await in_daemon_thread(do)
         except AppError as error:
@@ -187,7 +187,7 @@ class Reconnector:
         return None
 
     def _error_text(self, error: AppError) -> str:
-        """Return what is in the way, with what to do about it unless the person is asked here."""
+        """Return the text of an error, with its hint unless the user is asked here."""
         return str(error) if self._is_asked_here(error) else error.whole
 
     def _unreachable_reason_of(self, error: AppError) -> UnreachableReason:
@@ -197,7 +197,7 @@ class Reconnector:
         return self._may_ask and _is_answerable(error)
 
     def _settle(self) -> None:
-        """Let go whoever waits for an attempt."""
+        """Release the caller that awaits an attempt."""
         wanted, self._wanted = self._wanted, None
         self._wake.clear()
         self._asks = False
@@ -206,7 +206,7 @@ class Reconnector:
 
 
 def unreachable_reason_of(error: AppError, host: str, *, has_hint: bool = True) -> UnreachableReason:
-    """Return what is lacking on the way to a host, by what was met there."""
+    """Return what is missing on the connection to a host, by the error met there."""
     unreachable_kind = next(
         (unreachable_kind for kind, unreachable_kind in _UNREACHABLE_KINDS.items() if isinstance(error, kind)),
         UnreachableKind.CONNECTION,

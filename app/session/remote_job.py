@@ -1,4 +1,4 @@
-"""Turns what a user asks to run into what each node is asked to run: ranks, attempt and master address.
+"""Turns a user's run request into each node's job spec: ranks, attempt and master address.
 
 Pure.
 
@@ -6,8 +6,8 @@ Pure.
 node gets, in a job and in its next attempt.
 
 `meeting_addresses` and `places_to_meet` list the addresses under which the other nodes look for the first one. The
-agents report which addresses their nodes have, and each node tries the connection before anything runs: what is chosen
-here is only the order in which addresses are tried.
+agents report which addresses their nodes have, and each node tries the connection before anything runs. This module
+only chooses the order in which addresses are tried.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ if TYPE_CHECKING:
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """What is to run."""
+    """A job to run."""
 
     command: tuple[str, ...]
     """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
     job_id: str
     num_ranks: int | None = None
-    """Of each node. None is what the inventory says, else one for each GPU, without GPUs one for every two cores."""
+    """Ranks of each node; None is the inventory's number, else one a GPU, without GPUs one for every two cores."""
     python: str = ""
-    """Of the job; empty is the agent's own. May begin with `~/`."""
+    """Python of the job; empty is the agent's own. May begin with `~/`."""
     workdir: str = ""
-    """Empty is what the inventory says, else the home."""
+    """Working directory; empty is the inventory's, else the home."""
     master_addr: str = ""
-    """Under which the other hosts reach the first one; empty tries those that it has."""
+    """Address under which the other hosts reach the first one; empty tries those that it has."""
     max_restarts: int = 0
     abandon_s: float = 0.0
-    """How long ranks may hang while nobody watches; 0 is for ever."""
+    """Seconds for which ranks may hang while no console watches; 0 is for ever."""
     shares_gpus: bool = False
-    """More ranks than GPUs are meant so."""
+    """Allows more ranks than GPUs."""
     metrics: tuple[str, ...] = ()
-    """Patterns that find figures in what the ranks print."""
+    """Patterns that find metrics in the output of the ranks."""
     is_probed: bool = True
     allow_faults: bool = False
-    """Harm may be done to its ranks on request."""
+    """Allows faults to be injected into its ranks."""
     env: tuple[tuple[str, str], ...] = ()
-    """Added to what the agents have."""
+    """Environment variables added to those of the agents."""
     grace_s: float | None = None
-    """Between SIGTERM and SIGKILL; None is the usual time, and so below."""
+    """Seconds between SIGTERM and SIGKILL; None is the agent's default, as for `save_s`."""
     save_s: float | None = None
-    """For a step and a checkpoint before SIGTERM."""
+    """Seconds for a step and a checkpoint before SIGTERM."""
 
 
 def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return patterns for figures in lines; whether they are sound is the agent's to say.
+    """Return patterns for metrics in log lines; the agent checks whether they are valid.
 
     Raises:
         UsageError: They are too many or too long.
@@ -82,7 +82,7 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def unknown_job_text(job_id: str, known: Sequence[str], asked: Sequence[str], away: Sequence[str] = ()) -> str:
-    """Return that no node knows a job, which ones they know, and which of those was perhaps meant."""
+    """Return the text for an unknown job: the known jobs, the nearest name, and the nodes that cannot be asked."""
     there = f"those there: {', '.join(known)}" if known else "none is there"
     unasked = f"; {nodes_text(away)} cannot be asked" if away else ""
     return f"there is no job {job_id} on {nodes_text(asked)}; {there}{nearest_text(job_id, known)}{unasked}"
@@ -106,7 +106,7 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
     if len(running) == 1:
         return running[0]
     if not running:
-        raise UsageError(f"no job runs on {where}")
+        raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
     raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
 
 
@@ -123,7 +123,7 @@ def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
 
 
 def usual_num_ranks(report: NodeReport) -> int:
-    """Return how many ranks a node runs unless a person says otherwise."""
+    """Return how many ranks a node runs by default."""
     return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
 
 
@@ -131,9 +131,9 @@ class JobHost(NamedTuple):
     """A host that takes part in a job.
 
     Attributes:
-        entry: What the inventory says of it.
+        entry: Its inventory entry.
         place: Where its agent serves.
-        report: Of its agent, after the first look at its GPUs.
+        report: Report of its agent, after the first look at its GPUs.
     """
 
     entry: HostEntry
@@ -142,19 +142,19 @@ class JobHost(NamedTuple):
 
 
 def next_number(job_id: str, reports: Iterable[NodeReport]) -> int:
-    """Return which attempt of a job a new start of it is: above all that its nodes know of."""
+    """Return the attempt number of a new start: above all that the nodes know of this job."""
     attempts = (job.attempt for report in reports for job in report.jobs if job.job_id == job_id)
     return 1 + max(attempts, default=-1)
 
 
 def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = "") -> dict[str, JobSpec]:
-    """Return each node's share of a job, the first one's first.
+    """Return the job spec of each host, the first host first.
 
     Args:
         request: What is to run.
-        hosts: Where, in the order in which they get their ranks.
-        master_addr: Of the first one. The ranks of a single host meet on its loopback, where nobody else can reach
-            them, whatever this is.
+        hosts: In the order in which they get their ranks.
+        master_addr: Address of the first host. Ignored for a single host: its ranks meet on its loopback, which nobody
+            else can reach.
     """
     patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
     attempt = next_number(request.job_id, (host.report for host in hosts))
@@ -197,23 +197,23 @@ def _workdir(workdir: str, home: str) -> str:
 
 
 def _expanded(path: str, home: str) -> str:
-    """Return a path of the host with `~` for what it stands for there."""
+    """Return a path of the host with a leading `~` replaced by its home."""
     return home + path[1:] if path == "~" or path.startswith("~/") else path
 
 
 def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
-    """Return how many ranks each node gets: as even as can be, the first ones more."""
+    """Return how many ranks each node gets: as even as possible, the first ones more."""
     num_local, rest = divmod(num_ranks, num_nodes)
     return [num_local + (index < rest) for index in range(num_nodes)]
 
 
 def latest_status(statuses: Mapping[str, JobStatus]) -> JobStatus:
-    """Return how a job stands on a node of its newest attempt: one that was left out of it tells of an earlier one."""
+    """Return the status of a job on a node of its latest attempt; a node left out of it reports an earlier one."""
     return max(statuses.values(), key=lambda status: status.attempt)
 
 
 def of_latest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-    """Return how a job stands on the nodes of its newest attempt, as far as they are there."""
+    """Return the status of a job on the known nodes of its latest attempt."""
     attempt = latest_status(statuses).attempt
     return {node: status for node, status in statuses.items() if status.attempt == attempt}
 
@@ -228,8 +228,8 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
 
     Args:
         statuses: By node, whether it has ended or not.
-        num_ranks: None leaves every node as many as it had; else they are spread evenly.
-        takes_any: All nodes given make up the next attempt; else those of the last one do.
+        num_ranks: None keeps the number of each node; else they are spread evenly.
+        takes_any: All nodes given form the next attempt; else those of the last one do.
 
     Raises:
         UsageError: A node of the last attempt is missing, or the ranks are too few or too many for the nodes.
@@ -260,13 +260,13 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
 def next_attempt(
     statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str | None = None
 ) -> dict[str, PrepareAgain]:
-    """Return what each node of a job that has ended is asked to prepare, the one with node rank 0 first.
+    """Return the prepare command for each node of an ended job, the one with node rank 0 first.
 
     Args:
         statuses: By node.
-        num_ranks: None leaves every node as many as it had; else they are spread evenly.
-        meet_at: None is the nodes of the last attempt. Else all nodes given make up the next one, and reach the first
-            of them there; empty is where they met before.
+        num_ranks: None keeps the number of each node; else they are spread evenly.
+        meet_at: None keeps the nodes of the last attempt. Else all nodes given form the next one, and reach the first
+            of them at this address; empty is where they met before.
 
     Raises:
         UsageError: The job still runs, or see `next_shares`.
@@ -274,7 +274,7 @@ def next_attempt(
     job_id = next(iter(statuses.values())).job_id
     shares = next_shares(statuses, num_ranks, takes_any=meet_at is not None)
     if any(statuses[node].state not in ENDED_STATES for node in shares):
-        raise UsageError(f"job {job_id} has not ended")
+        raise UsageError(f"job {job_id} has not ended", f"rankdeck stop {job_id}")
     attempt = 1 + latest_status(statuses).attempt
     commands, first_rank = {}, 0
     for node_rank, (node, num_local) in enumerate(shares.items()):
@@ -289,17 +289,17 @@ def next_attempt(
 
 
 MAX_TRIED = 3
-"""Each that leads nowhere costs seconds."""
+"""Addresses that are tried; each that leads nowhere costs seconds."""
 
 
 def meeting_addresses(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
     """Return addresses of the first node, the best first.
 
-    Ahead are those in whose networks most other nodes have an address; of equal ones that to which SSH has come. An
-    address that another node has too, as that of a container's bridge, leads nowhere and is left out.
+    An address ranks by how many other nodes have one in its network, equal ones by the given order: SSH's comes first.
+    An address that another node has too, as that of a container's bridge, leads nowhere and is left out.
 
     Args:
-        first: As `10.0.0.5/24`, in the order of `agent.machine.host`; what is no address is left out.
+        first: As `10.0.0.5/24`, in the order of `agent.machine.host`; invalid addresses are left out.
         others: Those of each other node.
     """
     own = _interfaces(first)
@@ -325,14 +325,14 @@ def _is_near(one: Interface, others: Sequence[Interface]) -> bool:
 
 
 def places_to_meet(nodes: Sequence[str], addresses: Callable[[str], Sequence[str]]) -> list[str]:
-    """Return where the nodes of a job may meet, the best first; a single one on its loopback alone.
+    """Return the master addresses to try for a job, the best first; for a single node only its loopback.
 
     Args:
         nodes: The one with node rank 0 first.
         addresses: Returns those of a node.
 
     Raises:
-        UsageError: Nowhere.
+        UsageError: The first node has no usable address.
     """
     first, *others = nodes
     if not others:
@@ -344,5 +344,5 @@ def places_to_meet(nodes: Sequence[str], addresses: Callable[[str], Sequence[str
 
 
 def _no_address(node: str) -> UsageError:
-    """Return what is to be said of a first node without an address."""
+    """Return the error for a first node without an address."""
     return UsageError(f"{node} has no address under which others could reach it", "name one: run --master-addr")

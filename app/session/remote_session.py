@@ -1,4 +1,4 @@
-"""A job on some hosts in front of a person: started or found there, watched from here, and left running."""
+"""A session on a job of some hosts: started or found there, watched from here, and left running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from app.view.nodes import new_nodes_notice
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
 
 
 GPU_PATIENCE_S = 3.0
-"""For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+"""Seconds for the first look at the GPUs of a node whose agent has just started: NVML takes a second or two."""
 POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
 END_PATIENCE_S = 120.0
-"""For the end of a job, beyond what it may take for a checkpoint and a grace period."""
+"""Seconds for a job to end, beyond its times for a checkpoint and a grace period."""
 USUAL_END_S = 180.0
-"""For those, of a job whose own times are not known."""
+"""Seconds for a checkpoint and a grace period of a job whose own times are unknown."""
 
 
 SETTLE_S = 2.0
-"""Without another one, until those that have come are told of; the agents of one `srun` come within a second."""
+"""Seconds without another new node until those that came are reported; agents of one `srun` come within a second."""
 MAX_WAIT_S = 10.0
-"""However many still come."""
+"""Seconds until they are reported, even if more still come."""
 MAX_KNOWN = 16_384
-"""Names that are known to have been told of: a relay can only be wrong to have more, and it costs a word twice."""
+"""Names of reported nodes kept; only a faulty relay has more, and then a node is reported twice."""
 
 
 class NewNodeWatch:
-    """Each node is told of once, also where it goes and comes again."""
+    """Reports each new node once, even if it leaves and comes back."""
 
     def __init__(self) -> None:
         self._notified: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class NewNodeWatch:
         self._first_s = self._last_s = 0.0
 
     def news(self, new_nodes: NewNodes, now_s: float) -> NewNodes:
-        """Return those of them that are to be told of now."""
+        """Return the new nodes to report now."""
         waiting = frozenset(new_nodes.nodes) - self._notified
         if waiting != self._waiting:
             self._first_s = self._first_s if self._waiting else now_s
@@ -86,7 +86,7 @@ class NewNodeWatch:
 
 
 class RemoteSession(Session):
-    """A session over agents that were found on some hosts. Closing it closes their links; agents and jobs live on."""
+    """A session over agents on some hosts. Closing it closes their links; agents and jobs keep running."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class RemoteSession(Session):
         """Watch a job of some hosts.
 
         Args:
-            hosts: Which.
-            request: Started by `start`; without one there is a job already, or none.
-            options: What a person has chosen.
-            job_id: Of the job to show that is there already; empty is whichever is to be shown.
+            hosts: The hosts of the session.
+            request: Job that `start` starts; without one there is a job already, or none.
+            options: Options of the session.
+            job_id: Existing job to show; empty lets `JobChoice` choose.
 
         Raises:
             SessionError: See `Session`.
@@ -120,31 +120,30 @@ class RemoteSession(Session):
         self._is_ended = False
         self._is_open = False
         self.patience_s = 0.0
-        """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
-        what was known last, whatever becomes of the connection. Say it before `start`."""
+        """Seconds for which a lost connection is tried again before `view` raises. While it is infinite, `view` shows
+        the last known state whatever becomes of the connection. Set it before `start`."""
         self.guards_rest = False
-        """Whether what is left of a job that has failed on another node is ended, while this session is open and when
-        it closes. Say it before `start`."""
+        """Whether the rest of a job that failed on another node is ended, while this session is open and when it
+        closes. Set it before `start`."""
         self.looks_back = False
-        """Whether events and charts of a job that is found reach back to before this session. Say it before `start`."""
+        """Whether events and charts of a found job reach back to before this session. Set it before `start`."""
         self._guard = AssignmentGuard()
         self._new_node_watch = NewNodeWatch()
         self._reported_rest: set[tuple[tuple[str, int, JobState], str]] = set()
-        """What was said of ending shares: one that cannot be ended is tried again and told of once."""
+        """Reports on ending parts of jobs; an end that fails is tried again and reported once."""
         self._guarding: asyncio.Task[None] | None = None
         self._has_company = False
-        """Whether another job has been under way beside the one that is shown: then commands have to name it."""
+        """Whether another job is under way beside the shown one, so that commands have to name it."""
         self._is_restarting = False
-        """Whether a restart was under way when the console last looked: leaving gives it up."""
+        """Whether a restart was under way at the last look; leaving gives it up."""
         self.asked_at: QuestionDesk | None = None
-        """Where the person is asked what hosts want to know that are lost; None where nobody is. Say it before
-        `start`."""
+        """Where the user answers questions of lost hosts; None where nobody is asked. Set it before `start`."""
         self.questions: HostQuestions | None = None
-        """What hosts want to know; None where nobody is asked."""
+        """Questions of hosts; None where nobody is asked."""
         if all(link.runs_programs for link in hosts.links):
             self.doctor = HostDoctor(hosts, self._connections.unreachable_reason, lambda: self.fleet)
         self.can_inject = False
-        """True while the job that is shown allows faults."""
+        """True while the shown job allows faults."""
         if not self.is_read_only:
             self.starter = JobStarter(hosts.names, lambda: self.fleet, hosts.python_of_first, self.start_another)
 
@@ -160,19 +159,17 @@ class RemoteSession(Session):
 
     @property
     def away(self) -> set[str]:
-        """Hosts that cannot be heard at present: no way leads there, or no agent is at its end."""
+        """Hosts that are unreachable at present: without a connection, or without an agent."""
         return {
             host for host, unreachable_reason in self._connections.absences.items() if unreachable_reason is not None
         }
 
     @property
     def title(self) -> str:
-        """What this session is."""
         return f"rankdeck on {self._hosts.text}"
 
     @property
     def leaving(self) -> str:
-        """What becomes of the job when the person leaves."""
         if self._request and not self._own_job_id:
             return "no job was started"
         if self._is_restarting:
@@ -181,19 +178,18 @@ class RemoteSession(Session):
 
     @property
     def how_to_begin(self) -> str:
-        """The command that brings a job to hosts that have none."""
         return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
 
     @property
     def watched_job(self) -> str:
-        """The job that this session has started, or was asked for; empty for whichever is shown."""
+        """Job that this session has started, or was asked for; empty for whichever is shown."""
         return self._request.job_id if self._request else self.choice.wanted
 
     async def start(self) -> None:
-        """Bring the agents' sockets here, and start the job if there is one to start.
+        """Open the channels to the agents' sockets, and start the requested job, if any.
 
         Raises:
-            AppError: Something is in the way; see `Fleet.start` for what may be left of the job.
+            AppError: The start failed; see `Fleet.start` for what may be left of the job.
         """
         await self.connect()
         if self._request is None:
@@ -208,7 +204,7 @@ class RemoteSession(Session):
         self._notices.append(f"{reported}; importing torch takes some seconds")
 
     async def check_job(self) -> None:
-        """Return if the job that is asked for is there; after `connect`.
+        """Check that the requested job exists; after `connect`.
 
         Raises:
             UsageError: No host that can be asked knows it.
@@ -219,10 +215,11 @@ class RemoteSession(Session):
         reports = await self.reports()
         known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
         if job_id not in known:
-            raise UsageError(unknown_job_text(job_id, known, list(reports), sorted(self.away)))
+            unknown = unknown_job_text(job_id, known, list(reports), sorted(self.away))
+            raise UsageError(unknown, self._hosts.command("status") + " shows the last one")
 
     async def start_another(self, request: RunRequest) -> str:
-        """Start another job where none runs, and follow it from now on; return a sentence that says so.
+        """Start another job where none runs, and follow it from now on; return a sentence about it.
 
         Raises:
             UsageError: A job runs there.
@@ -247,7 +244,7 @@ class RemoteSession(Session):
         return reported
 
     async def _start_and_report(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
-        """Start a job, and return a sentence that says so."""
+        """Start a job, and return a sentence about it."""
         audited = AuditedAction("start", tuple(self._hosts.names), request.job_id, request.command)
         return await self.audit.kept(audited, self._started(request, reports))
 
@@ -257,7 +254,7 @@ class RemoteSession(Session):
         return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
 
     async def reports(self) -> dict[str, NodeReport]:
-        """Return what each host says of itself, of those that there is a way to.
+        """Return the report of each host that is reachable.
 
         Raises:
             AgentUnreachableError: An agent does not answer.
@@ -267,7 +264,7 @@ class RemoteSession(Session):
         return dict(zip(names, reports, strict=True))
 
     async def _reports(self, num_ranks: int | None) -> dict[str, NodeReport]:
-        """Return the report of each host; once it knows its GPUs, where their number counts."""
+        """Return the report of each host; where the number of GPUs counts, once it is known."""
         deadline_s = time.monotonic() + GPU_PATIENCE_S
         fleet, names = self.fleet, self._hosts.names
         while True:
@@ -278,7 +275,7 @@ class RemoteSession(Session):
             await asyncio.sleep(POLL_S)
 
     async def _start_on_hosts(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> dict[str, JobSpec]:
-        """Start a job, where its nodes can meet; return each one's share."""
+        """Start a job at the first master address that its nodes reach; return the spec of each node."""
         job_hosts = []
         for link, entry in zip(self._hosts.links, self._hosts.entries, strict=True):
             if link.place is None:
@@ -300,7 +297,7 @@ class RemoteSession(Session):
     async def _start_own_job(self, specs: Mapping[str, JobSpec]) -> None:
         first = next(iter(specs.values()))
         self._job_id = self._own_job_id = first.job_id
-        self._is_ended = self._is_certain = False  # until the agents have answered, nobody knows
+        self._is_ended = self._is_certain = False  # uncertain until the agents have answered
         before, self.choice = self.choice, JobChoice(first.job_id, first.attempt)
         try:
             await self.start_job(specs)
@@ -311,7 +308,7 @@ class RemoteSession(Session):
         self._is_certain = True
 
     async def connect(self) -> None:
-        """Bring the agents' sockets here and begin to listen.
+        """Open the channels to the agents' sockets and begin to listen.
 
         Raises:
             AppError: No host can be reached.
@@ -330,7 +327,7 @@ class RemoteSession(Session):
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
 
     async def _keep_guard(self) -> None:
-        """End what is left of a job that has failed on another node, as long as somebody looks on."""
+        """End what is left of a job that has failed on another node, until cancelled."""
         while True:
             await asyncio.sleep(GUARD_PERIOD_S)
             await self._end_what_hangs(time.monotonic())
@@ -341,7 +338,7 @@ class RemoteSession(Session):
                 await self._end_rest(node, shares[node])
 
     async def _end_rest(self, node: str, status: JobStatus) -> None:
-        """End a share of a job, unless the node says by now that it is over, or another one."""
+        """End a node's part of a job, unless the node now reports that it is over, or another one."""
         audited = AuditedAction("stop", (node,), status.job_id)
         where = f"what was left of job {clean_name(status.job_id)} on {node}"
         try:
@@ -360,10 +357,10 @@ class RemoteSession(Session):
             self.audit.add(audited, reported, is_done=is_done)
 
     async def end_patience_s(self, job_id: str) -> float:
-        """Return how long an orderly end of a job may take, by what it was started with as far as a node says so."""
+        """Return how many seconds an orderly end of a job may take, by the spec that a node reports."""
         node = in_order(of_latest_attempt(await self.job_control.statuses(job_id)))[0]
         own_s = USUAL_END_S
-        with suppress(AppError):  # whoever cannot be asked just now may end the job all the same
+        with suppress(AppError):  # a node that does not answer now does not prevent the end
             reply = await self.fleet.ask(node, ShowJob(job_id))
             own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
         return own_s + END_PATIENCE_S
@@ -372,11 +369,11 @@ class RemoteSession(Session):
         """Return the rows of now.
 
         Raises:
-            AppError: The connection is lost for good.
+            AppError: The connection is lost permanently.
         """
         for host, unreachable_reason in self._connections.absences.items():
             self.put_unreachable(host, unreachable_reason)
-        if self.patience_s:  # who only takes a look will come in again anyway
+        if self.patience_s:  # a console for one look finds new nodes at its next start
             self._look_for_new_nodes()
         view = super().view()
         if self._is_open:
@@ -398,8 +395,12 @@ class RemoteSession(Session):
         if news.nodes:
             self._notify(new_nodes_notice(news, self._hosts.command("attach")))
 
+    def take_notices(self, sentences: Iterable[str]) -> None:
+        """Take sentences about what came before this session."""
+        self._notices += sentences
+
     def _notify(self, sentence: str) -> None:
-        self._notices.append(sentence)  # another list after each drain
+        self._notices.append(sentence)  # each drain replaces the list
 
     def _raise_for_lost_connection(self) -> None:
         failure = self._connections.failure
@@ -409,18 +410,17 @@ class RemoteSession(Session):
             raise failure
 
     def farewell(self) -> str:
-        """Return how to come back to a job that goes on."""
         return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
 
     async def close(self) -> None:
-        """Stop listening and let go of the hosts."""
+        """Stop listening and close the connections."""
         self._is_open = False
         if self.questions is not None:
             self.questions.close()
         if self._guarding is not None:
             self._guarding.cancel()
             await asyncio.gather(self._guarding, return_exceptions=True)
-            await self._end_what_hangs(math.inf)  # nobody will look on any more
+            await self._end_what_hangs(math.inf)  # the last check: no console watches from here on
         await self._connections.keep_no_more()
         await super().close()
         await self._connections.close()

@@ -48,22 +48,22 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobStatus
     from agent.wire.logs import LogLine
-    from app.fleet.start_progress import StartProgress
     from app.model.new_nodes import NewNodes
     from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
     from app.recording.records import Record
     from app.session.control import JobStarter
     from app.session.hosts import HostDoctor, HostQuestions
+    from app.view.nodes import Progress
     from ddpcore.wire import Fault
 
 MAX_DRAINED = 128
-"""Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
-2 ms, and 16 at a time half as much again each (`bench_fold`)."""
+"""Reports folded in together; more are cheaper each, but delay a key press. So many of eight ranks take 2 ms, and 16 at
+a time half as much again each (`bench_fold`)."""
 ROUND_S = 0.8
-"""A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
-meanwhile only the newest is folded in. Also with half a second between two reports of a node this is below
-`app.model.cluster.GAP_S`, from which on it counts as having been away."""
+"""Seconds of a round: a fleet too large for one take is read in several, and only the latest report of each node in a
+round is folded in. Even with half a second between two reports of a node this is below `app.model.cluster.GAP_S`, from
+which on a node counts as having been away."""
 
 
 class DrainRounds:
@@ -73,15 +73,15 @@ class DrainRounds:
         self._num_nodes = num_nodes
         self._last_s: float | None = None
         self._num_due = 0.0
-        """Nodes that are to be heard by now, and are not."""
+        """Nodes whose reports are due and not yet taken."""
 
     @property
     def is_one_take(self) -> bool:
-        """Whether one take hears all nodes."""
+        """Whether one take reads the reports of all nodes."""
         return self._num_nodes <= MAX_DRAINED
 
     def num_takes(self, now_s: float) -> int:
-        """Return how many takes are to be made in this turn, one at least; call it once a turn."""
+        """Return how many takes are due in this turn, at least one; call it once a turn."""
         since_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         self._num_due = min(self._num_due + self._num_nodes * since_s / ROUND_S, self._num_nodes)
@@ -92,13 +92,13 @@ class DrainRounds:
 
 DEFAULT_OPTIONS = SessionOptions()
 UNHEARD_S = 3.0
-"""Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
+"""Seconds of fifteen reports of a node: even on a busy machine a live agent sends one in that time."""
 TAKE_PERIOD_S = 0.05
-"""Half of the least time between two reports of a node, so that none is missed."""
+"""Seconds between two takes: half of the least time between two reports of a node, so that none is missed."""
 
 
 class Session:
-    """A view of some agents, by the directories with their sockets; it serves `app.tui.source.ConsoleSource`.
+    """A view of some agents, given the directories with their sockets; it implements `app.tui.source.ConsoleSource`.
 
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
@@ -115,16 +115,16 @@ class Session:
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
         relayed_nodes: Container[str] = (),
     ) -> None:
-        """Over agents by their directories.
+        """Set up for agents by their directories.
 
         Args:
-            directories: With the sockets of each node.
-            options: What a person has chosen.
+            directories: Directory with the sockets of each node.
+            options: Options of the session.
             addresses: For `JobControl`.
             relayed_nodes: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
 
         Raises:
-            SessionError: What is heard cannot be recorded where it should be.
+            SessionError: The recording's file cannot be written.
         """
         self.is_read_only = options.is_read_only
         self.started_at_s = time.monotonic()
@@ -134,27 +134,27 @@ class Session:
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
         self.choice = JobChoice()
-        """Which job is shown."""
+        """Chooses the job to show."""
         self.attach_command = "rankdeck attach JOB"
-        """What shows another job, with JOB in the place of its id."""
+        """Command that shows another job; JOB stands for its id."""
         self._diagnoser = Diagnoser(self._thresholds)
         received = {
             node: path / REPORTS_SOCKET for node, path in self._directories.items() if node not in relayed_nodes
         }
         self.telemetry = Telemetry(received)
-        """Hears the nodes."""
+        """Receives the reports of the nodes."""
         self._fleet = Fleet({})
         self._milestones = Milestones()
         self.audit = options.audit
-        """Where what is done from here is written down."""
+        """Log of the actions taken from here."""
         self.job_control = JobControl(
             lambda: self._fleet, list(self._directories), self.log_done, self.audit, addresses
         )
-        """Acts on the jobs; after `connect`."""
+        """Acts on the jobs; usable after `connect`."""
         self.events = EventLog()
-        """What has happened while this session looked on."""
+        """Events since this session began."""
         self.history = History()
-        """How the figures of its jobs went meanwhile."""
+        """Past figures of its jobs."""
         self._listening_since_s = math.inf
         self._past = Past()
         self._evidence_dir = options.evidence_dir
@@ -166,28 +166,28 @@ class Session:
 
     @property
     def control(self) -> JobControl | None:
-        """What acts on the job; None where only looking is allowed."""
+        """What acts on the job; None in a read-only session."""
         return None if self.is_read_only else self.job_control
 
     @property
     def how_to_begin(self) -> str:
-        """The command that brings a job while there is none; nothing where one comes by itself."""
+        """Command that starts a job while there is none; empty where one starts by itself."""
         return ""
 
     @property
     def fleet(self) -> Fleet:
-        """The nodes, to be spoken to; after `connect`."""
+        """Command channels to the nodes; usable after `connect`."""
         return self._fleet
 
     @property
-    def starting(self) -> StartProgress | None:
-        """How far a start has come that is under way; None while none is."""
+    def starting(self) -> Progress | None:
+        """Progress of a start that is under way; None while none is."""
         starting = self._fleet.starting
         return None if starting is None or starting.is_over else starting
 
     @property
     def stall_s(self) -> float:
-        """From here a wait is a stall."""
+        """Seconds from which a wait is a stall."""
         return self._thresholds.stall_s
 
     async def connect(self) -> None:
@@ -203,21 +203,21 @@ class Session:
         ]
 
     def look_back(self) -> None:
-        """Have the events and the history reach back, in the background; after `connect`."""
+        """Extend events and history back in time, in the background; after `connect`."""
         self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-looking-back"))
 
     async def reach_back(self) -> None:
-        """Have the events and the history reach back to what the nodes remember; after `connect`."""
+        """Extend events and history back to what the nodes remember; after `connect`."""
         before = await look_back(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
             self.events = self.events.reaching_back(before.events, self._listening_since_s)
 
     async def replay_history(self, pause_s: float = 0.0) -> None:
-        """Have verdicts stand on what the nodes remember, as if this session had looked on; after `connect`.
+        """Base verdicts on what the nodes remember, as if this session had watched then; after `connect`.
 
         Args:
-            pause_s: Left to others between two pieces of work.
+            pause_s: Seconds left to other tasks between two pieces of work.
         """
         nodes = list(self._directories)
         replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
@@ -226,7 +226,7 @@ class Session:
             self._cluster.go_on_from(before)
 
     def replay_history_soon(self, pause_s: float) -> None:
-        """Do so in the background; after `connect`."""
+        """Run `replay_history` in the background; after `connect`."""
         self._tasks.append(asyncio.create_task(self.replay_history(pause_s), name="rankdeck-history-replay"))
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
@@ -236,7 +236,7 @@ class Session:
         self._cluster.begin(first.job_id, first.attempt)
 
     def view(self) -> View:
-        """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
+        """Take arrived reports and return the rows of now; a large fleet's other reports are taken in the background.
 
         Raises:
             IncompatibleAgentError: An agent speaks another version.
@@ -258,7 +258,7 @@ class Session:
         return view
 
     def shares(self) -> list[dict[str, JobStatus]]:
-        """Return how each job stands on each node that has told of its newest attempt."""
+        """Return the status of each job on each node that has reported its latest attempt."""
         names = self._cluster.node_names
         return [
             {names[node]: assignment.status for node, assignment in job.shares.items()}
@@ -266,15 +266,15 @@ class Session:
         ]
 
     def put_unreachable(self, node: str, unreachable_reason: UnreachableReason | None) -> None:
-        """Take why a node cannot be heard at present; None when nothing is in the way."""
+        """Note why a node is unreachable at present; None when it is not."""
         self._cluster.put_unreachable(node, unreachable_reason)
 
     def put_new_nodes(self, new_nodes: NewNodes) -> None:
-        """Take which nodes have come that this session has not taken in."""
+        """Note the new nodes that this session has not taken in."""
         self._cluster.put_new_nodes(new_nodes)
 
     def is_unheard(self, node: str) -> bool:
-        """Tell whether a node has said nothing for a while."""
+        """Return whether a node has sent no report for `UNHEARD_S`."""
         last_report_s = self.telemetry.last_report_s.get(node, -math.inf)
         return time.monotonic() > max(last_report_s, self._listening_since_s) + UNHEARD_S
 
@@ -287,7 +287,7 @@ class Session:
         return self._logs.drain()
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was done and kept since the last call, and about starts."""
+        """Return sentences since the last call: about actions, starts, and what was kept."""
         recorders = (self._milestones, self._incident_recorder, self._recorder, self.audit)
         kept = [notice for source in recorders if source is not None for notice in source.drain_notices()]
         notices, self._notices = [*self._notices, *kept], []
@@ -297,34 +297,34 @@ class Session:
 
     def time_text(self, at_s: float) -> str:
         """Return a moment by this machine's clock."""
-        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for people
-        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
+        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for users
+        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - in their own time zone
 
     @property
     def evidence_notices(self) -> list[str]:
-        """All sentences about what was kept."""
+        """All sentences about evidence that was kept."""
         return self._incident_recorder.sentences if self._incident_recorder is not None else []
 
     async def inject(self, fault: Fault) -> str:
-        """Do harm to a rank of the job that is shown; return a sentence that says what was done.
+        """Inject a fault into a rank of the shown job; return a sentence about it.
 
         Raises:
-            UsageError: No node has that rank, or only looking is allowed.
-            AgentRefusedError: The agent said no.
+            UsageError: No node has that rank, or the session is read-only.
+            AgentRefusedError: The agent refused.
         """
         if self.is_read_only:
             raise UsageError("this console only looks on", "open it without --read-only")
         view = self.view()
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:
-            raise UsageError(f"no node has rank {fault.rank}")
+            raise UsageError(f"no node has rank {fault.rank}", "rankdeck ranks lists them")
         return await self.inject_on(rows[0].node, job.job_id, fault)
 
     async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
-        """Do harm to a rank of a node's job; as `inject`.
+        """Inject a fault into a rank of a node's job; as `inject`.
 
         Raises:
-            AgentRefusedError: The agent said no.
+            AgentRefusedError: The agent refused.
         """
         return await self.audit.kept(AuditedAction("fault", (node,), job_id), self._inject(node, job_id, fault))
 
@@ -335,13 +335,13 @@ class Session:
         return done
 
     def log_done(self, done: str) -> None:
-        """Take a sentence about what a person has done: into the events, and into the evidence of what follows."""
+        """Add a sentence about a user's action to the events, and to the evidence of what follows."""
         now_s = time.monotonic()
         self._keep(NoticeRecord(now_s, f"on request: {done}"))
         self.events.add_event(f"on request: {done}", now_s)
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
-        """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
+        """Return the stacks of the ranks of a job, or of the shown one; see `fetch_stacks`.
 
         Raises:
             UsageError: No job is shown.
@@ -349,14 +349,14 @@ class Session:
         job = self.view().job()
         wanted = job_id or (job.job_id if job else "")
         if not wanted:
-            raise UsageError("there is no job yet")
+            raise UsageError("there is no job yet", "rankdeck run starts one")
         answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
         for record in _stack_records(answers):
             self._record(record)
         return answers
 
     async def take_stacks(self, job_id: str, into: Answers) -> None:
-        """Take the stacks of a job, or why there are none."""
+        """Fetch the stacks of a job into `into`, or why there are none."""
         try:
             answers = await fetch_stacks(self._directories, job_id, is_native=False)
         except AppError as error:
@@ -368,18 +368,18 @@ class Session:
         await ask_agents(self._fleet, list(self._directories), self._past.records(), job_id, into)
 
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
-        """Return what is known by now; see `put_together`."""
+        """Return the evidence collected so far; see `put_together`."""
         received = [*self._past.records(), *self._logs.printed.records()]
         evidence = await put_together(list(self._directories), self.view(), received, answers, (job_id, why))
         return msgspec.structs.replace(evidence, thresholds=self._thresholds)
 
     @property
     def has_all_lines(self) -> bool:
-        """True when every line that the nodes have told of is here."""
+        """True when every line that the nodes have reported is here."""
         return self._logs.has_all
 
     async def close(self) -> None:
-        """Stop listening and let go of the roads; the agents live on."""
+        """Stop listening and close the channels; the agents keep running."""
         if self._incident_recorder is not None:
             await self._incident_recorder.close()
         for task in self._tasks:
@@ -407,7 +407,7 @@ class Session:
             await asyncio.sleep(TAKE_PERIOD_S)
 
     def _take_reports(self) -> None:
-        """Fold in some of what has arrived."""
+        """Fold in some of the reports that have arrived."""
         received = self.telemetry.drain(MAX_DRAINED)
         self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in received])
         for node, report, received_at_s, frame in received:

@@ -81,7 +81,6 @@ class Known:
         self.by_name: Mapping[str, Setting] = {setting.name: setting for setting in settings}
 
     def defaults(self) -> Layer:
-        """Return the lowest layer."""
         origin = Origin(DEFAULT)
         return Layer([Entry(setting.name, setting.default, origin) for setting in self.by_name.values()])
 

@@ -60,7 +60,6 @@ class Choice(_Named, frozen=True):
         return self.take(text.strip())
 
     def shown(self, value: Value) -> str:
-        """Return a value as a person would write it."""
         return str(value)
 
 
@@ -87,7 +86,6 @@ class Seconds(_Named, frozen=True):
         return self.take(value)
 
     def shown(self, value: Value) -> str:
-        """Return the seconds without needless digits."""
         return f"{value:g}"
 
 
@@ -114,7 +112,6 @@ class Keys(_Named, frozen=True):
         return self.take([text] if len(text) == 1 else [word.strip() for word in text.split(",")])
 
     def shown(self, value: Value) -> str:
-        """Return the keys as they stand on the screen."""
         keys = value if isinstance(value, tuple) else ()
         return " ".join(shown_key(key) for key in keys) or "(none)"
 
@@ -175,7 +172,6 @@ TABLE: Sequence[Setting] = (
 
 
 def key_settings(actions: Sequence[Bindable]) -> list[Setting]:
-    """Return the settings of the keys of some actions."""
     return [
         Keys(f"keys.{action.name}", tuple(key for key in action.keys.split(",") if key), action.title)
         for action in actions

@@ -1,1 +1,1 @@
-"""Hosts reached by SSH: as OpenSSH would reach them, with verified keys, and their sockets brought here."""
+"""Hosts reached by SSH as OpenSSH would reach them, with verified keys; their sockets appear on this machine."""

@@ -1,4 +1,4 @@
-"""Getting in: by keys, then by what a person answers, in as many parts as the host wants.
+"""Authentication: by keys, then by the user's answers, in as many steps as the host wants.
 
 Source: RFC 4252 (partial success), RFC 4256 (keyboard-interactive); ssh_config(5), PreferredAuthentications.
 """
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from app.ssh.transport import Transport
 
 REPLY_TIMEOUT_S = 10.0
-"""For the host to say something to an answer."""
+"""Seconds for the host to reply to an answer."""
 INTERVIEW_S = 3600.0
-"""For all of an interview; the person has less time for each answer, and sshd less patience (LoginGraceTime)."""
+"""Seconds for one keyboard-interactive login; each answer has less, and sshd allows less in all (LoginGraceTime)."""
 MAX_ROUNDS = 16
-"""Of questions in one interview."""
+"""Rounds of questions in one keyboard-interactive login."""
 MAX_FIELDS = 16
-"""Of one round."""
+"""Questions in one round."""
 MAX_LINES = 20
-"""Of what a host says beside its questions."""
+"""Lines of text shown beside a host's questions."""
 
 MethodsLeft = list[str]
-"""What the host wants besides; empty once it has let us in."""
+"""Methods that the host still wants; empty once the login has succeeded."""
 Field = tuple[str, bool]
-"""A question, and whether the answer may be seen."""
+"""A question, and whether the answer may be shown."""
 
 
 def authenticate(transport: Transport, settings: SshSettings, keyring: Keyring, *, asks: bool) -> None:
-    """Get in.
+    """Log in.
 
     Args:
-        transport: Its host has been found to be who it is.
-        settings: Which user, which keys, which ways.
-        keyring: Keys and secrets that are known, and whoever can be asked for others.
-        asks: Ask the person; without this, what is known must do.
+        transport: Its host's key has been verified.
+        settings: The user, the keys and the methods.
+        keyring: Known keys and secrets, and the prompter for others.
+        asks: Ask the user; else only known secrets are used.
 
     Raises:
-        AnswerNeededError: The host wants answers, and there is nobody to give them.
-        HostUnreachableError: It does not let us in.
+        AnswerNeededError: The host wants answers, and no user can be asked.
+        HostUnreachableError: It refuses the login.
         TimeoutError: It does not answer.
     """
     with agent_keys(settings) as keys:
@@ -73,7 +73,7 @@ def authenticate(transport: Transport, settings: SshSettings, keyring: Keyring, 
 
 
 class _Login:
-    """One way into one host. Each `by_` yields what is still wanted whenever a part of it has been taken."""
+    """One login to one host. Each `by_` generator yields the methods still wanted after each accepted step."""
 
     def __init__(self, transport: Transport, settings: SshSettings, keyring: Keyring, *, asks: bool) -> None:
         self._transport = transport
@@ -86,10 +86,10 @@ class _Login:
         self._tried: list[str] = []
         self._locked: list[str] = []
         self._openable: list[str] = []
-        """Of those that are locked, what the host would take."""
+        """Locked keys that the host would accept."""
 
     def first_request(self) -> MethodsLeft:
-        """Return what the host wants of whoever has nothing."""
+        """Return the methods the host accepts, found by a request without credentials."""
         try:
             return self._transport.auth_none(self._settings.user)
         except paramiko.BadAuthenticationType as error:
@@ -99,7 +99,7 @@ class _Login:
             return list(METHODS)
 
     def by_keys(self, keys_of_agent: Sequence[paramiko.PKey]) -> Iterator[MethodsLeft]:
-        """Offer keys: those of ssh-agent, those of files that are open, those that a passphrase opens."""
+        """Offer keys: those of ssh-agent, those of unlocked files, then those that a passphrase unlocks."""
         for key in keys_of_agent:
             yield from self._offer(key, f"{key.get_name()} of ssh-agent")
         for file in self._settings.identity_files:
@@ -122,7 +122,7 @@ class _Login:
                 yield from self._offer(unlocked, file)
 
     def by_passwords(self) -> Iterator[MethodsLeft]:
-        """Offer the password that is known, then those that the person types."""
+        """Offer the known password, then those that the user types."""
         known = self._keyring.password_of(self._account)
         if known is not None:
             left = self._offer_password(known)
@@ -142,7 +142,7 @@ class _Login:
             self._prompter.show(f"{self._whom} does not take that password.")
 
     def by_interviews(self) -> Iterator[MethodsLeft]:
-        """Pass the host's questions on to the person."""
+        """Pass the host's questions on to the user."""
         for _ in range(self._settings.num_prompts if self._can_ask else 0):
             left = self._taken(self._interview)
             if left is not None:
@@ -152,7 +152,7 @@ class _Login:
             self._prompter.show(f"{self._whom} does not take that.")
 
     def refusal(self, left: MethodsLeft) -> HostUnreachableError:
-        """Return why we are not let in, and what to do."""
+        """Return the error for a refused login, with a hint."""
         settings = self._settings
         offered = f"takes none of our keys ({', '.join(self._tried)})" if self._tried else "was offered no key"
         hint = (
@@ -168,7 +168,7 @@ class _Login:
             wanted = f"wants an answer by {' or '.join(answered)}"
             if self._asks:
                 wanted += ", which can only be asked for in a terminal"
-            # Where a key was enough before, it may be again: an agent comes back, a home directory is mounted.
+            # A host that accepted a key before may do so again: an agent comes back, a home directory is mounted.
             is_hopeless = self._asks or self._keyring.has_asked_user(self._account)
             kind = AnswerNeededError if is_hopeless else HostUnreachableError
             refusal = kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
@@ -189,12 +189,12 @@ class _Login:
             yield left
 
     def _would_be_taken(self, file: str) -> bool:
-        """Say whether a passphrase is worth asking for: the host would take the key, or nobody can tell."""
+        """Return whether to ask for a passphrase: the host would accept the key, or its public part is unknown."""
         key = public_part(file)
         return key is None or KeyQuery(self._transport, key).ask(self._settings.user, REPLY_TIMEOUT_S)
 
     def _taken(self, offer: Callable[[], MethodsLeft]) -> MethodsLeft | None:
-        """Return what is still wanted if an offer was taken; None if it was not."""
+        """Return the methods still wanted if an offer was accepted; None if it was not."""
         try:
             return offer()
         except paramiko.AuthenticationException as error:
@@ -202,14 +202,14 @@ class _Login:
             return None
 
     def _check(self, error: paramiko.AuthenticationException) -> None:
-        """Return if an offer was refused, and another one would be heard."""
+        """Return if an offer was refused and another one can be made; else raise."""
         if "timeout" in str(error).lower():
-            raise TimeoutError from error  # paramiko has no kind of its own for it; nobody has refused us
+            raise TimeoutError from error  # paramiko has no error of its own for a timeout; nothing was refused
         if not self._transport.is_active():
-            raise error  # too much was tried
+            raise error  # too many attempts
 
     def _interview(self) -> MethodsLeft:
-        """Let the host ask what it wants; the person answers in this thread, which Ctrl-C ends."""
+        """Run a keyboard-interactive login; the user answers in this thread, which Ctrl-C ends."""
         interview = _Interview(self._transport, self._settings.user)
         with contextlib.closing(interview.questions()) as questions:
             for title, instructions, fields in questions:
@@ -230,7 +230,7 @@ class _Interview:
     """One keyboard-interactive login. paramiko asks in the transport's thread; here it is a dialogue of this one.
 
     Attributes:
-        left: What the host wants besides, after all questions.
+        left: Methods that the host still wants, after all questions.
     """
 
     def __init__(self, transport: Transport, user: str) -> None:
@@ -242,11 +242,11 @@ class _Interview:
         self._num_rounds = 0
 
     def questions(self) -> Generator[tuple[str, str, list[Field]]]:
-        """Yield what the host asks; each wants an `answer`. Close it: until then the connection cannot be ended.
+        """Yield the host's questions; each wants an `answer`. Close it: until then the connection cannot be ended.
 
         Raises:
-            AuthenticationException: It was not the right one.
-            TimeoutError: The host has fallen silent.
+            AuthenticationException: An answer was wrong.
+            TimeoutError: The host does not reply.
         """
         patience_s, self._transport.auth_timeout = self._transport.auth_timeout, INTERVIEW_S
         threading.Thread(target=self._run, name="rankdeck-interview", daemon=True).start()

@@ -1,21 +1,18 @@
-"""Reads how OpenSSH would reach a host: from what `ssh -G` prints, or from ~/.ssh/config without ssh.
+"""Reads how OpenSSH would reach a host: from the output of `ssh -G`, or from ~/.ssh/config without ssh.
 
-`parse_settings` reads what `ssh -G` prints: ~/.ssh/config, applied by its owner.
-
+`parse_settings` reads the output of `ssh -G`: ~/.ssh/config, applied by its owner.
 Source: ssh(1) -G, ssh_config(5); a destination that begins with `-` is an option to ssh (CVE-2023-51385 and before).
 
-`printed_settings` reads a configuration where there is no ssh: what is plain in it. Whatever only ssh can follow is
-refused, not guessed.
-
+`printed_settings` reads a configuration where there is no ssh, as far as it is plain. Keywords that only ssh can follow
+are refused, not guessed.
 Source: ssh_config(5): the first value counts, but for IdentityFile; `Host` takes patterns, `!` leaves hosts out.
 
-`host_aliases` lists the hosts that ~/.ssh/config calls by name: what a user may choose from. How one is reached is up
-to `ssh -G`.
-
+`host_aliases` lists the hosts that ~/.ssh/config names, for the user to choose from. `ssh -G` decides how each one is
+reached.
 Source: ssh_config(5): keywords in any case, `=` or blanks behind them, quotes around names with blanks, `Include` of
 patterns that are relative to ~/.ssh.
 
-`FileState` shows whether a file is still what it was when it was read: what many hosts need of it is worked out once.
+`FileState` shows whether a file is unchanged since it was read, so that results for many hosts can be cached.
 """
 
 from __future__ import annotations
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 22
 LOOPBACK = "127.0.0.1"
-"""Where nobody but this machine comes; each has its own."""
+"""Address that only this machine can reach; each machine has its own."""
 THIS_MACHINE = "localhost"
-"""Is not gone to by SSH; whoever wants an sshd of this machine writes `user@localhost` or `localhost:22`."""
+"""Reached without SSH; `user@localhost` or `localhost:22` names an sshd of this machine."""
 _DESTINATION = re.compile(
     r"(?:(?P<user>[A-Za-z0-9._+-]+)@)?"
     r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\])"
@@ -47,15 +44,15 @@ _DESTINATION = re.compile(
 AGENT_OF_ENVIRONMENT = "SSH_AUTH_SOCK"
 _TOKEN = re.compile(r"%(.)")
 METHODS = ("publickey", "keyboard-interactive", "password")
-"""Ways to log in, in the order of ssh."""
+"""Login methods, in the order of ssh."""
 DEFAULT_PROMPTS = 3
 MAX_PROMPTS = 10
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9._:@%+][A-Za-z0-9._:@%+-]*")
-"""What may stand in a command for a shell, and is no option there: CVE-2023-51385."""
+"""Values that are safe in a shell command, and are no option there: CVE-2023-51385."""
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where a person wants to go: an alias of ~/.ssh/config, `user@host`, `user@host:port`."""
+    """A host as the user names it: an alias of ~/.ssh/config, `user@host`, `user@host:port`."""
 
     host: str
     user: str = ""
@@ -63,20 +60,20 @@ class Destination(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The destination as a person writes it."""
+        """The destination as a user writes it."""
         host = f"[{self.host}]" if ":" in self.host and self.port is not None else self.host
         return (f"{self.user}@" if self.user else "") + host + ("" if self.port is None else f":{self.port}")
 
 
 class LocalUser(msgspec.Struct, frozen=True):
-    """Who sits at the console, for what `~` and `%` stand for in the names of files."""
+    """The local user, for `~` and `%` in names of files."""
 
     user: str
     home: str
 
 
 class Strictness(Enum):
-    """What ~/.ssh/config wants done with a host that is not known."""
+    """What ~/.ssh/config wants done with an unknown host."""
 
     REFUSE = "yes"
     ACCEPT_NEW = "accept-new"
@@ -84,7 +81,7 @@ class Strictness(Enum):
 
 
 class SshSettings(msgspec.Struct, frozen=True):
-    """How to reach a host."""
+    """Settings to reach a host."""
 
     alias: str
     hostname: str
@@ -93,41 +90,41 @@ class SshSettings(msgspec.Struct, frozen=True):
     identity_files: tuple[str, ...]
     identities_only: bool
     identity_agent: str
-    """Socket of ssh-agent, `SSH_AUTH_SOCK` or `$NAME` for the one that a variable names; empty for none."""
+    """Socket of ssh-agent; `SSH_AUTH_SOCK` or `$NAME` takes it from a variable, empty is none."""
     proxy_jump: str
-    """Hosts to pass through, separated by commas; empty goes straight."""
+    """Hosts to pass through, separated by commas; empty is a direct connection."""
     proxy_command: str
-    """Runs in a shell, with `proxy_command_line`, and is the connection; empty for none."""
+    """Command whose input and output are the connection, run in a shell by `proxy_command_line`; empty for none."""
     hands_over_socket: bool
-    """The ProxyCommand hands a socket over, and ends."""
+    """Whether the ProxyCommand passes a socket and ends."""
     host_key_alias: str
     known_hosts_files: tuple[str, ...]
     own_known_hosts_file: str
-    """Of those, where new hosts are written; empty for nowhere."""
+    """The one of them that new hosts are written to; empty for none."""
     hashes_known_hosts: bool
     strictness: Strictness
     revoked_keys_files: tuple[str, ...]
-    """Keys in them are not to be trusted, whichever host shows them."""
+    """Files of revoked keys, which no host may show."""
     connect_timeout_s: float | None
     methods: tuple[str, ...]
-    """Ways to log in that are wanted, the first first."""
+    """Wanted login methods, in order."""
     is_compressed: bool
     num_prompts: int
-    """How often a person is asked for a secret that turns out to be wrong; 0 asks nobody anything."""
+    """Prompts for a secret until one is right; 0 asks nothing."""
 
     @property
     def key_name(self) -> str:
-        """Under which name the host's key is known."""
+        """Name under which the host's key is known."""
         if self.host_key_alias:
             return self.host_key_alias
         return self.hostname if self.port == DEFAULT_PORT else f"[{self.hostname}]:{self.port}"
 
 
 def parse_destination(text: str) -> Destination:
-    """Return what a person means by a host.
+    """Return the destination that a user's text names.
 
     Raises:
-        UsageError: It is nothing that ssh should be given.
+        UsageError: It must not be passed to ssh.
     """
     match = _DESTINATION.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
@@ -154,12 +151,12 @@ def parse_settings(alias: str, printed: str, local_user: LocalUser) -> SshSettin
     """Return the settings that `ssh -G` printed.
 
     Args:
-        alias: The host as the person calls it.
+        alias: The host as the user typed it.
         printed: One `keyword value` a line; a keyword may come again.
-        local_user: For what `~` and `%` stand for.
+        local_user: For `~` and `%`.
 
     Raises:
-        UsageError: Something that every ssh prints is missing.
+        UsageError: A setting that every ssh prints is missing.
     """
     values: dict[str, list[str]] = {}
     for line in printed.splitlines():
@@ -213,7 +210,7 @@ def parse_settings(alias: str, printed: str, local_user: LocalUser) -> SshSettin
 
 
 def parse_jumps(text: str) -> list[Destination]:
-    """Return the hosts of a ProxyJump, in the order in which they are passed.
+    """Return the hosts of a ProxyJump, in the order of the connection.
 
     Raises:
         UsageError: One of them is not a host.
@@ -222,10 +219,10 @@ def parse_jumps(text: str) -> list[Destination]:
 
 
 def proxy_command_line(settings: SshSettings) -> str:
-    """Return what a shell runs for a ProxyCommand: as ssh does, its own process becomes the command.
+    """Return the shell command for a ProxyCommand: as with ssh, the shell's process becomes the command.
 
     Raises:
-        UsageError: The command is wrong, or what it is to be told could mean something to a shell.
+        UsageError: The command is wrong, or a value in it could have a meaning to a shell.
     """
     tokens = {"h": settings.hostname, "n": settings.alias, "p": str(settings.port), "r": settings.user}
 
@@ -243,7 +240,7 @@ def proxy_command_line(settings: SshSettings) -> str:
 
 
 _STRICTNESS = {"true": Strictness.REFUSE, "yes": Strictness.REFUSE, "accept-new": Strictness.ACCEPT_NEW}
-"""`no` is taken for `ask`: nobody is trusted in silence."""
+"""`no` is read as `ask`: no host is trusted silently."""
 _SWITCHES = {
     "publickey": "pubkeyauthentication",
     "keyboard-interactive": "kbdinteractiveauthentication",
@@ -294,12 +291,12 @@ _DEFAULTS = {
 
 
 def printed_settings(destination: Destination, texts: Iterable[str], local_user: LocalUser) -> str:
-    """Return what `ssh -G` would print of a destination, as far as `app.ssh.config` reads that.
+    """Return what `ssh -G` would print for a destination, as far as `app.ssh.config` reads that.
 
     Args:
-        destination: Where to.
-        texts: Of the configuration's files, the first first.
-        local_user: Who goes there.
+        destination: The host.
+        texts: Contents of the configuration's files, in order.
+        local_user: The user on this machine.
 
     Raises:
         ValueError: Only ssh can follow a keyword, which is named.
@@ -323,14 +320,14 @@ def printed_settings(destination: Destination, texts: Iterable[str], local_user:
 
 
 def _is_outdone(keyword: str, found: dict[str, list[str]]) -> bool:
-    """Say whether another way to the host came first; as ssh has it, a jump that is switched off is no way."""
+    """Return whether an earlier proxy setting wins; as in ssh, `ProxyJump none` does not count as one."""
     if keyword == "proxycommand":
         return found.get("proxyjump", ["none"]) != ["none"]
     return keyword == "proxyjump" and "proxycommand" in found
 
 
 def _values(text: str, host: str) -> Iterator[tuple[str, str]]:
-    """Yield keywords and values that are meant for a host."""
+    """Yield the keywords and values that apply to a host."""
     is_meant = True
     for keyword, rest in config_lines(text):
         line_tokens = list(tokens_of_line(rest))
@@ -345,7 +342,7 @@ def _values(text: str, host: str) -> Iterator[tuple[str, str]]:
 
 
 MAX_DEPTH = 16
-"""Of files that include others, as in ssh."""
+"""Depth of nested includes, as in ssh."""
 MAX_ALIASES = 10_000
 _LINE = re.compile(r"\s*(?P<keyword>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<rest>.*)")
 _WORD = re.compile(r'"([^"]*)"|(\S+)')
@@ -354,11 +351,11 @@ _WORD = re.compile(r'"([^"]*)"|(\S+)')
 def host_aliases(text: str, included: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the names of all hosts in a configuration, each once, in the order of the file.
 
-    Patterns name no host and are left out, and so is what ssh should not be given.
+    Patterns name no host and are left out, and so are names that must not be passed to ssh.
 
     Args:
-        text: Of the file.
-        included: Returns the texts of the files that an `Include` pattern stands for.
+        text: Contents of the file.
+        included: Returns the contents of the files that match an `Include` pattern.
     """
     found: dict[str, None] = {}
     for name in _names(text, included, MAX_DEPTH):
@@ -383,14 +380,14 @@ def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int)
 
 
 def config_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each keyword of a configuration, in small letters, and what follows it in its line."""
+    """Yield each keyword of a configuration, in lower case, and the rest of its line."""
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
             yield match["keyword"].lower(), match["rest"].rstrip()
 
 
 def tokens_of_line(rest: str) -> Iterator[str]:
-    """Yield the words of a line, up to a comment."""
+    """Yield the tokens of a line, up to a comment."""
     for quoted, plain in _WORD.findall(rest):
         if plain.startswith("#"):
             return
@@ -400,13 +397,13 @@ def tokens_of_line(rest: str) -> Iterator[str]:
 def _is_alias(name: str) -> bool:
     try:
         destination = parse_destination(name)
-    except UsageError:  # `*`, `?` and `!` are in no host's name either
+    except UsageError:  # `*`, `?` and `!` make no valid host either
         return False
     return destination.text == name
 
 
 SETTLED_S = 2.0
-"""A file that was changed less long ago may change again without its times and its size telling."""
+"""Seconds after a change during which a file may change again with the same times and size."""
 
 
 class FileState(NamedTuple):
@@ -426,7 +423,7 @@ class FileState(NamedTuple):
 
 
 def state_of(path: str) -> FileState:
-    """Return how a file is now; zeros where there is none, or none that can be looked at."""
+    """Return the state of a file; zeros where there is none, or none that can be read."""
     try:
         seen = Path(path).stat()
     except OSError:

@@ -2,7 +2,7 @@
 
 Everything here blocks, within bounds; call it from a thread where an event loop runs.
 
-`ProgramChannel` is a program that runs on a host, fed and read to its end (`finish`) through its channel.
+`ProgramChannel` is a program that runs on a host; `finish` feeds it and reads it to its end through its channel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from app.ssh.transport import Transport
 
 END_OF_CONNECTION_S = 1.0
-"""A channel hears of a broken connection a moment before the connection calls itself dead."""
+"""Seconds for the connection to be marked dead, shortly after its channels have failed."""
 CONNECT_FAILED = 2
-"""What sshd answers where `MaxSessions` are open. Source: RFC 4254, 5.1, and OpenSSH 9.2, session.c."""
+"""sshd's answer where `MaxSessions` are open. Source: RFC 4254, 5.1, and OpenSSH 9.2, session.c."""
 FREED_SESSION_S = 2.0
-"""sshd counts a session for a moment after it has ended here, longer on a busy machine."""
+"""Seconds in which sshd may still count a session that has ended here, longer on a busy machine."""
 RETRY_S = 0.05
 NO_EXIT_STATUS = -1
-"""paramiko's, for a program that a signal has ended, and for one of which nothing more was heard."""
+"""paramiko's, for a program that a signal has ended, and for one whose exit status never came."""
 
 
 class ForwardingRefusedError(HostUnreachableError):
@@ -42,14 +42,14 @@ class ForwardingRefusedError(HostUnreachableError):
 
 
 class SubsystemRefusedError(HostUnreachableError):
-    """The host's sshd has no SFTP, or lets nobody use it."""
+    """The host's sshd has no SFTP, or forbids it."""
 
 
 class SshConnection:
-    """A host that has let us in."""
+    """A connection to a host after login."""
 
     def __init__(self, host: str, transport: Transport, end_of_way: Callable[[], None]) -> None:
-        """`end_of_way` lets go of what leads to the host, once the connection has ended."""
+        """`end_of_way` closes what the connection runs through, once it has ended."""
         self.host = host
         self._transport = transport
         self._end_of_way = end_of_way
@@ -79,7 +79,7 @@ class SshConnection:
         """Start a program; the channel is its standard input and output.
 
         Raises:
-            HostUnreachableError: The host would not.
+            HostUnreachableError: The host refused.
         """
         with ssh_errors_of(self.host), contextlib.ExitStack() as undo:
             channel = self._open_session()
@@ -89,7 +89,7 @@ class SshConnection:
             return channel
 
     def send_file(self, near: Path, far: str) -> None:
-        """Copy a file into one of the host, over SFTP; it takes as long as it gets on.
+        """Copy a file into one of the host, over SFTP; takes any time while data moves.
 
         Raises:
             SubsystemRefusedError: The host has no SFTP.
@@ -102,7 +102,7 @@ class SshConnection:
                 client = paramiko.SFTPClient(channel)
             except TimeoutError:
                 raise
-            except (*CHANNEL_ERRORS, paramiko.SFTPError) as error:  # an OSError: it has ended before we say a word
+            except (*CHANNEL_ERRORS, paramiko.SFTPError) as error:  # an OSError: SFTP ended before the first message
                 self._transport.join(END_OF_CONNECTION_S)
                 if not self.is_alive:
                     raise
@@ -118,7 +118,7 @@ class SshConnection:
         """Connect to a Unix socket of the host.
 
         Raises:
-            ForwardingRefusedError: The host would not.
+            ForwardingRefusedError: The host refused.
             HostUnreachableError: The connection broke.
         """
         with ssh_errors_of(self.host):
@@ -131,7 +131,7 @@ class SshConnection:
         """Connect to a port that this host can reach, as a jump host does.
 
         Raises:
-            HostUnreachableError: The host would not.
+            HostUnreachableError: The host refused.
         """
         with ssh_errors_of(self.host):
             try:
@@ -143,7 +143,7 @@ class SshConnection:
                 raise HostUnreachableError(self.host, detail) from error
 
     def close(self) -> None:
-        """End the connection, and let go of those that it leads through; safe to call twice."""
+        """End the connection, and release the jump hosts it runs through; safe to call twice."""
         with contextlib.ExitStack() as parts:
             parts.callback(self._end_of_way)
             self._end_of_way = _nothing
@@ -151,7 +151,7 @@ class SshConnection:
             self._transport.join(CHANNEL_TIMEOUT_S)
 
     def _open_session(self) -> paramiko.Channel:
-        """Open a session, once the host counts one that has just ended no more."""
+        """Open a session; wait while the host still counts one that has just ended."""
         deadline_s = time.monotonic() + FREED_SESSION_S
         while True:
             try:
@@ -171,21 +171,21 @@ CHUNK_BYTES = 65_536
 
 
 class ProgramChannel(Protocol):
-    """The far end of a program, as paramiko's channels have it; what waits for longer than the limit times out."""
+    """The local end of a program's channel, as in paramiko; each call has a time limit."""
 
     status_event: threading.Event
     exit_status: int
 
     def settimeout(self, timeout: float) -> None:
-        """Set the limit of everything below, in seconds."""
+        """Set the time limit of the calls below, in seconds."""
         ...
 
     def sendall(self, s: bytes) -> None:
-        """Block until all is on its way to its standard input."""
+        """Block until all bytes are sent to its standard input."""
         ...
 
     def shutdown_write(self) -> None:
-        """Say that no more will come."""
+        """Close its standard input."""
         ...
 
     def recv(self, nbytes: int) -> bytes:
@@ -204,14 +204,14 @@ def finish(
     deadline_s: float,
     channel_errors: tuple[type[Exception], ...],
 ) -> Finished:
-    """Return how a program ended that has just been started.
+    """Return how a program that has just been started ends.
 
     Args:
-        channel: Its.
-        names: Of the host and the program.
-        given: For its standard input.
-        deadline_s: Of the monotonic clock.
-        channel_errors: What the channel raises once the connection breaks.
+        channel: The program's channel.
+        names: Names of the host and the program.
+        given: Bytes for its standard input.
+        deadline_s: Deadline by the monotonic clock.
+        channel_errors: Exceptions of the channel once the connection breaks.
 
     Raises:
         TimeoutError: It has not ended by then.
@@ -223,11 +223,11 @@ def finish(
 
     channel.settimeout(left_s())
     if given:
-        with contextlib.suppress(OSError):  # a program may end before it has read all, and then says why
+        with contextlib.suppress(OSError):  # a program may end before it has read all, and then prints why
             channel.sendall(given)
     channel.shutdown_write()
     errors = bytearray()
-    # Both are read at once: a program that fills one while we wait for the other would never end.
+    # Both are read in parallel: a program that fills one while we wait for the other would never end.
     reader = threading.Thread(target=_read_errors, args=(channel, errors, channel_errors), daemon=True)
     reader.start()
     output = bytearray()
@@ -244,7 +244,7 @@ def finish(
 
 
 def _read_errors(channel: ProgramChannel, errors: bytearray, channel_errors: tuple[type[Exception], ...]) -> None:
-    """Read to the end, and keep the last of it."""
+    """Read to the end, and keep the last `LINE_LIMIT` bytes."""
     with contextlib.suppress(*channel_errors):
         while chunk := channel.recv_stderr(CHUNK_BYTES):
             errors += chunk

@@ -1,4 +1,4 @@
-"""The first contact with a host: a person compares its fingerprint, as ssh has it, and the host is known from then on.
+"""The first contact with a host: the user compares its fingerprint, as with ssh, and the host is known from then on.
 
 A changed or revoked key is never asked about.
 """
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS = 3
 SALT_BYTES = 20
-"""As ssh writes it: as long as what hides behind it."""
+"""Bytes of a salt, as in ssh: the length of the hash."""
 _FINGERPRINT = "SHA256:"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:%-]+|\[[A-Za-z0-9._:%-]+\]:\d+")
-"""No pattern, and one word."""
+"""A single name without patterns."""
 
 HostKey = tuple[str, str, bytes]
 """The name that a host is known by, the kind of its key, and the key."""
 
 
 class Introductions:
-    """First contacts of one command: each host is asked about once, whichever threads go there."""
+    """First contacts of one command: each host is asked about once, whichever threads connect to it."""
 
     def __init__(self, prompter: Prompter) -> None:
         self._prompter = prompter
@@ -49,7 +49,7 @@ class Introductions:
         name = settings.key_name
         if known.judge(name, kind, key) is Verdict.UNKNOWN and not known.has_authority(name):
             with self._lock:
-                known = known_hosts(settings)  # another thread may have asked meanwhile
+                known = known_hosts(settings)  # another thread may have asked by then
                 if known.judge(name, kind, key) is Verdict.UNKNOWN and self._is_accepted(
                     settings, known, kind, key, asks=asks
                 ):
@@ -57,7 +57,7 @@ class Introductions:
         check_key(settings, known, kind, key)
 
     def forget_refusals(self) -> None:
-        """Let hosts be asked about again that were not accepted."""
+        """Allow hosts that were not accepted to be asked about again."""
         with self._lock:
             self._answers = {host_key: True for host_key, is_accepted in self._answers.items() if is_accepted}
 
@@ -108,7 +108,7 @@ class Introductions:
 
 
 def _added(settings: SshSettings, kind: str, key: bytes) -> str:
-    """Write a host down; return what to tell of it."""
+    """Add a host to known_hosts; return the text to show."""
     name, file = settings.key_name, settings.own_known_hosts_file
     if not file:
         return f"{name} is taken for known this once: UserKnownHostsFile is none."
@@ -120,13 +120,13 @@ def _added(settings: SshSettings, kind: str, key: bytes) -> str:
 
 
 def _salt(settings: SshSettings) -> bytes | None:
-    """Return what hides the name: as configured, and if it would mean other hosts, too."""
+    """Return a salt to hash the name with: as configured, and where the plain name could match other hosts."""
     hides = settings.hashes_known_hosts or not _PLAIN_NAME.fullmatch(settings.key_name)
     return secrets.token_bytes(SALT_BYTES) if hides else None
 
 
 def append_entry(file: Path, line: str) -> None:
-    """Add a line to a file of known hosts, in one piece; what is missing is made for its owner alone.
+    """Append a line to a file of known hosts in one write; a missing file or directory is made for its owner only.
 
     Raises:
         OSError: It cannot be written.

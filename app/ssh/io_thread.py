@@ -1,7 +1,7 @@
 """The one thread that moves the bytes of all tunnels of this process; it never waits for a host.
 
-The thread (`IoThread`) lives from the first `join_io_thread` to the last `leave_io_thread`. It runs what other threads
-hand to it in the order in which they did.
+The thread (`IoThread`) lives from the first `join_io_thread` to the last `leave_io_thread`. It runs the calls of other
+threads in their order.
 
 `ChannelReader` is a channel as that thread sees it: it takes the bytes that are there without waiting, and calls back
 when some come (`RingingBuffer`).
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 JOIN_S = 5.0
 GATHER_S = 0.02
-"""What is in no hurry is done so late, with all that has come meanwhile, instead of waking up for each."""
+"""Seconds by which calls that can wait are delayed, to run together instead of waking the thread for each."""
 
 
 class IoThread:
     """A thread with an event loop.
 
     Attributes:
-        loop: Its, for what is called in its thread.
-        workers: For what may block.
+        loop: Its event loop, for code in its thread.
+        workers: Runs what may block.
     """
 
     def __init__(self) -> None:
-        """Start it; `join_io_thread` is for everybody else."""
+        """Start it; callers other than `join_io_thread` use that."""
         self.loop = asyncio.new_event_loop()
         self.workers = WorkerPool()
         self._calls: deque[Callable[[], object]] = deque()
@@ -46,28 +46,28 @@ class IoThread:
         self._thread.start()
 
     def call(self, do: Callable[[], object]) -> None:
-        """Have something done soon in the pump's thread; from any thread, and never waits."""
+        """Run a function soon in the I/O thread; may be called from any thread, and never waits."""
         self._calls.append(do)
         if not self._is_called:
             self._is_called = True
             self._wake(self._do_called)
 
     def gather(self, do: Callable[[], object]) -> None:
-        """Have something done in the pump's thread that is in no hurry; as `call`."""
+        """Run a function that can wait in the I/O thread; as `call`."""
         self._gathered.append(do)
         if not self._is_gathering:
             self._is_gathering = True
             self._wake(lambda: self.loop.call_later(GATHER_S, self._do_gathered))
 
     def run(self, do: Callable[[], object]) -> None:
-        """Have something done in the pump's thread, and return when it is, or `JOIN_S` later; not in that thread."""
+        """Run a function in the I/O thread; return when it is done, or after `JOIN_S`. Call it from another thread."""
         done = threading.Event()
         self.call(do)
         self.call(done.set)
         done.wait(JOIN_S)
 
     def end(self) -> None:
-        """End the thread; returns when it has."""
+        """End the thread; return when it has ended."""
         self.workers.close()
         self.call(self.loop.stop)
         self._thread.join(JOIN_S)
@@ -80,11 +80,11 @@ class IoThread:
             self.loop.close()
 
     def _wake(self, do: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended, and with it whatever could be done
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all calls
             self.loop.call_soon_threadsafe(do)
 
     def _do_called(self) -> None:
-        self._is_called = False  # first: who calls from now on wakes us again
+        self._is_called = False  # first: a later caller wakes the loop again
         self._do_all(self._calls)
 
     def _do_gathered(self) -> None:
@@ -92,7 +92,7 @@ class IoThread:
         self._do_all(self._gathered)
 
     def _do_all(self, calls: deque[Callable[[], object]]) -> None:
-        """Do what is there now; what fails is told by the loop, and the others come to their turn all the same."""
+        """Run the calls that are there now; the loop logs a failure, and the others still run."""
         num_calls = len(calls)
         try:
             while num_calls:
@@ -112,7 +112,7 @@ _lock = threading.Lock()
 
 
 def join_io_thread() -> IoThread:
-    """Return the pump of this process, to be left once: it ends with the last who does."""
+    """Return the I/O thread of this process; the caller leaves it once, and it ends with the last user."""
     with _lock:
         if _Shared.shared is None:
             _Shared.shared = IoThread()
@@ -121,7 +121,7 @@ def join_io_thread() -> IoThread:
 
 
 def leave_io_thread() -> None:
-    """Let go of the pump; the last waits for its end."""
+    """Leave the I/O thread; the last user waits for its end."""
     with _lock:
         _Shared.num_users -= 1
         last, _Shared.shared = (_Shared.shared, None) if _Shared.num_users == 0 else (None, _Shared.shared)
@@ -133,73 +133,73 @@ CHUNK_BYTES = 65_536
 
 
 class ByteChannel(Protocol):
-    """The far end, as paramiko's channels have it. Each method may be called from another thread than the others."""
+    """The local end of a channel, as in paramiko. Each method may be called from another thread than the others."""
 
     def recv(self, nbytes: int) -> bytes:
-        """Block for some bytes; none when the far side has said all."""
+        """Block for some bytes; none when the other side has sent all."""
         ...
 
     def sendall(self, s: bytes) -> None:
-        """Block until all is on its way."""
+        """Block until all bytes are sent."""
         ...
 
     def shutdown_write(self) -> None:
-        """Say that no more will come."""
+        """Signal that no more bytes will be sent."""
         ...
 
     def close(self) -> None:
-        """End it; a `recv` under way returns."""
+        """Close it; a pending `recv` returns."""
         ...
 
 
 class RingingBuffer(Protocol):
-    """What a channel has received."""
+    """Bytes that a channel has received."""
 
     def set_event(self, event: threading.Event, /) -> None:
-        """Have the event set with each piece that comes, and at the end; at once if there is something already."""
+        """Set the event with each piece that comes, and at the end; immediately if there is something already."""
         ...
 
 
 class RingingChannel(ByteChannel, Protocol):
-    """A channel that tells when something comes."""
+    """A channel that signals received bytes."""
 
     @property
     def in_buffer(self) -> RingingBuffer:
-        """What has come and was not read."""
+        """Bytes received and not read."""
         ...
 
     @property
     def eof_received(self) -> int:
-        """Not zero once the far side has said all, whether that was read or not."""
+        """Not zero once the other side has sent all, whether that was read or not."""
         ...
 
     @property
     def closed(self) -> bool:
-        """True once it is ended from here, or with its connection."""
+        """True once it is closed here, or with its connection."""
         ...
 
     def settimeout(self, timeout: float | None) -> None:
-        """Let `recv` and `sendall` wait for so many seconds at most."""
+        """Set the time limit of `recv` and `sendall` in seconds."""
         ...
 
     def recv_ready(self) -> bool:
-        """Say whether `recv` would return bytes at once."""
+        """Return whether `recv` would return bytes without waiting."""
         ...
 
 
 class ChannelReader:
     """One channel, read in one thread.
 
-    paramiko's own way, a `fileno` to wait for, would take a pipe of two descriptors for each channel, and two calls of
-    the kernel for each piece.
+    paramiko's own `fileno` to wait for would take a pipe of two descriptors for each channel, and two system calls for
+    each piece.
     """
 
     def __init__(self, channel: RingingChannel, ring: Callable[[], None]) -> None:
         """Begin to listen.
 
         Args:
-            channel: Nobody else reads it.
-            ring: Called when there may be something to take, in whichever thread brings it; once until it is taken.
+            channel: Has no other reader.
+            ring: Called once when there may be something to take, in the thread that received it; again after `take`.
         """
         self.channel = channel
         self._bell = _Bell(ring)
@@ -222,7 +222,7 @@ class ChannelReader:
 
 
 class _Bell(threading.Event):
-    """What a channel sets in the thread of its connection, with the buffer locked: too early to read there."""
+    """Event that a channel sets in its connection's thread, with the buffer locked: too early to read there."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         super().__init__()
@@ -235,10 +235,10 @@ class _Bell(threading.Event):
             self._ring()
 
     def clear(self) -> None:
-        """Do nothing: `ChannelReader.take` knows itself when it has looked."""
+        """Do nothing: `ChannelReader.take` resets the bell."""
 
 
 def hang_up(channel: ByteChannel) -> None:
-    """Close a channel, whatever has become of it."""
+    """Close a channel in whatever state it is."""
     with contextlib.suppress(*CHANNEL_ERRORS):
         channel.close()

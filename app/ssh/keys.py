@@ -1,10 +1,9 @@
-"""Keys and what opens them: those of ssh-agent, those of files, and the secrets that a user has typed.
+"""Keys and their secrets: keys of ssh-agent, keys of files, and the secrets that a user has typed.
 
-A secret stays in memory (`Keyring`) for as long as the command runs, so that a lost connection can come back without a
-question; it is in no file, log, record or error.
+A secret stays in memory (`Keyring`) while the command runs, so that a lost connection can come back without a question;
+it is in no file, log, record or error.
 
-`KeyQuery` asks whether a host would take a key that is still locked: no user types a passphrase for nothing.
-
+`KeyQuery` asks whether a host would accept a key that is still locked: no user types a passphrase needlessly.
 Source: RFC 4252, section 7: a request without a signature, and SSH_MSG_USERAUTH_PK_OK.
 """
 
@@ -43,18 +42,18 @@ Account = tuple[str, str]
 
 
 class KeyLockedError(Exception):
-    """A key wants a passphrase, or another one."""
+    """A key needs a passphrase, or another one."""
 
 
 class KeyUnreadableError(Exception):
-    """A file holds no key that can be used; a FIDO key, with which only ssh-agent can sign, is one."""
+    """A file holds no usable key; a FIDO key, with which only ssh-agent can sign, is one."""
 
 
 class Keyring:
-    """What opens doors, shared by all hosts of one command; each passphrase is asked for once.
+    """Keys and secrets, shared by all hosts of one command; each passphrase is asked for once.
 
     Attributes:
-        prompter: Asks the person.
+        prompter: Asks the user.
     """
 
     def __init__(self, prompter: Prompter) -> None:
@@ -67,7 +66,7 @@ class Keyring:
         self._asked_again: set[Account] = set()
 
     def key_of(self, file: str) -> paramiko.PKey:
-        """Return the key of a file that needs no passphrase, or has got it.
+        """Return the key of a file that needs no passphrase, or is unlocked.
 
         Raises:
             KeyLockedError: It needs one.
@@ -83,12 +82,12 @@ class Keyring:
         return key
 
     def unlock(self, file: str, host: str, num_prompts: int) -> paramiko.PKey | None:
-        """Return the key of a file, once a person has typed its passphrase; None if they have not.
+        """Return the key of a file, once a user has typed its passphrase; None if they have not.
 
         Args:
-            file: Of the key.
-            host: For which it is wanted.
-            num_prompts: How often to ask.
+            file: Path of the key.
+            host: The host that wants it.
+            num_prompts: Limit of prompts.
         """
         question = f"Passphrase of the key {clean(file, LINE_LIMIT)} (for {host}): "
         with self._lock:
@@ -107,28 +106,28 @@ class Keyring:
             return self._unlocked.get(file)
 
     def forget_refusals(self) -> None:
-        """Let passphrases be asked for again that were not given."""
+        """Allow passphrases that were not given to be asked for again."""
         with self._lock:
             self._left_locked.clear()
 
     def password_of(self, account: Account) -> str | None:
-        """Return the password that has let us in before."""
+        """Return the password that was accepted before."""
         return self._passwords.get(account)
 
     def set_password(self, account: Account, password: str | None) -> None:
-        """Keep a password that has let us in, or forget it: None."""
+        """Keep a password that was accepted, or forget it: None."""
         self._passwords[account] = password
 
     def has_asked_user(self, account: Account) -> bool:
-        """Say whether a person's answer has let us in before, so that keys alone do not."""
+        """Return whether a login has needed a user's answer before, so that keys alone are not enough."""
         return account in self._passwords or account in self._asked_again
 
     def is_asked_again(self, account: Account) -> bool:
-        """Say whether a host wants new answers of a person at each login."""
+        """Return whether a host wants new answers of a user at each login."""
         return account in self._asked_again
 
     def set_asked_again(self, account: Account) -> None:
-        """Remember that a host has let us in by answers that hold once."""
+        """Remember that a host has accepted answers that are valid once."""
         self._asked_again.add(account)
 
 
@@ -136,10 +135,10 @@ def _load(file: str, passphrase: str | None) -> paramiko.PKey:
     try:
         password = None if passphrase is None else passphrase.encode(errors="replace")
         return paramiko.PKey.from_path(file, password)  # type: ignore[arg-type] # what reads the key wants bytes
-    except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is what `from_path` says of a locked key
+    except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is `from_path`'s error for a locked key
         raise KeyLockedError from None
     except (OSError, ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
-        # Without its cause: whoever shows that must not come upon a passphrase.
+        # Without its cause, whose text could contain a passphrase.
         raise KeyUnreadableError from None
 
 
@@ -162,7 +161,7 @@ def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
 
 
 class _Agent(AgentSSH):
-    """The ssh-agent at a socket, which paramiko's own takes from SSH_AUTH_SOCK alone; without keys if none answers."""
+    """The ssh-agent at a socket, where paramiko's own only reads SSH_AUTH_SOCK; without keys if none answers."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -174,7 +173,7 @@ class _Agent(AgentSSH):
         except CHANNEL_ERRORS:
             connection.close()
             return
-        connection.settimeout(None)  # a person may have to confirm a signature: the login has a limit of its own
+        connection.settimeout(None)  # a user may have to confirm a signature: the login has a limit of its own
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]
@@ -193,7 +192,7 @@ class PublicPart(NamedTuple):
 
 
 def public_part(identity_file: str) -> PublicPart | None:
-    """Return the public part of a key, from the file beside it or from its own; None if neither tells.
+    """Return the public part of a key, from the file beside it or from its own; None if neither has it.
 
     Args:
         identity_file: A private key, or a public one whose private half only ssh-agent has.
@@ -220,7 +219,7 @@ def _from_public_text(text: bytes) -> PublicPart | None:
 
 
 def _from_private_text(text: bytes) -> PublicPart | None:
-    """Read the beginning of a private key, which no passphrase hides.
+    """Read the beginning of a private key, which is not encrypted.
 
     Source: OpenSSH PROTOCOL.key: cipher, its key's derivation and options, how many keys, the public part.
     """
@@ -240,7 +239,7 @@ def _from_private_text(text: bytes) -> PublicPart | None:
 
 
 class KeyQuery(AuthHandler):
-    """One question to a host; paramiko knows only how to ask with a signature."""
+    """One query to a host; paramiko can only send one with a signature."""
 
     def __init__(self, transport: Transport, key: PublicPart) -> None:
         super().__init__(transport)
@@ -249,10 +248,10 @@ class KeyQuery(AuthHandler):
         self._would_be_taken = False
 
     def ask(self, user: str, timeout_s: float) -> bool:
-        """Return whether the key would let a user in.
+        """Return whether the host would accept the key for a user.
 
         Raises:
-            TimeoutError: The host does not say.
+            TimeoutError: The host does not answer.
         """
         answered = threading.Event()
         with self.transport.lock:
@@ -277,7 +276,7 @@ class KeyQuery(AuthHandler):
         self._send(request)
 
     def _parse_userauth_info_request(self, _: paramiko.Message) -> None:
-        """Take message 60, which says of a key that it would be taken."""
+        """Take message 60, which means for a key that it would be accepted."""
         self._would_be_taken = True
         if self.auth_event is not None:
             self.auth_event.set()

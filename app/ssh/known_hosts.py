@@ -1,4 +1,4 @@
-"""Whether a host is who it was: OpenSSH's known_hosts, read by our own rules.
+"""Checks a host's key against OpenSSH's known_hosts, read by our own rules.
 
 paramiko's reader gives up the whole file for one line that it does not know, and knows neither patterns nor marks. A
 line that we cannot read is left out; the others stand.
@@ -28,19 +28,19 @@ MARKS = ("@revoked", "@cert-authority")
 _HASH_MAGIC = "|1|"
 _KRL_MAGIC = "SSHKRL\n"
 _SPECIAL = frozenset("*?!|")
-"""In the names of an entry: it has to be compared with each host."""
+"""Characters in the names of an entry that has to be compared with each host."""
 
 
 class Verdict(Enum):
-    """What is known of a key that a host showed."""
+    """Result of checking a key that a host showed."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
-    """Nothing is written of this host."""
+    """No entry for this host."""
     CHANGED = "changed"
-    """Another key is written."""
+    """Another key is known for this host."""
     REVOKED = "revoked"
-    """The key is marked as not to be trusted any more."""
+    """The key is marked as revoked."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -53,11 +53,11 @@ class Entry(msgspec.Struct, frozen=True):
     """`ssh-ed25519` and the like."""
     key: bytes
     place: str
-    """`FILE:LINE`, for people."""
+    """`FILE:LINE`, for users."""
 
 
 def parse(text: str, file: str) -> list[Entry]:
-    """Return the lines that say something of a key."""
+    """Return the entries of a known_hosts file."""
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split()
@@ -76,7 +76,7 @@ def parse_revoked(text: str, file: str) -> list[Entry]:
     """Return the keys of a RevokedHostKeys file, each revoked for every host.
 
     Raises:
-        ValueError: It is a binary list, or a line is no key: as ssh does, nobody is trusted then.
+        ValueError: It is a binary list, or a line is no key: as in ssh, no host is trusted then.
     """
     if text.startswith(_KRL_MAGIC):
         raise ValueError("it is a key revocation list (ssh-keygen -k), which is not supported: list the keys as text")
@@ -94,15 +94,15 @@ def parse_revoked(text: str, file: str) -> list[Entry]:
 
 
 class KnownHosts:
-    """All that is written of hosts."""
+    """All entries of the known_hosts and revocation files."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = list(entries)
         self._about: dict[str, list[Entry]] = {}
         self._named: dict[str, list[int]] = {}
-        """Places of entries by a name that is written in them as it is."""
+        """Indices of entries by each of their plain names."""
         self._described: list[int] = []
-        """Places of those with patterns, or a name that is hidden."""
+        """Indices of entries with patterns or a hashed name."""
         for place, entry in enumerate(self._entries):
             if _SPECIAL.isdisjoint(entry.names):
                 for name in set(entry.names.lower().split(",")):
@@ -111,11 +111,11 @@ class KnownHosts:
                 self._described.append(place)
 
     def judge(self, name: str, kind: str, key: bytes) -> Verdict:
-        """Return what is known of a key.
+        """Return the verdict on a key.
 
         Args:
             name: The host, `[host]:port` when the port is not 22, or its HostKeyAlias.
-            kind: Of the key that the host showed.
+            kind: Kind of the key that the host showed.
             key: That key, as bytes of the SSH protocol.
         """
         about = self.about(name)
@@ -127,19 +127,19 @@ class KnownHosts:
         return Verdict.CHANGED if plain else Verdict.UNKNOWN
 
     def kinds(self, name: str) -> list[str]:
-        """Return which kinds of keys are known of a host: it must be asked for one of those."""
+        """Return the known kinds of keys of a host, from which it is asked for one."""
         return list(dict.fromkeys(entry.kind for entry in self.about(name) if not entry.mark))
 
     def has_authority(self, name: str) -> bool:
-        """Say whether an authority vouches for a host by certificates, which we cannot read."""
+        """Return whether a host is certified by an authority, whose certificates are not supported."""
         return any(entry.mark == "@cert-authority" for entry in self.about(name))
 
     def other_places(self, kind: str, key: bytes) -> list[str]:
-        """Return where a key is written, under whichever names."""
+        """Return the places where a key is written, under whichever names."""
         return [entry.place for entry in self._entries if not entry.mark and (entry.kind, entry.key) == (kind, key)]
 
     def about(self, name: str) -> list[Entry]:
-        """Return the lines that speak of a host; found once, since a thousand hashed names take 10 ms."""
+        """Return the entries for a host, cached: a thousand hashed names take 10 ms."""
         name = name.lower()
         if name not in self._about:
             described = (place for place in self._described if _matches(self._entries[place].names, name))
@@ -149,13 +149,13 @@ class KnownHosts:
 
 
 def entry_line(name: str, kind: str, key: bytes, salt: bytes | None) -> str:
-    """Return what ssh would write of a host, without the end of the line.
+    """Return the line that ssh would write for a host, without a newline.
 
     Args:
         name: As for `KnownHosts.judge`.
-        kind: Of the key.
+        kind: Kind of the key.
         key: As bytes of the SSH protocol.
-        salt: Twenty random bytes hide the name; None writes it plainly.
+        salt: Twenty random bytes that hash the name; None writes it plainly.
     """
     if salt is not None:
         parts = (salt, _name_digest(salt, name))
@@ -164,7 +164,7 @@ def entry_line(name: str, kind: str, key: bytes, salt: bytes | None) -> str:
 
 
 def kind_text(kind: str) -> str:
-    """Return how ssh calls a kind of key to people: `ED25519` for `ssh-ed25519`."""
+    """Return ssh's display name for a kind of key: `ED25519` for `ssh-ed25519`."""
     return kind.removeprefix("ssh-").split("-")[0].upper()
 
 
@@ -180,7 +180,7 @@ def _matches(names: str, name: str) -> bool:
 
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
-    """Say whether one of the patterns of ssh stands for a name, and none with `!` in front does."""
+    """Return whether a name matches one of ssh's patterns, and none with `!` in front."""
     is_matched = False
     for pattern in patterns:
         if _pattern(pattern.removeprefix("!")).match(name):
@@ -204,5 +204,5 @@ def _name_digest(salt: bytes, name: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _pattern(pattern: str) -> Pattern[str]:
-    """Return a pattern of ssh: only `*` and `?` are special, `[host]:port` is meant as it stands."""
+    """Return a compiled pattern of ssh: only `*` and `?` are special, `[host]:port` is literal."""
     return compile_pattern(translate(pattern.replace("[", "[[]")))

@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from app.ssh.transport import ByteStream
 
 LOGIN_TIMEOUT_S = 10.0
-"""For each of: the host's first words, the key exchange, an answer to an attempt to log in."""
+"""Seconds for each of: the host's banner, the key exchange, an answer to an authentication attempt."""
 MAX_JUMPS = 8
 
 
 class Logins:
-    """What the logins of one command have in common: the answers of its person, unlocked keys, jump hosts.
+    """State shared by the logins of one command: the user's answers, unlocked keys, jump hosts.
 
-    Safe to use from several threads at once.
+    Safe to use from several threads in parallel.
     """
 
     def __init__(self, prompter: Prompter | None = None) -> None:
-        """`prompter` asks the person; without one, nobody is asked."""
+        """`prompter` asks the user; without one, nobody is asked."""
         prompter = prompter or Nobody()
         self.keyring = Keyring(prompter)
         self.introductions = Introductions(prompter)
         self.jump_hosts = JumpHosts()
 
     def forget_refusals(self) -> None:
-        """Let the person be asked again what they have left unanswered."""
+        """Allow questions that the user has left unanswered to be asked again."""
         self.keyring.forget_refusals()
         self.introductions.forget_refusals()
 
@@ -58,24 +58,24 @@ class Logins:
         Args:
             host: An alias of ~/.ssh/config, user@host, or user@host:port.
             config_file: Read instead of ~/.ssh/config.
-            asks: Ask the person where it takes one; without this, what they have said before must do.
+            asks: Ask the user where the login needs it; else only earlier answers are used.
 
         Raises:
             UsageError: That is not a host, or ~/.ssh/config is wrong.
             SessionError: There is no ssh on this machine to read its configuration.
-            HostKeyError: The host is not known, or not who it was.
+            HostKeyError: The host is unknown, or its key has changed.
             AnswerNeededError: It wants an answer, and nobody can be asked.
-            HostUnreachableError: It cannot be reached, or does not let us in.
+            HostUnreachableError: It cannot be reached, or refuses the login.
         """
         return _Journey(self, config_file, asks=asks).to(parse_destination(host), MAX_JUMPS)
 
 
 class _HungUpError(Exception):
-    """The host has not waited until a person had compared its key; now that this is known, it need not."""
+    """The host hung up while a user compared its key; the key is known now, so the next attempt need not wait."""
 
 
 class _Journey:
-    """The way to one host; in one thread."""
+    """One login with its jump hosts; used in one thread."""
 
     def __init__(self, logins: Logins, config_file: str, *, asks: bool) -> None:
         self._logins = logins
@@ -84,7 +84,7 @@ class _Journey:
         self._begun: list[WayThere] = []
 
     def to(self, destination: Destination, jumps_left: int) -> SshConnection:
-        """Return a connection to a host, over the jump hosts that it wants."""
+        """Return a connection to a host, over its jump hosts."""
         settings = resolve(destination, self._config_file)
         hops = parse_jumps(settings.proxy_jump)
         if len(hops) > jumps_left:
@@ -113,7 +113,7 @@ class _Journey:
             self._begun.remove(way)
 
     def _log_in(self, settings: SshSettings, via: Loan | None) -> SshConnection:
-        """Return a connection; it lets go of the jump host at its end, and so does a failure here."""
+        """Return a connection; its end, or a failure here, gives the jump host back."""
         with contextlib.ExitStack() as undo:
             if via:
                 undo.callback(via.give_back)
@@ -136,7 +136,7 @@ class _Journey:
             raise HostUnreachableError(settings.alias, "it hangs up before anybody can log in", hint) from error
 
     def _reach(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
-        """Return the transport, and what ends the program that it leads through."""
+        """Return the transport, and a function that ends its ProxyCommand, if any."""
         with contextlib.ExitStack() as undo:
             proxy = ProxyCommand(settings) if settings.proxy_command and not via else None
             if proxy:
@@ -151,7 +151,7 @@ class _Journey:
             return transport, undo.pop_all().close
 
     def _enter(self, settings: SshSettings, stream: ByteStream, proxy: ProxyCommand | None) -> Transport:
-        """Return the transport once the host has proved who it is, and has let us in."""
+        """Return the transport once the host's key is verified and the login has succeeded."""
         logins = self._logins
         with contextlib.ExitStack() as undo:
             undo.callback(stream.close)
@@ -181,38 +181,38 @@ class _Journey:
 
 
 def connect(host: str, config_file: str = "") -> SshConnection:
-    """Return a connection to a host, for which nobody is asked anything; see `Logins.connect`."""
+    """Return a connection to a host without any question; see `Logins.connect`."""
     return Logins().connect(host, config_file)
 
 
 WAIT_S = 300.0
-"""For another thread to reach a jump host; a person may be asked for a secret meanwhile."""
+"""Seconds for another thread to reach a jump host; a user may be asked for a secret while it does."""
 
 WayThere = tuple[str, ...]
-"""The configuration that is read, and the hosts that are passed, the jump host last."""
+"""The configuration file, and the hosts of the connection, the jump host last."""
 
 
 class Loan(NamedTuple):
-    """A connection that others use, too."""
+    """A shared connection."""
 
     connection: SshConnection
     give_back: Callable[[], None]
-    """To be called once, instead of closing it."""
+    """Called once, instead of closing it."""
 
 
 class JumpHosts:
-    """Lends connections to jump hosts, to several threads at once."""
+    """Lends connections to jump hosts, to several threads in parallel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shared: dict[WayThere, _Shared] = {}
 
     def borrow(self, way: WayThere, connect: Callable[[], SshConnection]) -> Loan:
-        """Return the connection of a way; blocks while another thread makes it.
+        """Return the connection to a jump host; blocks while another thread makes it.
 
         Args:
-            way: Where it leads.
-            connect: Makes it, where there is none that lives.
+            way: The configuration and the hosts that lead there.
+            connect: Makes the connection, where there is no live one.
 
         Raises:
             AppError: `connect` has raised it, here or in the thread that was waited for.
@@ -241,7 +241,7 @@ class JumpHosts:
             if not shared.made.done():
                 with self._lock:
                     self._forget(way, shared)
-                # Whoever waits gets the same answer: each of them would wait as long again for another.
+                # All waiting threads get the same error: each would wait as long again for another attempt.
                 shared.made.set_exception(failure)
 
     def _give_back(self, way: WayThere, shared: _Shared) -> None:

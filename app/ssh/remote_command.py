@@ -1,7 +1,7 @@
 """One string for the shell of another machine, such that a program there gets exactly these arguments.
 
-sshd hands a command to the user's login shell as one string; there is no other way. Single quotes mean the same in
-every shell that follows POSIX, and in fish as long as no backslash stands before a quote or another backslash.
+sshd can only hand a command to the user's login shell as one string. Single quotes mean the same in every POSIX shell,
+and in fish as long as no backslash stands before a quote or another backslash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Finished(NamedTuple):
-    """How a program on a host ended."""
+    """Result of a program on a host."""
 
     exit_code: int
     stdout: bytes
@@ -25,7 +25,7 @@ class Finished(NamedTuple):
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Return a command for a shell; the program may begin with `~/`, which the shell's HOME stands for.
+    """Return a command for a shell; the program may begin with `~/`, which becomes the shell's HOME.
 
     Raises:
         UsageError: An argument holds a NUL, which no program can be given.

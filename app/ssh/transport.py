@@ -1,15 +1,13 @@
-"""The SSH protocol, by paramiko, with what that lacks: Unix sockets, a sign of life, limits of time, plain messages.
+"""The SSH protocol by paramiko, extended by Unix sockets, liveness checks, time limits and plain error texts.
 
 `Transport` adds channels to Unix sockets.
-
 Source: OpenSSH PROTOCOL, section 2.4 (direct-streamlocal@openssh.com) and 2.2 (keepalive@openssh.com).
 
-`LiveStream` checks whether the other end still lives: one that falls silent is asked for an answer, and is dead when
-none comes. TCP alone does not show it: behind a jump host or a ProxyCommand it covers the next machine only, and the
-kernel of a host answers also for an sshd that is frozen.
+`LiveStream` checks whether the other end is alive: a silent one is asked for an answer, and is dead when none comes.
+TCP alone does not show it: behind a jump host or a ProxyCommand it covers the next machine only. A host's kernel also
+answers for an sshd that is frozen.
 
-`Unpacker` unpacks what is packed on a connection to a bounded size.
-
+`Unpacker` decompresses the packets of a connection to a bounded size.
 Source: OpenSSH PROTOCOL, section 1.2: zlib@openssh.com is zlib (RFC 4253, 6.2) that begins after authentication.
 """
 
@@ -37,20 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MAX_UNPACKED_BYTES = 1_048_576
-"""Of one packet: 32 KiB of a channel's bytes are usual, and zlib makes a thousand bytes out of one."""
+"""Bytes of one decompressed packet: 32 KiB are usual for a channel, and zlib makes a thousand bytes out of one."""
 
 
 class Unpacker:
-    """Unpacks one packet after another, none of which may become too large."""
+    """Decompresses one packet after another, each to a bounded size."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj()
 
     def __call__(self, data: bytes) -> bytes:
-        """Return what a packet says.
+        """Return a packet decompressed.
 
         Raises:
-            ConnectionAbortedError: It is too large, or not packed.
+            ConnectionAbortedError: It is too large, or not compressed.
         """
         try:
             unpacked = self._stream.decompress(data, MAX_UNPACKED_BYTES)
@@ -62,14 +60,14 @@ class Unpacker:
 
 
 def _aborted(abort_text: str) -> ConnectionAbortedError:
-    """Return it with a number: paramiko, which ends the connection of what it reads so, takes it to have one."""
+    """Return the error with an errno: paramiko ends the connection on it, and expects it to have one."""
     return ConnectionAbortedError(errno.ECONNABORTED, abort_text)
 
 
 QUIET_S = 3.0
-"""Without a byte for so long, the other end is asked."""
+"""Seconds without a byte until the other end is asked."""
 ANSWER_WITHIN_S = 6.0
-"""With the above, below the ten seconds after which a person wants to know."""
+"""Seconds for its answer; with those above, below the ten seconds after which a user wants to know."""
 CHUNK_BYTES = 65_536
 
 
@@ -89,7 +87,7 @@ class ByteStream(Protocol):
         ...
 
     def shutdown(self, how: int, /) -> None:
-        """End it in both directions, and wake whoever waits for bytes."""
+        """End it in both directions, and wake up pending readers."""
         ...
 
     def close(self) -> None:
@@ -100,8 +98,8 @@ class ByteStream(Protocol):
 class LiveStream:
     """A stream that ends when the other end is dead; for a reader that comes back after each time limit.
 
-    It wakes its reader when there is something to do, not ten times a second as paramiko would have it, and reads
-    ahead: paramiko asks for each packet's length and for the rest of it separately.
+    It wakes its reader when there is something to do, not ten times a second as paramiko would. It reads ahead, as
+    paramiko reads each packet's length and the rest of it separately.
     """
 
     def __init__(self, stream: ByteStream) -> None:
@@ -110,12 +108,12 @@ class LiveStream:
         self._received_s = 0.0
         self._asked_s: float | None = None
         self._limit_s: float | None = None
-        """How long the stream waits at present."""
+        """Current time limit of the stream in seconds."""
         self._ahead = b""
         self._closed = False  # the name that paramiko looks at, as it does in sockets
 
     def watch(self, ask: Callable[[], None]) -> None:
-        """Begin to look; `ask` is called from the reader's thread, and makes the other end answer."""
+        """Begin to check; `ask` is called from the reader's thread, and makes the other end answer."""
         self._received_s = time.monotonic()
         self._ask = ask
 
@@ -136,12 +134,12 @@ class LiveStream:
         return self._stream.send(data)
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Set for how long one call waits, until the stream is watched."""
+        """Set the time limit of one call, until the stream is watched."""
         self._limit_s = timeout_s
         self._stream.settimeout(timeout_s)
 
     def close(self) -> None:
-        """End the stream; whoever waits for bytes is told at once."""
+        """End the stream, and wake up pending readers immediately."""
         self._closed = True
         with contextlib.suppress(OSError):  # it may have ended by itself
             self._stream.shutdown(socket.SHUT_RDWR)
@@ -179,7 +177,7 @@ class LiveStream:
 
 CHANNEL_TIMEOUT_S = 10.0
 CHANNEL_ERRORS = (OSError, EOFError, paramiko.SSHException)
-"""What a channel may raise once the connection breaks, for those who read and write one."""
+"""Exceptions of a channel's reads and writes once the connection breaks."""
 _STREAMLOCAL = "direct-streamlocal@openssh.com"
 _CHANNEL_OPEN = 90
 _STREAMLOCAL_OPENING = bytes([_CHANNEL_OPEN]) + len(_STREAMLOCAL).to_bytes(4, "big") + _STREAMLOCAL.encode()
@@ -191,7 +189,7 @@ _WEAK = {
     "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],
 }
 
-# What paramiko logs, it also raises; said twice, and on a screen that somebody else draws, it is in the way.
+# What paramiko logs, it also raises; its log would be printed over the screen.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -201,10 +199,10 @@ class Transport(paramiko.Transport):
     _compression_info: ClassVar = {_COMPRESSED: (ZlibCompressor, Unpacker), "none": (None, None)}
 
     def __init__(self, stream: ByteStream) -> None:
-        """Over a stream, which belongs to the transport from now on.
+        """Set up over a stream, which the transport owns from now on.
 
-        AES-GCM comes first, of what paramiko offers: the sums of other ciphers are compared byte by byte in Python, for
-        a third of the time that a report takes here.
+        Of paramiko's ciphers AES-GCM comes first: it compares the checksums of the others byte by byte in Python, for a
+        third of the time that a report takes here.
         """
         self._streamlocal_lock = threading.Lock()
         self._streamlocal_path = ""
@@ -216,7 +214,7 @@ class Transport(paramiko.Transport):
         options.ciphers = sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher)
 
     def prefer(self, kinds: Sequence[str]) -> None:
-        """Ask for a host key of a kind that is known of the host: any other would look like a change."""
+        """Ask for a host key of a known kind: any other would look like a change."""
         options = self.get_security_options()
         wanted = {algorithm for kind in kinds for algorithm in _signature_algorithms(kind)}
         options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in wanted)
@@ -226,7 +224,7 @@ class Transport(paramiko.Transport):
         self.get_security_options().compression = (_COMPRESSED, "none")
 
     def watch(self) -> None:
-        """From now on, end when the host is dead; once it has let us in."""
+        """End when the host is dead, from now on; call it after authentication."""
         self._live_stream.watch(self._ask_for_life)
 
     def send_now(self, message: paramiko.Message) -> None:
@@ -234,7 +232,7 @@ class Transport(paramiko.Transport):
         self._send_message(message)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End it, and with it the timer of a key exchange that has failed: the program would not end before that."""
+        """Close it, and end the timer of a failed key exchange, which would delay the program's end."""
         super().close()
         self.packetizer.complete_handshake()
 
@@ -242,31 +240,31 @@ class Transport(paramiko.Transport):
         """Return a channel to a socket.
 
         Raises:
-            ChannelException: The host would not.
+            ChannelException: The host refused.
         """
         with self._streamlocal_lock:
             self._streamlocal_path = path
             return self.open_channel(_STREAMLOCAL, timeout=CHANNEL_TIMEOUT_S)
 
     def _ask_for_life(self) -> None:
-        """Send what the host must answer, unless keys are being exchanged, in which it owes an answer already."""
+        """Send a request that the host must answer; not during a key exchange, which owes an answer already."""
         if self.clear_to_send.is_set():
             question = paramiko.Message()
             question.add_byte(_GLOBAL_REQUEST)
             question.add_string(_KEEPALIVE)
             question.add_boolean(b=True)
             if self.clear_to_send_lock.locked():
-                # Somebody sends, perhaps to a host that takes nothing: whoever reads must not wait, but count the time.
+                # Another thread sends, perhaps to a stuck host: the reader must not wait for it, but count the time.
                 asker = threading.Thread(target=self._send_if_alive, args=(question,), name="rankdeck-ask", daemon=True)
                 asker.start()
             else:
                 self._send_user_message(question)
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Send what a channel has to say.
+        """Send a channel's message.
 
-        The message that opens a channel to a socket is completed: paramiko knows what to add for its own kinds only.
-        A thread that must not wait leaves it to another: the host may take nothing now, or keys are being exchanged.
+        Completes the message that opens a channel to a socket: paramiko knows what to add for its own kinds only. A
+        thread that must not wait leaves it to another: the host may take nothing now, or keys are being exchanged.
         """
         if data.asbytes().startswith(_STREAMLOCAL_OPENING):
             data.add_string(self._streamlocal_path)
@@ -282,7 +280,7 @@ class Transport(paramiko.Transport):
         self._later.put(lambda: self._send_if_alive(data))
 
     def _send_if_alive(self, data: paramiko.Message) -> None:
-        with contextlib.suppress(*CHANNEL_ERRORS):  # whoever reads hears of the end
+        with contextlib.suppress(*CHANNEL_ERRORS):  # the reader receives the error, too
             super()._send_user_message(data)  # type: ignore[misc]
 
 
@@ -291,12 +289,12 @@ def _signature_algorithms(kind: str) -> tuple[str, ...]:
 
 
 def execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -> None:
-    """Ask for a program; see `within`."""
+    """Start a program on a channel; see `within`."""
     within(channel, timeout_s, lambda: channel.exec_command(os.fsencode(command_line(argv))))
 
 
 def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None]) -> None:
-    """Ask a channel for something; paramiko would wait for the answer for ever.
+    """Make a request on a channel within a time limit; paramiko would wait for the answer for ever.
 
     Raises:
         TimeoutError: No answer came.
@@ -305,7 +303,7 @@ def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None])
 
     def give_up() -> None:
         is_late.set()
-        channel.close()  # wakes whoever waits for the answer
+        channel.close()  # wakes up the thread that waits for the answer
 
     timer = threading.Timer(timeout_s, give_up)
     timer.daemon = True
@@ -324,12 +322,12 @@ def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None])
 
 
 _PLAINER = {"No existing session": "the connection ended during the login: the host may hang, or limit logins"}
-"""What paramiko says where its own words help nobody. Source: paramiko/transport.py, 5.1."""
+"""Clearer texts for errors of paramiko. Source: paramiko/transport.py, 5.1."""
 
 
 @contextlib.contextmanager
 def ssh_errors_of(host: str) -> Iterator[None]:
-    """Turn what paramiko and the network raise into an error that names the host."""
+    """Turn exceptions of paramiko and the network into an error that names the host."""
     try:
         yield
     except TimeoutError as error:

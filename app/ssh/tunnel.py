@@ -1,6 +1,6 @@
-"""A Unix socket on this machine that leads to one on a host: what connects here speaks to whoever listens there.
+"""A Unix socket on this machine that leads to one on a host.
 
-What already speaks to local sockets (`app.fleet.commands`, `app.fleet.fleet`) needs to know nothing of SSH.
+Clients of local sockets (`app.fleet.commands`, `app.fleet.fleet`) need no SSH of their own.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from app.ssh.io_thread import IoThread, RingingChannel
 
 MAX_WAITING_BYTES = 4 * CHUNK_BYTES
-"""Of a connection, on their way to a host that takes them slowly; as many come the other way, and SSH's window."""
+"""Bytes of a connection that wait for a slow host; as many come the other way, and SSH's window."""
 ACCEPT_AGAIN_S = 0.5
-"""After this process had no descriptor left for a connection."""
+"""Seconds until the next accept, after this process had no descriptor left for a connection."""
 
 
 class Tunnel:
-    """A listener and its connections, all in the pump's thread."""
+    """A listener and its connections, all in the I/O thread."""
 
     def __init__(self, path: Path, open_channel: Callable[[], RingingChannel], max_reply_bytes: int = 0) -> None:
         """Listen at `path`; each connection opens a channel, one after the other.
 
         Args:
-            path: Of the socket.
+            path: Path of the socket.
             open_channel: Raises HostUnreachableError; may block.
-            max_reply_bytes: A connection ends if the host sends more before anything is sent to it; 0 is no limit. What
-                is limited is in no hurry: it is carried with what other hosts have sent, up to `GATHER_S` later.
+            max_reply_bytes: A connection ends if the host sends more before anything is sent to it; 0 is no limit.
+                Limited replies can wait: they are forwarded with those of other hosts, up to `GATHER_S` later.
 
         Raises:
             OSError: The path cannot be bound.
@@ -72,7 +72,7 @@ class Tunnel:
             leave_io_thread()
 
     def hang_up(self) -> None:
-        """End every connection; who comes again gets a new channel."""
+        """End every connection; a client that connects again gets a new channel."""
         self._io_thread.call(self._end_crossings)
 
     def _listen(self) -> None:
@@ -89,16 +89,16 @@ class Tunnel:
             loop.remove_reader(self._server_socket)
             loop.call_later(ACCEPT_AGAIN_S, self._listen)
             return
-        loop.remove_reader(self._server_socket)  # until this one has its channel: a host is asked for one at a time
+        loop.remove_reader(self._server_socket)  # until this one has its channel: a host opens one at a time
         self._io_thread.workers.do(lambda: self._open(near))
 
     def _open(self, near: socket.socket) -> None:
-        """Open a channel, which may take its time, in a thread of its own."""
+        """Open a channel, which may take a while, in a thread of its own."""
         far: RingingChannel | None = None
         try:
             far = self._open_channel()
         except HostUnreachableError:
-            pass  # whoever connected hears that nobody is there, and may try again
+            pass  # the client sees that its connection is closed, and may try again
         finally:
             with self._lock:
                 is_taken = not self._is_closed
@@ -128,9 +128,9 @@ class Tunnel:
 
 
 class _Crossing:
-    """One connection, both ways, until the far side has ended: then nothing that still goes down would be heard.
+    """One connection in both directions, until the host's side has ended: what is sent after that is lost.
 
-    Everything but `_send` is called in the pump's thread.
+    Everything but `_send` is called in the I/O thread.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class _Crossing:
         self._is_ended = False
         self._max_reply_bytes = max_reply_bytes
         self._num_reply_bytes = 0
-        """From the far side, since something was sent to it."""
+        """Bytes from the host since something was sent to it."""
         self._for_near = memoryview(b"")
-        """What the near side has not taken yet; until it has, nothing more is taken from the far one."""
+        """Bytes the client has not taken yet; until it has, nothing more is taken from the host."""
         self._queue = SerialQueue(thread.workers)
         self._lock = threading.Lock()
         self._num_waiting = 0
-        """Bytes that were taken from the near side, and are not on their way yet."""
+        """Bytes taken from the client, and not sent yet."""
         self._is_paused = False
         near.settimeout(0)
         self._read_near()
@@ -161,22 +161,22 @@ class _Crossing:
         self._far = ChannelReader(far, lambda: soon(self._carry_up))
 
     def end(self) -> None:
-        """End both sides, whatever is still under way; safe to call twice."""
+        """Close both sides, whatever is still under way; safe to call twice."""
         if self._is_ended:
             return
         self._is_ended = True
         self._io_thread.loop.remove_reader(self._near)
         self._io_thread.loop.remove_writer(self._near)
-        hang_up(self._far.channel)  # wakes the errand that waits for the host to take more
+        hang_up(self._far.channel)  # wakes the task that waits for the host to take more
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
-            while self._near.recv(CHUNK_BYTES):  # whoever reads would hear of a reset, not of an end
+            while self._near.recv(CHUNK_BYTES):  # unread bytes would make the client see a reset, not an end
                 pass
         self._near.close()
         self._on_end(self)
 
     def _carry_up(self) -> None:
-        """Carry a piece from the far side to the near one; then it is another connection's turn."""
+        """Forward one piece from the host to the client; then it is another connection's turn."""
         if self._is_ended or self._for_near:
             return
         chunk = self._far.take()
@@ -227,7 +227,7 @@ class _Crossing:
         self._queue.put(lambda: self._send(chunk))
 
     def _send(self, chunk: bytes) -> None:
-        """Send to the far side, in a thread that may wait; no bytes mean that no more will come."""
+        """Send to the host, in a thread that may wait; empty bytes mean that no more will come."""
         try:
             if chunk:
                 self._far.channel.sendall(chunk)

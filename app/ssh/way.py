@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from app.ssh.config import FileState
 
 CONNECT_TIMEOUT_S = 10.0
-"""Unless ~/.ssh/config has a ConnectTimeout."""
+"""Seconds unless ~/.ssh/config has a ConnectTimeout."""
 RESOLVE_TIMEOUT_S = 10.0
 OWN_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
-"""What ssh reads where it is not told otherwise."""
+"""Files that ssh reads by default."""
 UNACKNOWLEDGED_MS = 10_000
-"""A connection whose packets are not acknowledged for so long is dead; SSH's keepalives alone never notice."""
+"""Milliseconds without acknowledgement after which a connection is dead; SSH's keepalives alone never notice."""
 
 
 def resolve(destination: Destination, config_file: str = "") -> SshSettings:
-    """Ask ssh how it would reach a host; where there is no ssh, read what is plain in the configuration.
+    """Ask ssh how it would reach a host; without ssh, read what is plain in the configuration.
 
     Raises:
         SessionError: There is no ssh, and only that could read the configuration.
         UsageError: ssh refuses the configuration.
-        HostUnreachableError: It does not say in time.
+        HostUnreachableError: ssh does not answer in time.
     """
     argv = resolve_argv(destination, config_file)
     try:
@@ -83,7 +83,7 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
 
 
 def _local_user() -> LocalUser:
-    # As ssh does, whatever HOME says.
+    # As in ssh, HOME is ignored.
     return LocalUser(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
 
 
@@ -106,10 +106,10 @@ def _config_text(file: str, *, must_exist: bool) -> str:
 
 
 def known_hosts(settings: SshSettings) -> KnownHosts:
-    """Return what the files of a person know of hosts; those that are not there know nothing.
+    """Return the entries of the user's known_hosts files; missing files have none.
 
     Raises:
-        HostKeyError: It cannot be known which keys are revoked: as ssh does, no host is trusted then.
+        HostKeyError: The revoked keys cannot be read: as in ssh, no host is trusted then.
     """
     files = tuple(state_of(file) for file in settings.known_hosts_files)
     revoked = tuple(state_of(file) for file in settings.revoked_keys_files)
@@ -130,7 +130,7 @@ def _read(files: tuple[FileState, ...], revoked: tuple[FileState, ...]) -> Known
 
 
 _read_once = lru_cache(maxsize=4)(_read)
-"""A thousand hosts have one file of a thousand lines."""
+"""A thousand hosts share one file of a thousand lines."""
 
 
 def _entries(files: tuple[FileState, ...], revoked: tuple[FileState, ...]) -> Iterator[Entry]:
@@ -179,7 +179,7 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
 
 
 def agent_socket(settings: SshSettings, environ: Mapping[str, str]) -> str:
-    """Return where ssh-agent listens; empty for none."""
+    """Return the socket of ssh-agent; empty for none."""
     content = settings.identity_agent
     if content == AGENT_OF_ENVIRONMENT:
         return environ.get(AGENT_OF_ENVIRONMENT, "")
@@ -187,10 +187,10 @@ def agent_socket(settings: SshSettings, environ: Mapping[str, str]) -> str:
 
 
 def dial(settings: SshSettings) -> socket.socket:
-    """Return a TCP connection to a host; paramiko's own lacks TCP_NODELAY: a command would take 48 ms, not 0.3.
+    """Return a TCP connection to a host; paramiko's own has no TCP_NODELAY: a command would take 48 ms, not 0.3.
 
     Raises:
-        HostUnreachableError: It does not answer, refuses, or there is no way to it.
+        HostUnreachableError: It does not answer, refuses, or there is no route to it.
     """
     where = f"{settings.hostname} port {settings.port}"
     timeout_s = settings.connect_timeout_s or CONNECT_TIMEOUT_S
@@ -215,22 +215,22 @@ def dial(settings: SshSettings) -> socket.socket:
 
 
 END_S = 1.0
-"""For the program to end when it is told, and for its last words."""
+"""Seconds for the program to end when asked to, and for its last output."""
 
 
 class ProxyCommand:
     """The program, in a session of its own: it gets no key that is pressed here, and asks nothing on this terminal.
 
     Attributes:
-        stream: Leads to the host; whoever uses it closes it.
+        stream: Connection to the host; its user closes it.
     """
 
     def __init__(self, settings: SshSettings) -> None:
-        """Start it, in the person's own shell as ssh does.
+        """Start it, in the user's own shell as ssh does.
 
         Raises:
             UsageError: See `proxy_command_line`.
-            HostUnreachableError: There is no such shell, or the command is of a kind that cannot be used.
+            HostUnreachableError: There is no such shell, or the kind of command is not supported.
         """
         self._host = settings.alias
         if settings.hands_over_socket:
@@ -264,9 +264,9 @@ class ProxyCommand:
         self._stderr_reader.start()
 
     def error(self) -> HostUnreachableError | None:
-        """Return what the program says of its end, for which there is a moment; None if it goes on."""
+        """Return an error with the program's last output, after waiting `END_S` for its end; None if it still runs."""
         _wait_without_collecting(self._process.pid, END_S)
-        # WNOWAIT: while it is not collected, its number is nobody else's, and its group can be ended.
+        # WNOWAIT: an uncollected process keeps its pid, so that its group can be ended.
         how = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if how is None:
             return None
@@ -303,7 +303,7 @@ def _wait_without_collecting(pid: int, timeout_s: float) -> None:
 
 
 def _read_last(errors: IO[bytes], content: bytearray) -> None:
-    """Read to the end, and keep the last of it."""
+    """Read to the end, and keep the last `LINE_LIMIT` bytes."""
     with errors:
         while chunk := os.read(errors.fileno(), 65_536):
             content += chunk

@@ -1,7 +1,7 @@
-"""What may block, done in threads that come when they are needed: a host that stalls holds up its own errands only.
+"""Runs blocking tasks in threads that start on demand: a host that stalls delays only its own tasks.
 
-A thread that serves all hosts must not wait for one of them; it marks itself with `never_wait_here`, and what would
-send from there (`app.ssh.transport`) leaves that to an errand.
+A thread that serves all hosts must not wait for one of them. It marks itself with `never_wait_here`, and what would
+send from there (`app.ssh.transport`) becomes a task here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 IDLE_S = 5.0
-"""A thread that has had nothing to do for so long ends."""
+"""Seconds without a task after which a thread ends."""
 
 
 class WorkerPool:
-    """Threads, as many as there are errands that block at present."""
+    """Threads, as many as there are tasks that block at present."""
 
     def __init__(self) -> None:
         self._todo: deque[Callable[[], object]] = deque()
@@ -27,7 +27,7 @@ class WorkerPool:
         self._is_closed = False
 
     def do(self, errand: Callable[[], object]) -> None:
-        """Have something done at once, in some thread; never waits."""
+        """Run a task immediately in some thread; never waits."""
         with self._called:
             self._todo.append(errand)
             if len(self._todo) <= self._num_idle:
@@ -36,7 +36,7 @@ class WorkerPool:
         threading.Thread(target=self._work, name="rankdeck-errand", daemon=True).start()
 
     def close(self) -> None:
-        """End the threads that have nothing to do, and each other one after what it does."""
+        """End the idle threads, and each other one after its task."""
         with self._called:
             self._is_closed = True
             self._called.notify_all()
@@ -54,7 +54,7 @@ class WorkerPool:
 
 
 class SerialQueue:
-    """Errands of which each begins when the one before has ended."""
+    """Tasks that run one after the other."""
 
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
@@ -63,7 +63,7 @@ class SerialQueue:
         self._is_busy = False
 
     def put(self, errand: Callable[[], object]) -> None:
-        """Have something done after what was put before; never waits."""
+        """Run a task after those put before; never waits."""
         with self._lock:
             self._todo.append(errand)
             if self._is_busy:
@@ -83,7 +83,7 @@ class SerialQueue:
                 errand()
                 is_done = True
             finally:
-                if not is_done:  # its thread tells of it, and the next ones are not to wait for ever
+                if not is_done:  # its thread reports the error, and the next tasks must not wait for ever
                     self._workers.do(self._work)
 
 
@@ -95,10 +95,10 @@ _here = _Here()
 
 
 def never_wait_here(workers: WorkerPool) -> None:
-    """Mark this thread as one that must not wait, and say who waits in its place."""
+    """Mark this thread as one that must not wait; `workers` runs its blocking tasks."""
     _here.workers = workers
 
 
 def current_workers() -> WorkerPool | None:
-    """Return who waits in this thread's place; None where it may wait itself."""
+    """Return the pool for this thread's blocking tasks; None where the thread may wait itself."""
     return _here.workers

@@ -159,7 +159,6 @@ def short_file(file: str) -> str:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file is one of a library."""
     return _INSTALLED.search(file) is not None
 
 

@@ -355,7 +355,6 @@ ACTIONS = (
 
 
 def available(source: ConsoleSource) -> list[Action]:
-    """Return the actions that a session has now."""
     is_replay = source.player is not None
     has_question = source.questions is not None and bool(source.questions.waiting)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from app.view.actions import NOT_AGAIN
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.events import Resize
+    from textual.events import Print, Resize
     from textual.screen import Screen
 
     from app.tui.source import ConsoleSource
@@ -50,15 +51,17 @@ class Console(PersonalApp):
         """Show a source with the user's settings; `look` replaces the look of the settings."""
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
+        self.has_painted = asyncio.Event()
+        """Set once the first frame is there."""
+        self.printed: list[str] = []
+        """What was printed while prints were taken: the terminal is not to be written on."""
         self._left_undone = ""
         """Restart in progress that the user was warned about when quitting."""
 
     def get_default_screen(self) -> Screen[None]:
-        """Return the screen with the user's keys."""
         return keyed_screen(self.ui)
 
     def compose(self) -> ComposeResult:
-        """Lay out the header, the views on top of each other, and the footer."""
         ui = self.ui
         self._header = Header(ui)
         self._header.active = self.active
@@ -73,7 +76,6 @@ class Console(PersonalApp):
         yield self._footer
 
     def on_mount(self) -> None:
-        """Show the first view and start the frames."""
         self.app_resume_signal.subscribe(self, self.paint_anew)
         self._arrange()
         self.start_frames()
@@ -85,6 +87,11 @@ class Console(PersonalApp):
     def on_ready(self) -> None:
         """Keep garbage collection from delaying keys."""
         calm_collector()
+        self.has_painted.set()
+
+    def on_print(self, event: Print) -> None:
+        self.printed.append(event.text)
+        self.ui.take_notices(filter(None, event.text.splitlines()))
 
     def on_resize(self, _event: Resize) -> None:
         """Rearrange the views; the app's own size is the new one only after this message."""
@@ -179,7 +186,6 @@ class Console(PersonalApp):
         ui.max_bytes = math.inf
 
     def paint(self) -> None:
-        """Build and paint everything shown."""
         for view in (self._header, self.shown, self._footer, self._too_small):
             if view.display:
                 view.redraw()

@@ -221,6 +221,5 @@ RANK_PAGE = "rank"
 
 
 def make_views(ui: UiState) -> dict[str, LineView]:
-    """Return the views of a console by name, in the order of the number keys."""
     views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, ChartsView, EventsView)
     return {**dict(zip(VIEW_NAMES, (view(ui) for view in views), strict=True)), RANK_PAGE: RankPage(ui)}

@@ -213,7 +213,6 @@ class DirectWidget(Widget):
 
 
 def _regions(lines: list[int], width: int) -> list[Region]:
-    """Return the lines as regions of adjacent lines."""
     runs = (list(run) for _, run in groupby(enumerate(lines), key=lambda numbered: numbered[1] - numbered[0]))
     return [Region(0, run[0][1], width, len(run)) for run in runs]
 
@@ -236,7 +235,6 @@ class PacedDriver(Driver):
         super().__init__(*args, **kwargs)
 
     def write(self, data: str) -> None:
-        """Write the data and count it."""
         self.num_bytes += len(data)
         super().write(data)  # type: ignore[safe-super]  # the terminal's driver comes next
 
@@ -309,7 +307,6 @@ class PacedApp(App[None]):
             self._holding.enter_context(self.batch_update())
 
     def take_answer(self, tag: int) -> None:
-        """Take an answer of the terminal."""
         self.pacer.answered(tag, time.monotonic())
         self._let_go()
 

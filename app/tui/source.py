@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from agent.wire.logs import LogLine
-    from app.fleet.start_progress import StartProgress
     from app.inventory.program import Again, Program
     from app.preflight.findings import Preflight, Step
     from app.recording.events import EventLog
     from app.recording.history import History
     from app.ssh.questions import Question
     from app.stacks.groups import NodeStacks
+    from app.view.nodes import Progress
     from app.view.view import View
     from ddpcore.wire import Fault
 
@@ -164,8 +164,8 @@ class ConsoleSource(Protocol):
         """Questions of the hosts; None where nobody may be asked: in a replay, on a page, in a read-only session."""
 
     @property
-    def starting(self) -> StartProgress | None:
-        """Progress of a start or restart of a job; None while none is in progress."""
+    def starting(self) -> Progress | None:
+        """How far the start, or restart, of a job has come that is under way; None while none is."""
 
     @property
     def how_to_begin(self) -> str:

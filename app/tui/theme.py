@@ -171,7 +171,6 @@ class Look:
         self.wear(theme if has_colour else PLAIN)
 
     def wear(self, theme: str) -> None:
-        """Switch to another theme."""
         self.theme = theme
         self.has_colour = THEMES[theme].has_colour
         self.palette = palette = palette_of(theme)

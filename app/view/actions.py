@@ -158,11 +158,11 @@ def make_fault(
         UsageError: An option does not fit the kind.
     """
     if factor is not None and kind is not FaultKind.SLOW:
-        raise UsageError(f"--factor goes with slow, not with {kind}")
+        raise UsageError(f"--factor goes with slow, not with {kind}", "leave --factor out")
     if duration_s is not None and kind is not FaultKind.GIL:
-        raise UsageError(f"--for goes with gil, not with {kind}")
+        raise UsageError(f"--for goes with gil, not with {kind}", "leave --for out")
     if at_step is not None and kind is FaultKind.THAW:
-        raise UsageError("--at-step does not go with thaw: a frozen rank comes to no step")
+        raise UsageError("--at-step does not go with thaw: a frozen rank comes to no step", "leave --at-step out")
     return Fault(
         kind=kind,
         rank=rank,

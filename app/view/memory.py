@@ -107,7 +107,6 @@ class JobMemory:
         self._cluster, self._job, self._now_s = cluster, job, now_s
 
     def row(self, rank: int) -> MemoryRow:
-        """Return the row of a rank."""
         job = self._job
         rss, held_then, owner = self._rss[rank], self._held[rank], int(job.node_of[rank])
         worker, held = job.worker(rank), held_by(self._cluster, job, rank)
@@ -294,7 +293,6 @@ def past_growth_text(growth: Growth | None) -> str:
 
 
 def growth_hint(growth: Growth | None) -> str:
-    """Return what to look for in the program."""
     if growth is not None and growth.is_of_gpu:
         return "look for tensors kept from step to step, as losses without .item()"
     return "look for lists, caches and losses without .item() that grow"

@@ -7,7 +7,7 @@ a row for each job that is not shown, `other_jobs_text` one line about all of th
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from app.view.rows import NodeRow, OtherJobRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from enum import StrEnum
 
     import numpy as np
     from numpy.typing import NDArray
@@ -29,6 +30,22 @@ if TYPE_CHECKING:
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
     from app.model.new_nodes import NewNodes
+
+
+class Progress(Protocol):
+    """How far something has come that is done on several nodes."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """All nodes, in their order."""
+
+    @property
+    def text(self) -> str:
+        """A short line on all of them."""
+
+    def stage(self, node: str) -> StrEnum:
+        """Return how far a node is, in words."""
+
 
 LITTLE_MEMORY_FRAC = 0.05
 """Share of available memory below which a node is about to lose a process."""
@@ -62,7 +79,6 @@ def clean_names(names: tuple[str, ...]) -> list[str]:
 
 
 def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagnosis | None) -> NodeRow:
-    """Return the row of a node, with its part of a job."""
     report = node.report
     ranks = [] if job is None else job.ranks_of(node.index)
     num_running = 0

@@ -50,7 +50,6 @@ STATE_SEVERITY = {
 
 
 def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
-    """Return the row of one rank."""
     state = STATES[found.states[rank]]
     if state is RankState.STARTING and job.is_unprobed[rank]:
         state = RankState.UNPROBED
@@ -210,7 +209,6 @@ class RankTable:
 
     @cached_property
     def node_names(self) -> list[str]:
-        """Clean names of the nodes."""
         return clean_names(self._cluster.node_names)
 
     @property

@@ -297,7 +297,6 @@ class View:
         return [] if self._found is None else self._found.waits
 
     def barrier_row(self, wait: Wait) -> BarrierRow:
-        """Return the row of one wait."""
         job = self._cluster.jobs[wait.job]
         waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
         places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])

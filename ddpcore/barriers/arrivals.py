@@ -26,37 +26,38 @@ if TYPE_CHECKING:
     from ddpcore.barriers.rank_status import BarrierKind
 
 MAX_LABEL_IN_KEY = 200
-"""Longer labels stand there as their hash: torch 2.13's TCPStore closes the connection on a key of over 8 KiB."""
+"""Longest label in a key; longer ones stand there as their hash: torch 2.13's TCPStore closes the connection on a key
+of over 8 KiB."""
 
 MAX_RESULT_BYTES = 4 << 20
-"""Of all texts of an exchange together: over 8 MiB in one value TCPStore closes the connection."""
+"""Bytes of all texts of an exchange together: over 8 MiB in one value TCPStore closes the connection."""
 
 
 class Reason(StrEnum):
-    """Why nobody passes a gate."""
+    """Reason why nobody passes a barrier."""
 
     NEVER = "never"
-    """Some ranks can never come."""
+    """Some ranks can never arrive."""
     RAISED = "raised"
     """The rank that went first has raised."""
     DIED = "died"
-    """The rank that goes first has ended, or never comes."""
+    """The rank that goes first has ended, or never arrives."""
     TOO_LARGE = "too large"
     """The texts of an exchange do not fit into the store."""
 
 
 class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a gate was decided: passed, with the ranks' texts; or not, with a reason."""
+    """Result of a barrier: passed, with the ranks' texts; or not, with a reason."""
 
     values: list[str] = []
     reason: Reason | None = None
     text: str = ""
     missing: list[int] = []
-    """Ranks that have not come."""
+    """Ranks that have not arrived."""
     ended: list[int] = []
     """Those of them that have died, or left."""
     trace: str = ""
-    """The traceback of the rank that went first."""
+    """Traceback of the rank that went first."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -76,37 +77,35 @@ def barrier_key(kind: BarrierKind, scope: str, label: str) -> tuple[str, str]:
 
 
 def go_key(name: str) -> str:
-    """Return the key whose existence says that a gate is decided."""
+    """Return the key that exists once a barrier is decided."""
     return f"{name}|go"
 
 
 def value_key(name: str, rank: int) -> str:
-    """Return the key of a rank's text."""
     return f"{name}|value {rank}"
 
 
 def readers_key(name: str) -> str:
-    """Return the key of the counter of those who have read a first-block's end."""
+    """Return the key of the counter of ranks that have read a first-block's end."""
     return f"{name}|readers"
 
 
 def heartbeat_key(rank: int) -> str:
-    """Return the key of a rank's last beat."""
     return f"rankdeck/beat/{rank}"
 
 
 def gone_key(rank: int) -> str:
-    """Return the key that a neighbour sets when a rank's process has ended without a word."""
+    """Return the key that a neighbour sets when a rank's process has ended without a notice."""
     return f"rankdeck/gone/{rank}"
 
 
 def failure_key(session: int) -> str:
-    """Return the key of the first rank's failure in the n-th process group of a store."""
+    """Return the key of the first failure in the n-th process group of a store."""
     return f"rankdeck/failure/{session}"
 
 
 def passed_with(values: Sequence[str]) -> str:
-    """Return the text of a passed gate; an exchange too large for the store is not passed."""
+    """Return the text of a passed barrier; an exchange too large for the store is not passed."""
     text = _encoder.encode(BarrierResult(values=list(values)))
     if len(text) <= MAX_RESULT_BYTES:
         return text.decode()
@@ -119,12 +118,11 @@ def passed_with(values: Sequence[str]) -> str:
 
 
 def encode_result(result: BarrierResult) -> str:
-    """Return a result as the store keeps it."""
     return _encoder.encode(result).decode()
 
 
 def decode_result(text: str | bytes) -> BarrierResult:
-    """Return the result that stands at a gate; nothing is passed."""
+    """Return the result that stands at a barrier; an empty text is a pass."""
     return _decoder.decode(text) if text else PASSED
 
 
@@ -137,7 +135,7 @@ at one time may each add it; there is room for seven."""
 
 
 class Arrival(Enum):
-    """What a rank learns by coming."""
+    """Result of an arrival."""
 
     EARLY = auto()
     LAST = auto()
@@ -158,7 +156,7 @@ class ArrivalCounter:
             index = chunk
 
     def arrive(self, store: Store, key: str) -> Arrival:
-        """Count this rank at a gate; call it once for each."""
+        """Count this rank at a barrier; call it once for each."""
         for counter, bit, full in self._steps:
             value = store.add(key + counter, bit)
             if value >= FAILED:
@@ -168,7 +166,7 @@ class ArrivalCounter:
         return Arrival.LAST
 
     def missing(self, store: Store, key: str) -> Iterator[int]:
-        """Yield the ranks that have not come, ascending: a round trip, and one more for every 60 with a gap."""
+        """Yield the ranks that have not arrived, ascending: a round trip, and one more for every 60 with a gap."""
         return self._missing_below(store, key, len(self._widths) - 1, 0)
 
     def mark_failed(self, store: Store, key: str, missing: list[int]) -> None:
@@ -205,7 +203,7 @@ class ArrivalCounter:
 
 
 def widths(world_size: int) -> list[int]:
-    """Return how many things each level of the tree counts: `[16384, 274, 5]`."""
+    """Return the number of counters at each level of the tree: `[16384, 274, 5]`."""
     found = [world_size]
     while found[-1] > ARITY:
         found.append(-(-found[-1] // ARITY))

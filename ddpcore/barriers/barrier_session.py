@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddpcore.placement import Placement
 
 MAX_WAIT_S = 1_000_000.0
-"""A store's wait counts milliseconds in 31 bits (torch 2.13)."""
+"""Longest wait: a store's wait counts milliseconds in 31 bits (torch 2.13)."""
 
 
 def connect(store: Store, timeout_s: float | None = None) -> Store:
@@ -59,22 +59,17 @@ def _clone_within(timeout_s: float, store: Store, clone: Callable[[], Store]) ->
 
 
 def store_lost(where: str) -> StoreLostError:
-    """Return the error of a store that does not answer."""
     host = "torchrun on the first node" if has_agent_store() else "rank 0, which hosts it,"
     return StoreLostError(f"the job's store does not answer {where}: {host} has ended; start the job anew")
 
 
 def has_agent_store() -> bool:
-    """Say whether torchrun's agent hosts the ranks' store, and not rank 0."""
+    """Return whether torchrun's agent hosts the ranks' store, and not rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def await_go(store: Store, wait: OpenWait) -> bool:
-    """Wait until a gate is decided, or the time is over, and say whether it is decided.
-
-    Source: a TCPStore whose time is over writes two warnings to stderr and looks up a host name for them, which takes
-    up to 5 s where DNS does not answer (torch 2.13, `SocketImpl::waitForInput`).
-    """
+    """Wait until a barrier is decided, or the time is over, and return whether it is decided."""
     go = go_key(wait.key)
     timeout_s = MAX_WAIT_S if wait.timeout_s is None else min(wait.timeout_s, MAX_WAIT_S)
     try:
@@ -88,7 +83,7 @@ def await_go(store: Store, wait: OpenWait) -> bool:
 
 
 def complete(store: Store, wait: OpenWait, world_size: int) -> str:
-    """Decide a gate to which everybody has come; return what stands at it."""
+    """Decide a barrier at which all ranks have arrived; return its result as text."""
     text = ""
     if wait.kind is BarrierKind.EXCHANGE:
         raw = store.multi_get([value_key(wait.key, rank) for rank in range(world_size)])
@@ -109,7 +104,7 @@ class ThreadConnection:
         self._last: OpenWait | None = None
 
     def passed(self, passed_wait: OpenWait) -> None:
-        """Take the gate that the thread has just passed: everybody has come to it, and so has left the one before."""
+        """Take the barrier that the thread has just passed: all ranks are there, and have left the one before."""
         if self._last is not None:
             self._left.append(self._last)
         self._last = passed_wait
@@ -143,9 +138,9 @@ class BarrierSession:
         self.arrival_counter = ArrivalCounter(placement.rank, placement.world_size)
         self.neighbours = Neighbours(placement)
         self.deletable: deque[str] = deque()
-        """Keys that nobody needs any more: the heart deletes them."""
+        """Keys that no rank needs any more: the heartbeat thread deletes them."""
         self.failure_notice = b""
-        """Who has failed first, as it stands in the store, where that ends with rank 0; empty while nobody has."""
+        """The first failure, as it stands in the store, where that ends with rank 0; empty before one."""
         self._left: deque[OpenWait] = deque()
         self._local = threading.local()
 
@@ -167,7 +162,7 @@ class BarrierSession:
         return connect(self.store, timeout_s)
 
     def keys_to_delete(self) -> Iterator[str]:
-        """Yield the keys that this rank is to delete and that nobody needs any more."""
+        """Yield the keys that this rank deletes and that no rank needs any more."""
         rank, world_size = self.placement.rank, self.placement.world_size
         while self._left:
             passed_wait = self._left.popleft()
@@ -188,5 +183,5 @@ class BarrierSession:
 
 
 def default_store() -> Store:
-    """Return the store in which the ranks met: torch has it, but no public name for it."""
+    """Return the store in which the ranks joined: torch has it, but no public name for it."""
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001

@@ -7,36 +7,34 @@ this very rank, and not in vain for a shorter time. Slow, silent and stopped ran
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.barriers.rank_status import BarrierKind, Wait, barrier_text, missing_ranks_text, wait_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ddpcore.barriers.rank_status import Sighting
 
 SYMMETRIC_OPS = frozenset(
     {"all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
 )
-"""Collectives that are over for nobody before everybody has called them."""
+"""Collectives that are over for no rank before all have called them."""
 
 
 PATIENT_S = 600.0
-"""Nobody plans to go on after a time-out of this length: both of two such waits for each other are given up."""
+"""Time-out from which a wait counts as patient: nobody plans to continue after it, so both of two such waits end."""
 
 
-class OwnCalls(Protocol):
+class OwnCalls(NamedTuple):
     """What this rank has called so far."""
 
-    def count(self, kind: BarrierKind, label: str) -> int:
-        """Return how often it has come to a gate."""
-
-    def finished(self, kind: BarrierKind, label: str) -> int:
-        """Return how many blocks it has finished as the one that goes first."""
-
-    def collectives(self, group: str) -> int:
-        """Return the number of the last collective it has called in a process group."""
+    num_calls: Callable[[BarrierKind, str], int]
+    """Returns how often it has called a barrier, by kind and label."""
+    num_finished: Callable[[BarrierKind, str], int]
+    """Returns how many blocks it has finished as the rank that goes first."""
+    last_collective: Callable[[str], int]
+    """Returns the number of the last collective it has called in a process group."""
 
 
 def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
@@ -45,18 +43,14 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
         is_needed = rank in wait.needed
         if wait.label in SYMMETRIC_OPS:
             is_needed = not wait.ranks or rank in wait.ranks
-        return is_needed and own.collectives(wait.group) < wait.count
+        return is_needed and own.last_collective(wait.group) < wait.count
     if wait.kind in (BarrierKind.FIRST, BarrierKind.LOCAL_FIRST):
-        return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count
-    return own.count(wait.kind, wait.label) < wait.count
+        return wait.master == rank and own.num_finished(wait.kind, wait.label) < wait.count
+    return own.num_calls(wait.kind, wait.label) < wait.count
 
 
 def gives_up_first(mine: Wait, theirs: Wait) -> bool:
-    """Say whether, of two waits for each other, mine may be the one to be given up.
-
-    A program that gives one of them a shorter time may mean to go on after it: then only that one is given up. A
-    collective cannot be given up at all.
-    """
+    """Return whether, of two waits for each other, mine may be the one that ends."""
     if theirs.kind is BarrierKind.COLLECTIVE:
         return True
     if min(_limit(mine.timeout_s), _limit(theirs.timeout_s)) >= PATIENT_S:
@@ -65,7 +59,7 @@ def gives_up_first(mine: Wait, theirs: Wait) -> bool:
 
 
 def never_text(mine: Wait, rank: int, lost: Mapping[int, Sighting]) -> str:
-    """Return why a gate can never be passed: the fates of the ranks that cannot come, and where this one waits."""
+    """Return why a barrier can never be passed: the state of the ranks that cannot arrive, and where this one waits."""
     barrier_name = barrier_text(mine.kind, mine.label)
     what = "can never end" if mine.master is not None else "can never be passed"
     missing_text = missing_ranks_text(mine.kind, mine.label, lost)

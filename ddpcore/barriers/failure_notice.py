@@ -53,11 +53,11 @@ MAX_TRACE_CHARS = 20_000
 
 _NAMES_RANKS = (BarrierTimeoutError, CheckpointCallError, MasterFailedError, RankFailedError, StoreLostError)
 _OF_PEERS = re.compile(r"gloo|NCCL|nccl|Connection (closed|reset|refused)|Broken pipe|pair closure|ProcessGroup")
-"""In the errors of torch's backends: RuntimeErrors of gloo, without a type of their own."""
+"""Texts of errors by torch's backends: RuntimeErrors of gloo, without a type of their own."""
 
 
 class FailureNotice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What stands in the store of the first failure."""
+    """The first failure, as it stands in the store."""
 
     rank: int
     text: str
@@ -65,7 +65,7 @@ class FailureNotice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_of_peers(error: BaseException) -> bool:
-    """Say whether an error only follows from what other ranks have done, or not done."""
+    """Return whether an error only follows from what other ranks have done, or not done."""
     if isinstance(error, (*_NAMES_RANKS, dist.DistError)):
         return True
     return type(error) is RuntimeError and _OF_PEERS.search(str(error)) is not None
@@ -99,10 +99,7 @@ def leave_notice(error: BaseException, where: str = "") -> None:
 
 
 def _first_line(message: str) -> str:
-    """Return a message's first line; of what a DataLoader's worker has raised, also that of its own error.
-
-    Source: torch._utils.ExceptionWrapper puts the worker's traceback behind a line of its own.
-    """
+    """Return a message's first line; for an error of a DataLoader's worker, also that of its own error."""
     first, _, trace = message.partition("\n")
     caught = re.match(r"Caught (\w+) in ", first)
     own = re.findall(rf"^(?:[\w.]+\.)?{caught[1]}: .*", trace, re.MULTILINE) if caught else []
@@ -152,7 +149,7 @@ def _session() -> BarrierSession | None:
 
 
 def _kept(session: BarrierSession) -> FailureNotice | None:
-    """Return what this rank's heart has read already."""
+    """Return what this rank's heartbeat thread has read already."""
     return msgspec.json.decode(session.failure_notice, type=FailureNotice) if session.failure_notice else None
 
 
@@ -189,13 +186,13 @@ def _look(session: BarrierSession, store: Store, ranks: Iterable[int], *, counts
 
 
 def _leave(session: BarrierSession, store: Store, notice: FailureNotice) -> FailureNotice | None:
-    """Leave a notice, and return the one that stands there."""
+    """Write a notice, and return the one that stands there."""
     store.compare_set(failure_key(session.number), "", msgspec.json.encode(notice).decode())
     return _read(session, store)
 
 
 def _others(session: BarrierSession) -> Iterator[int]:
-    """Yield the ranks of this node first: their processes tell at once."""
+    """Yield the ranks of this node first: the state of their processes is known immediately."""
     rank, _, local_rank, local_world_size, _ = session.placement
     first = rank - local_rank
     yield from (one for one in range(first, first + local_world_size) if one != rank)

@@ -41,14 +41,7 @@ MAX_TRACE_CHARS = 16_000
 
 
 class _Turn:
-    """One rank's part in one block.
-
-    Args:
-        session: Of the process group.
-        kind: Of the job, or of this node.
-        name: Of the block.
-        timeout_s: How long to wait for the one that goes first.
-    """
+    """One rank's part in one block."""
 
     def __init__(self, session: BarrierSession, kind: BarrierKind, name: str, timeout_s: float | None) -> None:
         placement, neighbours = session.placement, session.neighbours

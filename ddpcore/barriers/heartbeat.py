@@ -61,26 +61,25 @@ if TYPE_CHECKING:
 
     from ddpcore.barriers.barrier_session import BarrierSession
     from ddpcore.barriers.journal import OpenWait
-    from ddpcore.barriers.rank_status import BarrierKind
 
 TICK_S = 0.5
-"""Between two looks at this process's own wait. The thread takes 0.04 % of a core beside work, 0.1 % in a wait of 20 s
-(tests/bench/bench_barrier.py)."""
+"""Seconds between looks at this process's own wait. The thread takes 0.04 % of a core beside work, 0.1 % in a wait of
+20 s."""
 
 HEARTBEAT_S = 2.0
 MAX_HEARTBEATS_HZ = 1000.0
-"""Of all ranks together; one TCPStore takes 30,000 operations a second and more."""
+"""Heartbeats a second of all ranks together; one TCPStore takes 30,000 operations a second and more."""
 
 HEARTBEAT_IN_WAIT_S = 0.25
-"""A wait longer than this is told at once, not only at the next beat."""
+"""Seconds of a wait after which it is published immediately, not only at the next heartbeat."""
 
 GOODBYE_S = 0.5
-"""How long the end of the process waits for the last beat to be sent."""
+"""Seconds that the end of the process waits for the last heartbeat."""
 
 MAX_ERROR_CHARS = 200
 
 MAX_DELETIONS = 20_000
-"""Of one tick: the deletions of a program that does nothing but pass gates keep up with it."""
+"""Deletions in one tick: they keep up with a program that does nothing but pass barriers."""
 
 
 class HeartbeatThread:
@@ -103,7 +102,7 @@ class HeartbeatThread:
         self._host = socket.gethostname()
         self._ward = session.placement.local_rank
         self.cpu_s = 0.0
-        """CPU time that the thread has taken."""
+        """CPU time in seconds that the thread has taken."""
 
     def start(self, store: Store) -> None:
         """Publish this rank, and start the thread: the others know the process of a rank that dies immediately."""
@@ -111,13 +110,13 @@ class HeartbeatThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Say goodbye and end the thread; blocks at most `GOODBYE_S`."""
+        """Send the last heartbeat and end the thread; blocks at most `GOODBYE_S`."""
         self._ending.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(GOODBYE_S)
 
     def wait_report(self, wait: OpenWait, now_s: float) -> Wait:
-        """Return the main thread's wait as the others may know it, with the line it stands at."""
+        """Return the main thread's wait as the others may know it, with its line."""
         left_s = None if wait.timeout_s is None else max(0.0, wait.entered_s + wait.timeout_s - now_s)
         return Wait(
             wait.kind,
@@ -184,7 +183,7 @@ class HeartbeatThread:
         self._sent_wait = wait
 
     def _look_after_ward(self, store: Store, now_s: float) -> None:
-        """Tell of a local rank whose process has ended without a word, and look after the next one from then on."""
+        """Publish a local rank whose process has ended without a notice, and watch the next one from then on."""
         placement = self._session.placement
         ward = self._session.neighbours.rank_of(store, self._ward)
         sighting = self._session.observer.look_at(store, ward, now_s) if ward != self._rank else None
@@ -194,7 +193,7 @@ class HeartbeatThread:
             self._ward = (self._ward + 1) % placement.local_world_size
 
     def _keep_failure_notice(self, store: Store) -> None:
-        """Keep what says who has failed first, where it may be gone, with its host, before the main thread can ask."""
+        """Keep the first failure where it may be gone, with its host, before the main thread asks for it."""
         key = failure_key(self._session.number)
         if not self._session.failure_notice and not has_agent_store() and store.check([key]):
             self._session.failure_notice = store.get(key)
@@ -211,16 +210,16 @@ def _uncaught_error() -> str:
 
 
 LOOK_AFTER_S = 1.0
-"""Shorter waits are life: nobody looks into them."""
+"""Seconds below which waits are usual: nobody looks into them."""
 
 MAX_LOOKS_HZ = 2000.0
-"""Of all waiting ranks together."""
+"""Looks a second of all waiting ranks together."""
 
 MAX_INTERVAL_S = 2.0
-"""Between two looks into a wait that has lasted for long, in jobs of up to 4,000 ranks."""
+"""Longest pause in seconds between looks into a long wait, in jobs of up to 4,000 ranks."""
 
 LOG_EVERY_S = 30.0
-"""Between two lines in the log about a long wait."""
+"""Seconds between two lines in the log about a long wait."""
 
 FAILURE_DELAY_S = 0.5
 """Between the mark that makes newcomers read why, and the release of those who wait (see
@@ -237,16 +236,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Verdict(NamedTuple):
-    """A gate that can never be passed."""
+    """A barrier that can never be passed."""
 
     wait: Wait
     rank: int
-    """Who waits there."""
+    """A rank that waits there."""
     lost: Mapping[int, Sighting]
-    """Who never comes there."""
+    """Ranks that never arrive there."""
 
     def result(self) -> BarrierResult:
-        """Return what is to stand at the gate."""
         has_died = self.wait.master is not None and any(sighting.has_ended for sighting in self.lost.values())
         text = deadlock_check.never_text(self.wait, self.rank, self.lost)
         ended = sorted(rank for rank, sighting in self.lost.items() if sighting.has_ended)
@@ -270,7 +268,7 @@ class DeadlockCheck:
         self._session = session
         self._store = store
         self._wait_report = wait_report
-        self._own = _OwnCalls(session, collectives)
+        self._own = deadlock_check.OwnCalls(session.journal.count, session.journal.finished, collectives.called)
         self._rank = session.placement.rank
         self._world_size = session.placement.world_size
         self._interval_s = self._world_size / MAX_LOOKS_HZ
@@ -317,7 +315,7 @@ class DeadlockCheck:
             self._log_wait(wait, sightings, now_s)
 
     def _give_up(self, wait: OpenWait, sightings: Mapping[int, Sighting], now_s: float) -> bool:
-        """Condemn the gates that can never be passed, mine and theirs, and say whether there are any."""
+        """Fail the barriers that can never be passed, mine and theirs, and return whether there are any."""
         mine = self._wait_report(wait, now_s)
         ended = {rank: sighting for rank, sighting in sightings.items() if sighting.has_ended}
         if ended:
@@ -354,10 +352,7 @@ class DeadlockCheck:
         return self._wait_for_me(further, now_s, depth + 1)
 
     def _mark_failed(self, verdicts: list[_Verdict]) -> None:
-        """Release all who wait at some gates, and whoever comes later, with an error.
-
-        Unless a rank has come there in the meantime that was taken for lost.
-        """
+        """Release the ranks that wait at these barriers, and those that arrive later, with an error."""
         arrival_counter, store = self._session.arrival_counter, self._store
         at_barriers = [verdict for verdict in verdicts if verdict.wait.master is None]
         for verdict in at_barriers:
@@ -371,7 +366,6 @@ class DeadlockCheck:
                 store.compare_set(go_key(verdict.wait.key), "", encode_result(verdict.result()))
 
     def _log_wait(self, wait: OpenWait, sightings: Mapping[int, Sighting], now_s: float) -> None:
-        """Write a line about a long wait into the log."""
         if now_s < self._log_due_s:
             return
         self._log_due_s = now_s + LOG_EVERY_S
@@ -384,24 +378,7 @@ class DeadlockCheck:
         )
 
 
-class _OwnCalls:
-    """What this rank has called, as `deadlock` asks for it."""
-
-    def __init__(self, session: BarrierSession, collectives: OwnCollectives) -> None:
-        self._journal = session.journal
-        self._collectives = collectives
-
-    def count(self, kind: BarrierKind, label: str) -> int:
-        return self._journal.count(kind, label)
-
-    def finished(self, kind: BarrierKind, label: str) -> int:
-        return self._journal.finished(kind, label)
-
-    def collectives(self, group: str) -> int:
-        return self._collectives.called(group)
-
-
 def _num_here_before(rank: int, missing: list[int]) -> int:
-    """Return how many lower ranks of the same counter have come."""
+    """Return how many lower ranks of the same counter have arrived."""
     first = rank // ARITY * ARITY
     return rank - first - sum(first <= other < rank for other in missing)

@@ -32,15 +32,15 @@ MAX_LABEL_CHARS = 256
 
 
 class OpenWait(NamedTuple):
-    """A gate that a thread has come to and not passed."""
+    """A barrier that a thread has called and not passed."""
 
     kind: BarrierKind
     label: str
     nth: int
-    """How many calls of this label there have been."""
+    """Number of calls of this label so far."""
     key: str
     entered_s: float
-    """Monotonic time."""
+    """Monotonic time of the call."""
     timeout_s: float | None
     master: int | None = None
 
@@ -61,7 +61,6 @@ class LabelCalls:
         self._key_start, self._key_end = barrier_key(kind, scope, label)
 
     def enter(self, now_s: float, timeout_s: float | None, master: int | None = None) -> OpenWait:
-        """Count a call."""
         # One bytecode: threads never get the same number.
         self.nth = nth = next(self._numbers)
         self.last_s = now_s
@@ -89,12 +88,12 @@ class Journal:
         return self._calls.get((kind, label)) or self._begin(kind, label, scope)
 
     def count(self, kind: BarrierKind, label: str) -> int:
-        """Return how often this rank has come to a gate."""
+        """Return how often this rank has called a barrier."""
         calls = self._calls.get((kind, label))
         return calls.nth if calls else 0
 
     def finished(self, kind: BarrierKind, label: str) -> int:
-        """Return how many of its blocks of this label this rank has done first."""
+        """Return how many blocks of this label this rank has finished first."""
         calls = self._calls.get((kind, label))
         return calls.finished if calls else 0
 
@@ -119,30 +118,30 @@ def reported_label(label: str) -> str:
 
 
 MAX_FIRSTS = 4
-"""First-blocks told at a time, the latest; deeper nests than that are not."""
+"""First-blocks reported at a time, the latest; deeper nests are left out."""
 
 _num_calls = 0
 
 
 def is_main_thread() -> bool:
-    """Say whether the calling thread is the one that the console shows."""
+    """Return whether the calling thread is the one that the console shows."""
     return threading.current_thread() is threading.main_thread()
 
 
 def is_left_out() -> bool:
-    """Say whether a fault that was asked for has this thread leave out the barrier that it comes to."""
+    """Return whether a requested fault makes this thread leave out the barrier that it calls."""
     return omission.take()
 
 
 def open_barrier(label: str, entered_s: float) -> None:
-    """Tell that the main thread, which calls this, has come to a barrier."""
+    """Report that the main thread, which calls this, waits at a barrier."""
     global _num_calls  # noqa: PLW0603 - counts the calls of this process
     _num_calls += 1
     probe.marks.barrier = BarrierMark(label, _num_calls, entered_s, is_over=False)
 
 
 def close_barrier() -> None:
-    """Tell that the main thread, which calls this, waits at no barrier any more."""
+    """Report that the main thread, which calls this, waits at no barrier any more."""
     mark = probe.marks.barrier
     if mark is not None:
         # Not _replace, which is two thirds of the cost of a mark.

@@ -72,21 +72,12 @@ def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
 
 
 def announce() -> None:
-    """Tell the others where this rank is from now on, not only from its first gate on. Without a group: nothing.
-
-    Raises:
-        BarrierUseError: In a forked child.
-        StoreLostError: The job's store is gone.
-    """
+    """Publish where this rank is from now on, not only from its first barrier on. Without a group: nothing."""
     current_session()
 
 
 def leave() -> None:
-    """Say goodbye: ranks that wait for this one at a gate, now or later, get an error at once.
-
-    Blocks at most half a second. The end of the program does it, and so does the end of the process group, a moment
-    later; call it before the store may end.
-    """
+    """Leave the barriers: ranks that wait for this one, now or later, get an error immediately."""
     end_session()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 MAX_BASE_AGE_S = 600.0
-"""How old a first look may get: two machines' clocks drift apart, by 50 ppm at the worst."""
+"""Greatest age in seconds of a first look: two machines' clocks drift apart, by 50 ppm at the worst."""
 
 
 class Observer:
@@ -37,11 +37,10 @@ class Observer:
         self._lock = threading.Lock()
 
     def look(self, store: Store, ranks: Iterable[int], now_s: float) -> dict[int, Sighting]:
-        """Return what is known of some ranks: two or three round trips each."""
+        """Return sightings of some ranks: two or three round trips each."""
         return {rank: self.look_at(store, rank, now_s) for rank in ranks}
 
     def look_at(self, store: Store, rank: int, now_s: float) -> Sighting:
-        """Return what is known of a rank."""
         heartbeat = self._read(store, rank)
         if heartbeat is None:
             return Sighting()
@@ -77,7 +76,7 @@ _START_TIME = 19
 
 
 def this_machine() -> str:
-    """Return a name that two processes share if they see the same process numbers; empty where /proc does not tell."""
+    """Return a name that two processes share if they see the same process numbers; empty where /proc hides it."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
@@ -86,13 +85,13 @@ def this_machine() -> str:
 
 
 def started_ticks(pid: int) -> int:
-    """Return when a process was started, in the kernel's ticks; 0 if that is not known."""
+    """Return when a process was started, in the kernel's ticks; 0 is unknown."""
     fields = _stat(pid)
     return int(fields[_START_TIME]) if fields else 0
 
 
 def ticks_now() -> int:
-    """Return the time in the same ticks: a process was started earlier or later than this."""
+    """Return the time in the kernel's ticks, to compare with a process's start."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 

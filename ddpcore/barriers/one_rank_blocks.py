@@ -48,11 +48,10 @@ _block_of_main_thread = ""
 class OneRankBlock:
     """A block that this rank runs alone, while it lasts.
 
-    Args:
-        text: What people read: `first 'corpus'`, `rank_zero_only save`.
-        checks_ops: Whether collectives of torch.distributed raise in it. It costs every operation of torch in the
-            block 7 us (tests/bench/bench_barrier.py).
-        is_lone: Whether the other ranks never run it; a first-block they run later, and may nest another one in it.
+    `text` stands in messages: `first 'corpus'`, `rank_zero_only save`. With `checks_ops` collectives of
+    torch.distributed raise in it, which costs every operation of torch in the block 7 us
+    (tests/bench/bench_barrier.py). With `is_lone` the other ranks never run it; a first-block they run later, and may
+    nest another one in it.
     """
 
     def __init__(self, text: str, *, checks_ops: bool = True, is_lone: bool = True) -> None:

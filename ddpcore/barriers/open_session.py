@@ -25,7 +25,7 @@ _session: BarrierSession | None = None
 _heartbeat: HeartbeatThread | None = None
 _last_journal: Journal | None = None
 _inherited: list[BarrierSession | Store] = []
-"""What a forked child has from its parent and must neither use nor destroy."""
+"""Sessions that a forked child has from its parent and must neither use nor destroy."""
 
 
 def current_session() -> BarrierSession | None:
@@ -41,7 +41,7 @@ def current_session() -> BarrierSession | None:
 
 
 def end_session() -> None:
-    """Say goodbye: whoever waits for this rank learns that it never comes. Blocks at most half a second."""
+    """End the session: ranks that wait for this one get an error. Blocks at most half a second."""
     global _session, _heartbeat
     heartbeat_thread, _session, _heartbeat = _heartbeat, None, None
     if heartbeat_thread is not None:

@@ -19,9 +19,10 @@ _BACKWARD = "_engine_run_backward"
 _BACKWARD_FILE = "/torch/autograd/graph.py"
 _BUFFERS = "_distributed_broadcast_coalesced"
 _BUFFERS_FILE = "/torch/nn/parallel/distributed.py"
-"""Where DDP takes the first rank's buffers, before a forward."""
+"""File in which DDP broadcasts the first rank's buffers, before a forward."""
 _REBUILDING = "_pre_forward"
-"""Where it takes the first rank's order of buckets, in its second step: a broadcast that C++ calls and waits for."""
+"""Function in which it broadcasts the first rank's order of buckets, in its second step: C++ calls it and waits for
+it."""
 
 CONTROL_GROUP = "rankdeck.control"
 """c10d's description of the engine's own group."""
@@ -30,12 +31,12 @@ _CONTROL = {
     "/ddpcore/engine/metrics/means.py": "arrived",
     "/ddpcore/engine/loss_weights.py": "_finished",
 }
-"""Where the engine takes what the ranks have added up or agreed on, in a group of its own: functions by files."""
+"""Functions, by file, in which the engine waits for sums or agreements of the ranks, in a group of its own."""
 
 _NOT_COLLECTIVE = frozenset(
     {"init_process_group", "new_group", "destroy_process_group", "send", "recv", "monitored_barrier"}
 )
-"""gloo's recorder holds none of these: the newest collective in it may be another one, under way behind them."""
+"""Functions that gloo's recorder does not hold: the last collective in it may be another one, under way behind them."""
 
 
 class OwnCollectives:
@@ -46,7 +47,6 @@ class OwnCollectives:
         self._recorder = recorder or FlightRecorder()
 
     def called(self, group: str) -> int:
-        """Return the number of the last collective called in a group, 0 before the first."""
         return max((entry.seq for entry in self._entries() if entry.group == group), default=0)
 
     def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
@@ -85,7 +85,7 @@ class OwnCollectives:
     def _needed(
         self, entry: RecorderEntry, operation: str, source: int | None, ranks: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Return who has to call a broadcast before it ends here, as far as that is certain."""
+        """Return which ranks have to call a broadcast before it ends here, as far as that is certain."""
         if operation != "broadcast" or self._rank not in ranks:
             return ()
         if entry.key[0] != "gloo":

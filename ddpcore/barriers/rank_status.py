@@ -4,7 +4,7 @@ Pure. A `RankHeartbeat` is a snapshot that a rank's heartbeat thread (`ddpcore.b
 store; a `Sighting` is what an observer makes of it. No clock crosses between machines: a `RankHeartbeat` carries its
 sender's uptime, and an observer compares by how much that has grown since its first look.
 
-`missing_ranks_text`, `wait_text`, `ranks_text` and the other `..._text` functions put ranks into sentences.
+`missing_ranks_text`, `wait_text` and the other `..._text` functions put ranks into sentences.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpcore.agreement import ranks_text
 from ddpcore.wire import Place  # noqa: TC001 - msgspec resolves annotations at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 MAX_CALLS = 16
-"""Labels told in a beat, the latest: a beat stays under 4 KB."""
+"""Labels in a heartbeat, the latest: it stays under 4 KB."""
 
 MAX_FRAMES = 8
-"""Different fates told apart in one message."""
+"""Different states described in one message."""
 
 
 class BarrierKind(StrEnum):
-    """What ranks meet in."""
+    """Kind of a barrier."""
 
     BARRIER = "barrier"
     EXCHANGE = "exchange"
@@ -41,7 +42,7 @@ class BarrierKind(StrEnum):
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How often a rank has come to a gate, and from which line the last time."""
+    """Number of a rank's calls of a barrier, and the line of the last one."""
 
     kind: BarrierKind
     label: str
@@ -50,77 +51,77 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank's main thread waits in."""
+    """Wait of a rank's main thread."""
 
     kind: BarrierKind
     label: str
     count: int
     key: str = ""
-    """Of the gate in the store; empty for a collective."""
+    """Key of the barrier in the store; empty for a collective."""
     place: Place | None = None
     timeout_s: float | None = None
-    """As the program gave it; None is no limit."""
+    """Time-out as the program gave it; None is no limit."""
     left_s: float | None = None
     master: int | None = None
-    """Whom a first-block waits for."""
+    """Rank that a first-block waits for."""
     group: str = ""
-    """A collective's group, by c10d's name."""
+    """c10d's name of a collective's group."""
     ranks: tuple[int, ...] = ()
-    """A collective's members; empty means every rank."""
+    """Members of a collective; empty means every rank."""
     needed: tuple[int, ...] = ()
-    """Who has to call a broadcast before it ends here; empty where that is not known."""
+    """Ranks that have to call a broadcast before it ends here; empty where that is not known."""
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank says of itself."""
+    """Description of a rank by itself."""
 
     uptime_s: float
-    """Since its heart began; grows only while it beats."""
+    """Seconds since its heartbeat thread began; grows only while that runs."""
     period_s: float
     host: str
     machine: str
-    """Equal on two ranks that see the same process numbers."""
+    """Name that is equal on two ranks that see the same process numbers."""
     pid: int
     started_ticks: int
-    """Of the process, as the kernel counts: a pid is used again, this pair is not."""
+    """Start of the process, in the kernel's ticks: a pid is used again, this pair is not."""
     place: Place | None = None
-    """Where the main thread stands."""
+    """Line of the main thread."""
     wait: Wait | None = None
     calls: tuple[Call, ...] = ()
-    """The latest first."""
+    """Calls, the latest first."""
     block: str = ""
-    """The one-rank block that its main thread is in."""
+    """One-rank block that its main thread is in."""
     is_threaded: bool = False
-    """More than one thread of it comes to gates: that one waits does not mean that no other can come."""
+    """True if more than one thread calls barriers: while one waits another can still arrive."""
     has_left: bool = False
-    """It has ended, or closed its process group: it never comes again."""
+    """True if it has ended, or closed its process group: it never arrives again."""
     session: int = 1
-    """Its n-th process group in this store."""
+    """Number of its process group in this store."""
     error: str = ""
-    """The uncaught exception that ended it."""
+    """Uncaught exception that ended it."""
 
 
 class ProcessState(StrEnum):
-    """What the observer's own kernel says of a rank's process."""
+    """State of a rank's process by the observer's own kernel."""
 
     UNKNOWN = "unknown"
-    """It runs on another machine."""
+    """The process runs on another machine."""
     RUNNING = "running"
     STOPPED = "stopped"
     GONE = "gone"
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """What an observer knows of a rank."""
+    """Observation of a rank."""
 
     heartbeat: RankHeartbeat | None = None
     process: ProcessState = ProcessState.UNKNOWN
     silent_s: float | None = None
-    """How long it has not been heard, at least; None while that is not long."""
+    """Seconds of silence at least; None while that is not long."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is certain that the rank comes to no gate any more."""
+        """True if it is certain that the rank calls no barrier any more."""
         return self.process is ProcessState.GONE or (self.heartbeat is not None and self.heartbeat.has_left)
 
 
@@ -129,12 +130,11 @@ _decoder = msgspec.json.Decoder(RankHeartbeat)
 
 
 def encode_heartbeat(heartbeat: RankHeartbeat) -> str:
-    """Return a beat as the store keeps it."""
     return _encoder.encode(heartbeat).decode()
 
 
 def decode_heartbeat(text: bytes) -> RankHeartbeat | None:
-    """Return a beat, or None where the text is none: then the rank counts as unheard."""
+    """Return a heartbeat, or None where the text is none: then the rank counts as silent."""
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -152,13 +152,11 @@ def silence_s(first: tuple[float, RankHeartbeat], heartbeat: RankHeartbeat, now_
 
 
 def calls_of(heartbeat: RankHeartbeat, kind: BarrierKind, label: str) -> Call:
-    """Return how often a rank has come to a gate."""
     found = (call for call in heartbeat.calls if (call.kind, call.label) == (kind, label))
     return next(found, Call(kind, label, 0))
 
 
 def ordinal(number: int) -> str:
-    """Return `1st`, `2nd`, `3rd`, `4th`, `11th`."""
     tens = number % 100 // 10
     return f"{number}{'th' if tens == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
@@ -169,12 +167,12 @@ def place_text(place: Place | None) -> str:
 
 
 def barrier_text(kind: BarrierKind, label: str) -> str:
-    """Return `barrier 'epoch'`; of a collective the operation alone."""
+    """Return `barrier 'epoch'`; for a collective the operation alone."""
     return label if kind is BarrierKind.COLLECTIVE else f"{kind} {label!r}"
 
 
 def missing_ranks_text(kind: BarrierKind, label: str, sightings: Mapping[int, Sighting]) -> str:
-    """Return what has become of some ranks, in words, those alike together: `rank 1 has ended after 1 call ...`."""
+    """Return the state of some ranks as text, those alike together: `rank 1 has ended after 1 call ...`."""
     found = sorted(((missing_rank_text(kind, label, sighting), rank) for rank, sighting in sightings.items()))
     groups = [(description, [rank for _, rank in some]) for description, some in groupby(found, key=lambda one: one[0])]
     groups.sort(key=lambda group: group[1])
@@ -186,7 +184,7 @@ def missing_ranks_text(kind: BarrierKind, label: str, sightings: Mapping[int, Si
 
 
 def missing_rank_text(kind: BarrierKind, label: str, sighting: Sighting) -> str:
-    """Return what a rank does that has not come to a gate, as a predicate of one rank."""
+    """Return what a rank does that has not arrived, as a predicate of one rank."""
     heartbeat = sighting.heartbeat
     if heartbeat is None:
         return "has told nothing of itself: it has come to no gate of ddpcore yet"
@@ -218,7 +216,7 @@ def _block_text(heartbeat: RankHeartbeat) -> str:
 
 
 def _instead_text(kind: BarrierKind, label: str, heartbeat: RankHeartbeat) -> str:
-    """Return the last gate of the same kind that it has come to, where it has never come to this one."""
+    """Return the last barrier of the same kind that it has called, where it has never called this one."""
     is_there = heartbeat.wait is not None and heartbeat.wait.kind is kind
     if is_there or calls_of(heartbeat, kind, label).count:
         return ""
@@ -238,21 +236,3 @@ def _calls_text(kind: BarrierKind, label: str, heartbeat: RankHeartbeat) -> str:
         description += f" (its last gate: {barrier_text(last.kind, last.label)}, {ordinal(last.count)} call"
         description += f"{place_text(last.place)})"
     return description
-
-
-_SHORT_RUN = 2
-"""Consecutive ranks up to here are listed, more become a range."""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks [0-5, 7]` of sorted ranks; what is only two in a row is listed."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > _SHORT_RUN else ", ".join(map(str, run)) for run in runs]
-    return f"ranks [{', '.join(texts)}]"

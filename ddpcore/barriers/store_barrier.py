@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 TimeoutT = TypeVar("TimeoutT", bound=BarrierTimeoutError)
 
 TRUST_S = 0.25
-"""Half of `deadlock_check.FAILURE_DELAY_S`."""
+"""Seconds; half of `deadlock_check.FAILURE_DELAY_S`."""
 
 MAX_VALUE_BYTES = 1 << 20
-"""Of one rank's text: 8 MiB in one value, and TCPStore closes the connection."""
+"""Bytes of one rank's text: over 8 MiB in one value TCPStore closes the connection."""
 
 MAX_MISSING = 64
-"""Missing ranks whose place is asked for when the time is over."""
+"""Missing ranks that are looked at when the time is over."""
 
 
 def pass_barrier(
@@ -101,7 +101,7 @@ def check_use(kind: BarrierKind, label: str, timeout_s: float | None, block: str
 
 
 def _await(session: BarrierSession, store: Store, wait: OpenWait, *, is_main: bool, must_read: bool) -> str | bytes:
-    """Wait until the gate is decided, and return what stands there, as far as it matters."""
+    """Wait until the barrier is decided, and return its result as text, as far as it matters."""
     if is_main:
         session.journal.wait = wait
     if not await_go(store, wait):
@@ -132,7 +132,7 @@ def _refused(wait: OpenWait, result: BarrierResult) -> BarrierDeadlockError | Ba
 
 
 def _explained(error: TimeoutT) -> TimeoutT:
-    """Note what a rank has raised that cannot come since."""
+    """Add to an error what a missing rank has raised."""
     failure = first_failure(0.0, among=error.ended, counts_leaving=False) if error.ended else None
     if failure is not None and failure.trace:
         error.add_note(f"{failure}\n{failure.trace.rstrip()}")

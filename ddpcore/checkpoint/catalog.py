@@ -106,12 +106,12 @@ class Catalog:
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence number of any checkpoint here, 0 without one."""
+        """Highest sequence number of any checkpoint here, 0 without one."""
         return max((one.sequence for one in self._published), default=0)
 
     @property
     def metrics(self) -> list[tuple[int, float]]:
-        """Sequence number and metric of each checkpoint here that has it."""
+        """Sequence number and metric of each checkpoint here that has one."""
         return [(one.sequence, self._metrics[one.name]) for one in self._published if one.name in self._metrics]
 
     @property
@@ -151,7 +151,7 @@ class Catalog:
         }
 
     def finish(self, undeleted: list[str]) -> None:
-        """Take note that what was begun, if anything, is published."""
+        """Note that what was begun, if anything, is published."""
         for problem in undeleted:
             _log.warning("in %s: %s", self._root, problem)
         if self._in_flight is not None:
@@ -161,13 +161,12 @@ class Catalog:
         self._in_flight = self._temporary = None
 
     def drop(self) -> None:
-        """Delete what was begun."""
         if self._temporary is not None:
             discard(self._temporary)
         self._in_flight = self._temporary = None
 
     def mark_invalid(self, names: Collection[str]) -> None:
-        """Take note of damaged ones: they do not count among those to keep."""
+        """Note damaged checkpoints: they do not count among those to keep."""
         self._invalid.update(names)
 
     def _victims(self, published: Sequence[Published]) -> list[str]:
@@ -180,7 +179,7 @@ class Catalog:
         return {name: value for name, value in self._metrics.items() if name in own}
 
     def _read_metrics(self) -> dict[str, float]:
-        """Return the metric that retention goes by of each checkpoint that has it: it stands in the manifest."""
+        """Return the metric that retention uses, from the manifest of each checkpoint that has it."""
         metric, manifests = self._retention.metric, {}
         for one in self._published if metric is not None else []:
             # One that cannot be read is refused where it would be loaded.
@@ -221,7 +220,6 @@ class Published(NamedTuple):
 
 
 def check_retention(kind: type[Exception], retention: Retention) -> None:
-    """Refuse what makes no sense."""
     for name in ("keep_last", "keep_every", "keep_best"):
         if getattr(retention, name) is not None:
             check_whole(kind, name, getattr(retention, name), wanted="a number above 0, or None")
@@ -234,14 +232,14 @@ def check_retention(kind: type[Exception], retention: Retention) -> None:
 
 
 def is_better(value: float, other: float, mode: Mode) -> bool:
-    """Say whether a metric's value beats another one; NaN beats nothing, and everything beats NaN."""
+    """Return whether a metric's value is better than another; NaN is never, and anything is better than NaN."""
     if math.isnan(value) or math.isnan(other):
         return not math.isnan(value)
     return value < other if mode == "min" else value > other
 
 
 def is_among_best(value: float, others: Iterable[float], retention: Retention) -> bool:
-    """Say whether a checkpoint with this value would be kept as one of the best."""
+    """Return whether a checkpoint with this value would be kept as one of the best."""
     if retention.keep_best is None or math.isnan(value):
         return False
     num_better = sum(not is_better(value, other, retention.mode) and not math.isnan(other) for other in others)

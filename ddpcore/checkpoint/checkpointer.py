@@ -346,11 +346,7 @@ class Checkpointer:
 
 
 def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    """Return metrics as floats by name.
-
-    Raises:
-        CheckpointCallError: They are something else, or not finite.
-    """
+    """Return metrics as floats by name; raise CheckpointCallError for something else, or what is not finite."""
     if metrics is None:
         return {}
     check_is(CheckpointCallError, "metrics", metrics, Mapping, "numbers by name, or None")

@@ -38,7 +38,7 @@ SEEN = ".seen-"
 RUN_LOCK = ".run.lock"
 
 LOCK_PATIENCE_S = 3.0
-"""A run that has just ended may take a moment to let go."""
+"""Seconds that a run which has just ended may take to release the lock."""
 
 SEEN_LIFE_S = 3600.0
 POLL_S = 0.05
@@ -137,7 +137,7 @@ class RunLock:
             os.pwrite(self._fd, json.dumps(who).encode(), 0)
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Release the lock; a second call does nothing."""
         if _held.pop(self._path, None) is not None:
             os.close(self._fd)
 
@@ -160,7 +160,7 @@ class RunLock:
 
 
 def _open_lock(root: Path, path: str) -> int:
-    """Return a descriptor of the lock's file, made if it is not there; nothing but a regular file will do."""
+    """Return a descriptor of the lock's file, made if missing; it must be a regular file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
@@ -205,7 +205,7 @@ def collect_leftovers(root: Path, patience_s: float) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a checkpoint, whole or not: it loses its name first, so that no half of it is ever taken for one."""
+    """Delete a checkpoint, whole or not: it is renamed first, so that no half of it is ever taken for one."""
     doomed = path.with_name(f"{DELETED}{path.name.removeprefix(TEMPORARY)}-{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         path.rename(doomed)

@@ -73,17 +73,17 @@ METADATA = "__metadata__"
 
 LENGTH_BYTES = 8
 ALIGNMENT_BYTES = 64
-"""Where the data begins, so that every element lies on a multiple of its size in memory too."""
+"""Boundary at which the data begins, so that every element lies on a multiple of its size in memory too."""
 
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""Limit of the format itself."""
 
 MAX_DIMENSIONS = 64
-"""torch's own limit."""
+"""Limit of torch itself."""
 
 
 class MalformedHeaderError(ValueError):
-    """These bytes are no header, or one of another file."""
+    """Bytes that are no header, or one of another file."""
 
 
 class Spec(NamedTuple):
@@ -100,7 +100,7 @@ class Spec(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor and where it lies, in bytes from the end of the header."""
+    """A tensor and its place, in bytes from the end of the header."""
 
     spec: Spec
     begin: int
@@ -117,7 +117,7 @@ def lay_out(specs: Iterable[Spec]) -> list[Entry]:
 
 
 def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and the header; the tensors' bytes follow it at once."""
+    """Return the length and the header; the tensors' bytes follow it directly."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for spec, begin, end in entries:
         header[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [begin, end]}
@@ -172,7 +172,7 @@ def _entry(name: str, value: object) -> Entry:
 
 
 SMALL_BYTES = 65_536
-"""A tensor up to this size goes to the first rank. Also the least worth cutting off."""
+"""Largest tensor that goes whole to the first rank, and least piece worth cutting off."""
 
 
 class Piece(NamedTuple):
@@ -250,7 +250,7 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}\Z")]
 
 
 class MalformedManifestError(ValueError):
-    """A text is no manifest, or one that contradicts itself."""
+    """A text that is no manifest, or one that contradicts itself."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -284,20 +284,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str
     step: _Count
     sequence: _Count
-    """The n-th checkpoint of its directory: going back to an earlier step and on from there makes the newest one."""
+    """Number of the checkpoint in its directory: one that continues from an earlier step still gets the highest."""
     id: _Name
-    """The same for the copies that several nodes have written of one checkpoint."""
+    """Id that is equal on the copies that several nodes have written of one checkpoint."""
     world_size: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     ranks: tuple[_Count, ...]
-    """Those that have written this copy: rank r's own state is in its file."""
+    """Ranks that have written this copy: rank r's own state is in its file."""
     torch: str
     saved_at: str
-    """Wall time, for people."""
+    """Wall time, for messages."""
     tensors: dict[str, TensorRecord]
     state: Any
-    """Everything but the tensors' bytes (`state_tree`)."""
+    """All but the tensors' bytes (`state_tree`)."""
     metrics: dict[str, float] = {}
-    """What the program has measured of it, finite, by name; left out where there is nothing, for earlier versions."""
+    """Metrics by the program, finite, by name; left out where there are none, for earlier versions."""
     since: _Count = 0
     """Sequence number of the first checkpoint of its training, which began anew there; what is older does not count
     among the best. Left out of a directory's first training, for earlier versions."""
@@ -413,7 +413,7 @@ _NEW = re.compile(
 
 
 class MalformedMarkerError(ValueError):
-    """These bytes are no commit marker."""
+    """Bytes that are no commit marker."""
 
 
 class Marker(NamedTuple):

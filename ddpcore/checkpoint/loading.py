@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 READ_BYTES_PER_S = 5e6
-"""The slowest disk that ranks have patience for while others read."""
+"""Bytes a second of the slowest disk for which ranks wait while others read."""
 
 MAX_LISTED = 1000
-"""Newest ones of a directory that the ranks speak about."""
+"""Newest checkpoints of a directory that the ranks exchange."""
 
 
 class Loaded(NamedTuple):
@@ -192,7 +192,7 @@ def _size_of(path: Path) -> int:
 
 
 TIMEOUT = timedelta(minutes=30)
-"""For one tensor at a time, over whatever network joins the nodes."""
+"""Time-out for one tensor, over whatever network joins the nodes."""
 
 
 def send_state(state: object, source: int, receivers: Sequence[int]) -> tuple[Any, int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.agreement import common_problem, difference, ranks_by_value, ranks_text, speakers
 from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.named_barriers import exchange
 from ddpcore.checkpoint.directory import SEEN, directory_error, make_directory
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LABEL = "checkpoint"
 
 MAX_LISTING_CHARS = 500_000
-"""All that ranks say of their states where these differ; `exchange` carries little more."""
+"""Characters of all listings where the ranks' states differ; `exchange` carries little more."""
 
 _numbers = count()
 _KINDS: dict[str, type[CheckpointError]] = {
@@ -79,7 +79,7 @@ class Meeting:
                     failure.rank, f"{failure}; so {call}, which needs every rank, cannot be done", failure.trace
                 ) from error
             raise CheckpointCallError(
-                f"{spell_ranks(error.missing)} did not call {call}, which is every rank's work, not only rank 0's: "
+                f"{ranks_text(error.missing)} did not call {call}, which is every rank's work, not only rank 0's: "
                 "call it on all ranks, outside of `if rank == 0`; if one is only late, give the Checkpointer a longer "
                 f"timeout_s. ({error})",
                 error.missing,
@@ -99,7 +99,7 @@ class Meeting:
 
     @staticmethod
     def raise_common(errors: list[dict[str, str] | None], own: CheckpointError | None) -> None:
-        """Raise what any rank has found wrong."""
+        """Raise the error of any rank."""
         if own is not None and all(error == errors[0] for error in errors):
             raise own
         found = [error for error in errors if error is not None]
@@ -131,13 +131,11 @@ def _check_alike(answers: list[tuple[int, str, object]]) -> None:
     if len(set(calls)) == 1:
         # The same method, but of one of several objects?
         calls = [f"{call} of its Checkpointer number {number + 1}" for number, call, _ in answers]
-    ranks_of: dict[str, list[int]] = {}
-    for rank, call in enumerate(calls):
-        ranks_of.setdefault(call, []).append(rank)
+    ranks_of = ranks_by_value(calls)
     if len(ranks_of) > 1:
         raise CheckpointCallError(
             "all ranks have to call the same: "
-            + ", ".join(f"{spell_ranks(ranks)} called {call}" for call, ranks in ranks_of.items())
+            + ", ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in ranks_of.items())
         )
 
 
@@ -161,7 +159,6 @@ class Site(NamedTuple):
 
     @property
     def position(self) -> int:
-        """This rank's place within its site."""
         return self.ranks.index(self.rank)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddpcore.checkpoint.formats import Piece
 
 CHUNK_BYTES = 4 << 20
-"""Read at a time: its checksum is taken while it is in the cache."""
+"""Bytes read at a time: the checksum is taken while they are in the cache."""
 
 
 def read_marker(path: Path) -> Marker:
@@ -122,7 +122,6 @@ class _Reader:
         self.checksum = 0
 
     def read_into(self, view: memoryview) -> None:
-        """Fill a view."""
         while view:
             chunk = view[:CHUNK_BYTES]
             num_read = os.readv(self._file.fileno(), [chunk])
@@ -132,7 +131,6 @@ class _Reader:
             view = view[num_read:]
 
     def read(self, num_bytes: int) -> bytes:
-        """Return some bytes."""
         content = bytearray(num_bytes)
         self.read_into(memoryview(content))
         return bytes(content)

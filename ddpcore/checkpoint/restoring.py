@@ -80,14 +80,7 @@ def restore_parts(
 ) -> Fit:
     """Do as `restore`, with some parts of a state.
 
-    Args:
-        state: The parts.
-        objects: As of `restore`.
-        strict: As of `restore`.
-        saved: Names of all parts that were saved, which an error lists; None where `state` has them all.
-
-    Raises:
-        CheckpointMismatchError: As of `restore`.
+    `saved` are the names of all parts that were saved, which an error lists; None where `state` has them all.
     """
     if not isinstance(state, dict):
         raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
@@ -385,13 +378,7 @@ def problem_of(tensor: DTensor) -> str:
 def holders(tensor: DTensor, ranks: Sequence[int]) -> list[Rows] | None:
     """Return which rank is to write which rows: all of them once, in order. The same on every rank.
 
-    Args:
-        tensor: One that has no problem.
-        ranks: Global ranks that may write, sorted.
-
-    Returns:
-        For each different range of rows the first of these ranks that holds it; None if some rows are with no such
-        rank.
+    For each range of rows it is the first of these sorted ranks that holds it; None if some rows are with no such rank.
     """
     mesh = tensor.device_mesh
     cuts = tuple(_is_rows(placement) for placement in tensor.placements)
@@ -421,11 +408,7 @@ def _holders(
 def cut_rows(num: int, mesh_shape: Sequence[int], coordinate: Sequence[int], cuts: Sequence[bool]) -> tuple[int, int]:
     """Return the first row at a place of a mesh and the one behind its last, where rows are cut as `torch.chunk` does.
 
-    Args:
-        num: Rows of the whole tensor.
-        mesh_shape: Places along each dimension of the mesh.
-        coordinate: The place.
-        cuts: For each dimension of the mesh whether it cuts rows, each cutting what the one before has left.
+    `cuts` says for each dimension of the mesh whether it cuts rows, each cutting what the one before has left.
     """
     begin, end = 0, num
     for size, number, is_cut in zip(mesh_shape, coordinate, cuts, strict=True):

@@ -67,7 +67,6 @@ class SavePlan:
         self._shares = _assign(self.flat, site.ranks)
 
     def content(self) -> FileContent:
-        """Return this rank's share."""
         tensors = _pieces(self.flat, self._shares[self._site.position])
         tensors |= self._own.tensors
         texts = {"format": "pt"}
@@ -109,7 +108,6 @@ class SavePlan:
         )
 
     def file_names(self) -> list[str]:
-        """Return the names of all files of this site's copy."""
         return [file_name(rank) for rank in self._site.ranks]
 
 

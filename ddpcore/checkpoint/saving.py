@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WRITER = Path(__file__).with_name("writer.py")
 
 END_S = 600.0
-"""How long the end of a program waits for its last checkpoint. A disk that needs more for one share hangs."""
+"""Seconds that the end of a program waits for its last checkpoint. A disk that needs more for one share hangs."""
 
 
 class WriterProcess:
@@ -61,17 +61,16 @@ class WriterProcess:
 
     @property
     def is_busy(self) -> bool:
-        """True from a job on until its result has been heard (`poll`)."""
+        """True from a job on until its result has been taken (`poll`)."""
         return self._problem is None
 
     @property
     def only_follows(self) -> bool:
-        """True if the last job has failed since something else had, in another rank most likely."""
+        """True if the last job failed because something else had, most likely in another rank."""
         return self._follows
 
     @property
     def pid(self) -> int | None:
-        """The writer's process, while there is one."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
@@ -98,7 +97,7 @@ class WriterProcess:
         self._buffer = b""
 
     def submit(self, job: dict[str, Any]) -> None:
-        """Give the writer a job. It must not be busy, and has to be started."""
+        """Give the writer, which is started and not busy, a job."""
         assert self._socket is not None
         assert not self.is_busy
         self._job_number += 1
@@ -109,10 +108,7 @@ class WriterProcess:
             self._socket.sendall(json.dumps({"number": self._job_number, **job}).encode() + b"\n")
 
     def poll(self, timeout_s: float = 0.0) -> str | None:
-        """Return how the last job went: "" well, or what went wrong; None while it is at work. Blocks for the time-out.
-
-        A problem is told until the next job.
-        """
+        """Return the last job's result: "" is success, None is that it is running. Blocks for the time-out."""
         deadline_s = time.monotonic() + timeout_s
         while self._listen(0.0 if not self.is_busy else max(0.0, deadline_s - time.monotonic())):
             pass
@@ -124,11 +120,11 @@ class WriterProcess:
         return taken
 
     def refuse(self, problem: str) -> None:
-        """Take note of a problem that came before the writer could be given its job."""
+        """Note a problem that came before the writer could get its job."""
         self._problem = problem
 
     def forget(self, patience_s: float) -> None:
-        """Give up the present job, as if it had never been; blocks until it is over, or kills the writer in time."""
+        """Give up the present job; blocks until it is over, or kills the writer in time."""
         if self._socket is not None and self.is_busy:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._socket.sendall(json.dumps({"abandon": self._job_number}).encode() + b"\n")

@@ -178,10 +178,7 @@ class _Found(NamedTuple):
 class _Search:
     """One search for the newest sound checkpoint below a path, or at it.
 
-    Args:
-        path: As given.
-        step: Of the only one that counts.
-        best: With a metric, the best one of those that have it is searched for.
+    `step` is that of the only one that counts. With a metric the `best` of those that have it is searched for.
     """
 
     def __init__(self, path: Path, step: int | None, best: Retention) -> None:
@@ -195,11 +192,7 @@ class _Search:
         self._num_vanished = 0
 
     def run(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found:
-        """Return the newest checkpoint that can be read.
-
-        Args:
-            read: Reads and checks one checkpoint.
-        """
+        """Return the newest checkpoint that `read` can read and check."""
         if self._is_one:
             return self._run_on_one(read)
         deadline_s = time.monotonic() + PATIENCE_S

@@ -78,10 +78,7 @@ class Batches:
         return self.sampler.cursor.epoch
 
     def rest_of_epoch(self) -> Iterator[Any]:
-        """Yield this rank's batches from the cursor to the end of its epoch.
-
-        The cursor moves by `finish_step` alone, so that what workers have fetched ahead counts for nothing.
-        """
+        """Yield this rank's batches from the cursor to the end of its epoch."""
         self._generator.manual_seed(mix(self._seed, self._placement.rank, *self.sampler.cursor))
         yield from whole(self._prefetcher, len(self.sampler))
 

@@ -10,8 +10,6 @@ from ddpcore.errors import CadenceError
 
 
 class Unit(StrEnum):
-    """What a cadence counts."""
-
     STEP = "step"
     EPOCH = "epoch"
     SECOND = "second"
@@ -44,7 +42,7 @@ class Cadence(NamedTuple):
     unit: Unit
 
     def is_due(self, before: Progress, now: Progress) -> bool:
-        """Say whether a multiple of the amount lies behind `before` and not behind `now`.
+        """Return whether a multiple of the amount lies behind `before` and not behind `now`.
 
         `before` is the last boundary looked at; for seconds, the last time that it was due.
         """
@@ -57,7 +55,7 @@ class Cadence(NamedTuple):
                 return now.elapsed_s - before.elapsed_s >= self.amount
 
     def is_reached(self, now: Progress) -> bool:
-        """Say whether training has come this far, counted from its beginning."""
+        """Return whether training has come this far, counted from its beginning."""
         match self.unit:
             case Unit.STEP:
                 return now.step >= self.amount

@@ -13,7 +13,7 @@ from ddpcore.errors import CheckpointContentError
 
 
 class GoodputState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint keeps."""
+    """State in a checkpoint."""
 
     began_wall_time: float
     """Unix time in seconds at which the first attempt began."""
@@ -29,7 +29,7 @@ class Goodput:
 
     @property
     def productive_s(self) -> float:
-        """Time of the steps that the present model is made of."""
+        """Seconds of the steps that the present model is made of."""
         return self._state.productive_s
 
     @property
@@ -38,7 +38,6 @@ class Goodput:
         return self._state.num_attempts
 
     def add_step(self, duration_s: float) -> None:
-        """Take a finished step's time."""
         self._state = msgspec.structs.replace(self._state, productive_s=self._state.productive_s + duration_s)
 
     def frac(self, wall_time: float) -> float:
@@ -50,7 +49,6 @@ class Goodput:
         return self._state.productive_s / wall_s if wall_s > 0 else 0.0
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint keeps."""
         state: dict[str, object] = msgspec.to_builtins(self._state)
         return state
 

@@ -66,7 +66,7 @@ OWN = {
     "pin_memory_device": "device= of Engine",
     "in_order": "always True: what counts as done, and what predict returns, goes by the order of the samples",
 }
-"""Options of a DataLoader that stand elsewhere here."""
+"""Options of a DataLoader that the engine sets, with the argument that replaces each."""
 
 
 def check_loader_options(options: Mapping[str, object]) -> None:

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from ddpcore.engine.updates import Updates
 
 BATCHES = "batches "
-"""How the name of a loader's part begins; its own name follows."""
+"""Beginning of the name of a loader's part; the loader's own name follows."""
 
 MARK_INTERVAL_S = 0.2
-"""Least time between two marks for the probe, which looks five times a second."""
+"""Least time in seconds between two marks for the probe, which looks five times a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,12 @@ class Loop:
 
     @property
     def where(self) -> str:
-        """Where in a loop an exception has come from: `in step 7`, or "" outside of one."""
+        """Place of an exception in a loop: `in step 7`, or "" outside of one."""
         if self._leaving is not None:
             return f"in step {self._leaving.step}"
         return f"in step {self.step + 1}" if self._running is not None else ""
 
     def add_logger(self, logger: Logger) -> None:
-        """Have this rank's lines of metrics go there too."""
         self._lines.add_logger(logger)
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -144,7 +143,6 @@ class Loop:
         self._early.append(early)
 
     def load_best(self) -> int:
-        """Set what is saved back to its best checkpoint; see `Engine.load_best`."""
         if self._saving is None:
             raise EngineUseError("load_best without checkpoints: call engine.checkpoint(..., keep_best=1, metric=...)")
         with self.aside():
@@ -170,12 +168,11 @@ class Loop:
         return True
 
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
-        """Take a metric of the running step."""
         self._lines.take(name, value, weight)
         self.watched.take(name, value, weight)
 
     def is_due(self, every: Cadence) -> bool:
-        """Say whether the running step completes a multiple of a cadence in steps or epochs: equal on all ranks."""
+        """Return whether the running step completes a multiple of a cadence in steps or epochs: equal on all ranks."""
         if self._running is None:
             return False
         step, epoch, _ = self._now
@@ -184,7 +181,7 @@ class Loop:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Mark what is not training within a step: an evaluation."""
+        """Mark time within a step that is no training: an evaluation."""
         self.settle()
         began_s = time.monotonic()
         with self._signals.aside(), probe.phase(Phase.EVAL):
@@ -360,7 +357,7 @@ class Loop:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Have the probe say that a stop can be agreed on, the last checkpoint included."""
+    """Let the probe report that a stop can be agreed on, the last checkpoint included."""
     probe.marks.can_stop = True
     try:
         yield
@@ -369,7 +366,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _check_batches(saved: Iterable[str], own: Iterable[str]) -> None:
-    """Refuse to let batches begin anew where their cursor is in the checkpoint under another name."""
+    """Raise where the cursor of batches is in the checkpoint under another name: they would begin at the start."""
     saved_batches = {name for name in saved if name.startswith(BATCHES)}
     own_batches = {name for name in own if name.startswith(BATCHES)}
     there, here = ", ".join(sorted(saved_batches - own_batches)), ", ".join(sorted(own_batches - saved_batches))

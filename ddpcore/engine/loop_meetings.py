@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.agreement import common_problem, difference, ranks_by_value, ranks_text, speakers
 from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.named_barriers import exchange
 from ddpcore.engine.cadence import Unit, parse_cadence
@@ -67,7 +67,7 @@ def agree_to_begin(until: str, facts: Mapping[str, object], timeout_s: float) ->
 
 
 def until_text(cadence: Cadence | None) -> str:
-    """Return the same text for everything that says the same: `3 epochs`."""
+    """Return one text for all texts that mean the same: `3 epochs`."""
     return "" if cadence is None else f"{cadence.amount:g} {cadence.unit}{'s' * (cadence.amount != 1)}"
 
 
@@ -125,8 +125,6 @@ def agree_to_end(leaving: Leaving | None, step: int, num_updates: int, timeout_s
     if all(end[0] == ends[0][0] and bool(end[1]) == bool(ends[0][1]) for end in ends):
         _check_updates([end[2] for end in ends])
         return
-    ranks_of: dict[str, list[int]] = {}
-    for rank, (at, text, _) in enumerate(ends):
-        ranks_of.setdefault(text or f"came to its end after step {at}", []).append(rank)
-    ways = ", ".join(f"{spell_ranks(ranks)} {text}" for text, ranks in ranks_of.items())
+    ranks_of = ranks_by_value([text or f"came to its end after step {at}" for at, text, _ in ends])
+    ways = ", ".join(f"{ranks_text(ranks)} {text}" for text, ranks in ranks_of.items())
     raise EngineUseError(f"the ranks have not ended engine.steps together: {ways}. {ADVICE}")

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from ddpcore.engine.batches import MicroBatch
 
 WEIGHTS_GROUP = "rankdeck.weights"
-"""c10d's description of the group that accelerators add up weights in."""
+"""c10d's description of the group in which accelerators add up weights."""
 
 WANTED = "a finite number, 0 or more, or a tensor with one: what the loss is a mean over, such as its tokens"
 
 LARGEST = 1e300
-"""A weight that can be added up still."""
+"""Largest weight that can still be added up."""
 
 _MIXED = "give every backward of an update a weight, on all ranks, or none"
 
@@ -76,7 +76,7 @@ class LossWeights:
         is_on_host: bool | None = None,
     ) -> None:
         self.refused = ""
-        """Why this training takes no weights; "" if it does."""
+        """Reason why this training takes no weights; "" if it does."""
         self._device = device
         self._is_on_host = device.type == "cpu" if is_on_host is None else is_on_host
         self._world_size = world_size
@@ -157,7 +157,7 @@ class LossWeights:
         self._latest, self._is_weighted = micro_batch, is_weighted
 
     def _checked(self, weight: Tensor | float) -> Tensor | float:
-        """Return a weight as a number; one on an accelerator as it is, its value is looked at later."""
+        """Return a weight as a number; on an accelerator as it is, its value is read later."""
         if isinstance(weight, torch.Tensor):
             if weight.numel() != 1 or weight.dtype == torch.bool or weight.is_complex():
                 raise refuse(EngineUseError, "weight", weight, WANTED)
@@ -170,7 +170,7 @@ class LossWeights:
         return float(weight)
 
     def _first_reference(self, weight: float) -> Tensor | float:
-        """Meet the other ranks in the first step with weights."""
+        """Exchange the first weights with the other ranks in the first step with weights."""
         total = weight
         if self._group is not None:
             total = sum(json.loads(text) for text in exchange("weights of losses", json.dumps(weight), self._timeout_s))
@@ -198,7 +198,7 @@ class LossWeights:
         return torch.full((), float(value), dtype=torch.float64, device=self._device)
 
     def _finished(self) -> Tensor | float:
-        """Return what gradients are multiplied with."""
+        """Return the factor of gradients."""
         pending, self._pending = self._pending, []
         total: Tensor | float = 0.0
         for work, sums in pending:
@@ -220,7 +220,7 @@ class LossWeights:
         return torch.where(total > 0, self._world_size * reference / total, 0.0)
 
     def _check_arrived(self) -> None:
-        """Refuse what the ranks have brought, as soon as it can be known without waiting for an accelerator."""
+        """Raise for weights of any rank that are none, as soon as they are known without waiting for an accelerator."""
         while self._checks and (self._checks[0].arrived is None or self._checks[0].arrived.query()):
             _, num_weighted, num_bad = self._checks.popleft().sums.tolist()
             if num_bad:

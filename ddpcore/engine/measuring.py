@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class Measuring:
-    """The measuring half of `Engine`, whose constructor sets everything that is declared here.
-
-    Attributes:
-        device: Where models and batches are brought to.
-    """
+    """The measuring half of `Engine`, whose constructor sets everything that is declared here."""
 
     device: torch.device
     _control_group: ProcessGroup | None

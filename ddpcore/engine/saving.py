@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ENGINE = "engine"
-"""The engine's own part of a checkpoint, beside the objects' names."""
+"""Name of the engine's own part of a checkpoint, beside the objects' names."""
 
 
 class CheckpointOptions(NamedTuple):
-    """Arguments of `Checkpointer`."""
-
     retention: Retention
     timeout_s: float
 
@@ -70,7 +68,7 @@ class Saving:
 
     @property
     def every(self) -> Cadence:
-        """When a checkpoint is due."""
+        """Cadence of checkpoints."""
         return self._every
 
     def resume(self) -> Resumed | None:
@@ -98,23 +96,22 @@ class Saving:
         return Resumed(checkpoint.step, own, per_rank if isinstance(per_rank, dict) else None)
 
     def begin(self, now: Progress) -> None:
-        """Count from here when the next one is due."""
         self._saved_at = now
 
     def is_time_up(self, now: Progress) -> bool:
-        """Say whether this rank's clock asks for a checkpoint. Clocks differ: the ranks have to agree first."""
+        """Return whether this rank's clock asks for a checkpoint. Clocks differ: the ranks have to agree first."""
         return self._every.unit is Unit.SECOND and self._every.is_due(self._saved_at, now)
 
     def is_due(self, now: Progress) -> bool:
-        """Say whether a checkpoint is due by steps or epochs: on all ranks at the same boundary."""
+        """Return whether a checkpoint is due by steps or epochs: on all ranks at the same boundary."""
         return self._every.unit is not Unit.SECOND and self._every.is_due(self._saved_at, now)
 
     def prepare(self, own: dict[str, Any], per_rank: dict[str, Any]) -> None:
-        """Have memory for a snapshot made ready behind the next steps, once all states have their size."""
+        """Prepare memory for a snapshot behind the next steps, once all states have their size."""
         self._checkpointer.prepare(self._state(own), per_rank)
 
     def is_among_best(self, metrics: Mapping[str, float]) -> bool:
-        """Say whether a checkpoint of this boundary would stay for its metric: the same on all ranks."""
+        """Return whether a checkpoint of this boundary would stay for its metric: the same on all ranks."""
         return self._checkpointer.would_keep(_finite(metrics))
 
     def load_best(self) -> int:
@@ -181,7 +178,7 @@ class Saving:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what a checkpoint can keep: not NaN, nor what a training that diverges measures."""
+    """Return the metrics that a checkpoint can keep: not NaN, nor infinity."""
     return {name: value for name, value in metrics.items() if abs(value) <= MAX_METRIC}
 
 

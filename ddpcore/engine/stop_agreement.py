@@ -33,10 +33,10 @@ millisecond to it, which is more than a quicker stop is worth."""
 MAX_STEPS_BETWEEN = 1000
 
 LONGEST_HOLD_S = 10.0
-"""How long a stop waits for the next update, at most."""
+"""Longest time in seconds for which a stop waits for the next update."""
 
 STEPS_TO_AGREE = 4
-"""An agreement takes up to three steps, and the one that is waited for ends behind its time."""
+"""Steps of an agreement: up to three, and the one that is waited for ends behind its time."""
 
 
 def new_group_of_all(timeout_s: float, description: str = CONTROL_GROUP, backend: str | None = "gloo") -> ProcessGroup:
@@ -50,13 +50,13 @@ def new_group_of_all(timeout_s: float, description: str = CONTROL_GROUP, backend
 
 
 class StopReason(IntEnum):
-    """Why training ends before its time; the highest of all ranks' reasons counts."""
+    """Reason why training ends early; the highest of all ranks' reasons counts."""
 
     NONE = 0
     REQUEST = 1
     """The agent or the console has asked."""
     SIGNAL = 2
-    """SIGTERM or SIGUSR1 has come."""
+    """SIGTERM or SIGUSR1 has arrived."""
     DEADLINE = 3
     """The scheduler's time is nearly over."""
     EARLY = 4
@@ -157,7 +157,7 @@ class UntilUpdate:
         self._step_s = HEARTBEAT_S
         self.held = Wishes()
         self._last_step: float | None = None
-        """Where waiting ends, until there is an update; None where nothing waits."""
+        """Step at which waiting ends without an update; None where nothing waits."""
 
     def at_boundary(self, agreed: Wishes, step: int, *, is_open: bool) -> Wishes:
         """Return what is to be done at this boundary; with `is_open` there are gradients that no update has used."""

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 MIN_PATIENCE_S = 2.0
 MAX_PATIENCE_S = 25.0
-"""torchrun kills 30 s after its own SIGTERM."""
+"""Longest patience in seconds: torchrun kills 30 s after its own SIGTERM."""
 
 STEPS_OF_PATIENCE = 10
-"""An agreed stop takes a beat of the control word and up to three steps."""
+"""Steps of patience: an agreed stop takes a tick of the agreement and up to three steps."""
 
 LOOK_S = 0.1
-"""How often the thread looks at its clock while a stop is under way."""
+"""Seconds between the thread's looks at its clock while a stop is under way."""
 
 DEADLINE_VARIABLE = "SLURM_JOB_END_TIME"
 """Unix time at which Slurm ends the job.
@@ -40,13 +40,13 @@ Source: https://slurm.schedmd.com/sbatch.html, output environment variables.
 """
 
 DEADLINE_MARGIN_S = 120.0
-"""Before it, for the last steps and the last checkpoint."""
+"""Seconds before it for the last steps and the last checkpoint."""
 
 _END = 0
-"""What ends the thread: no signal has this number."""
+"""Number that ends the thread: no signal has it."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
+"""Signals that ask for a stop; Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
 
 
 class StopSignals:
@@ -98,27 +98,27 @@ class StopSignals:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def let_go(self) -> None:
-        """Give signals back to whoever had them before."""
+        """Restore the signal handlers of before."""
         _listening.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type] # it came from signal.signal
         signal.set_wakeup_fd(self._previous_fd)
 
     def step_done(self, step_s: float) -> None:
-        """Say that a boundary has been reached, and how long the step took: patience is measured in steps."""
+        """Take a boundary and the step's duration: patience is measured in steps."""
         self._step_s = max(step_s, 0.5 * self._step_s)
 
     def take_longer(self) -> None:
-        """Say that an agreed stop waits for something: patience is the longest that there is by default."""
+        """Use the longest patience by default: an agreed stop waits for something."""
         self._step_s = MAX_PATIENCE_S
 
     def stop_reached(self) -> None:
-        """Say that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
+        """Take that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
         self._has_stopped = True
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Hold patience during what is no step, an evaluation or a checkpoint; it begins anew after."""
+        """Suspend patience during what is no step, an evaluation or a checkpoint; it starts again after it."""
         self._is_aside = True
         try:
             yield
@@ -127,7 +127,7 @@ class StopSignals:
 
     @property
     def patience_s(self) -> float:
-        """How long after SIGTERM the rank may go on towards an agreed stop."""
+        """Seconds after SIGTERM in which the rank may continue towards an agreed stop."""
         if self._fixed_patience_s is not None:
             return self._fixed_patience_s
         return min(MIN_PATIENCE_S + STEPS_OF_PATIENCE * self._step_s, MAX_PATIENCE_S)

@@ -73,20 +73,17 @@ class Updates:
         self._has_gradients = self._has_updated = self._has_stepped = self._has_applied = self._has_warned = False
 
     def follow(self, average: AveragedModel, source: nn.Module) -> None:
-        """Have an average follow a model from now on."""
         self._averages.append((average, source))
 
     def schedule(self, schedule: LRScheduler, every: Cadence | None) -> None:
-        """Have a schedule step from now on; see `Engine.schedule`."""
         self._schedules.append(_Scheduled(schedule, every))
 
     def take(self, micro_batch: MicroBatch) -> None:
-        """Take note of a micro-batch that the program begins."""
+        """Note a micro-batch that the program begins."""
         self._num_taken += 1
         self._latest = micro_batch
 
     def backward(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> None:
-        """Add a micro-batch's gradients; see `Engine.backward`."""
         self._num_called += self._latest is not None
         self._latest = None
         self._has_last, self._has_begun = micro_batch.is_last, True
@@ -95,7 +92,6 @@ class Updates:
         self.scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Tensor | None:
-        """Take an optimizer's step; see `Engine.update`."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         is_scaled = self.scaler.is_enabled() and bool(gradients)
@@ -170,7 +166,7 @@ class Updates:
             self._handle.remove()
 
     def _left_out(self, step: int, *, has_own: bool) -> str:
-        """Begin the next step; say what this rank has not called, for which others may wait in theirs."""
+        """Begin the next step; return what this rank has not called, for which others may wait in theirs."""
         taken, called, has_last = self._num_taken, self._num_called, self._has_last
         self._num_taken = self._num_called = 0
         self._has_last = False
@@ -193,7 +189,7 @@ class Updates:
             )
 
     def _warn(self, step: int, *, has_updated: bool, has_stepped: bool) -> None:
-        """Say, once, that gradients of this step are used for nothing, if so."""
+        """Warn once if gradients of this step are used for nothing."""
         if has_updated and not self._has_applied:
             advice = "engine.update was given an optimizer without any of their parameters, as of another model"
         elif not has_updated and not has_stepped:
@@ -207,10 +203,7 @@ class Updates:
         _log.warning("step %d has computed gradients and changed no weight: %s", step, advice)
 
     def _has_overflown(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Say whether a fused optimizer was called and has left out its step itself: then torch's hook is no sign.
-
-        Source: torch.amp.GradScaler.step, `_step_supports_amp_scaling`.
-        """
+        """Return whether a fused optimizer was called and left out its step itself: torch's hook shows nothing."""
         if not self.scaler.is_enabled() or not getattr(optimizer, "_step_supports_amp_scaling", False):
             return False
         found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no other way

@@ -44,7 +44,6 @@ class CountedRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """See torch's handler."""
         return bool(self._inner.use_agent_store)
 
     def get_backend(self) -> str:
@@ -52,23 +51,18 @@ class CountedRendezvous(RendezvousHandler):
         return ELASTIC_BACKEND
 
     def is_closed(self) -> bool:
-        """See torch's handler."""
         return bool(self._inner.is_closed())
 
     def set_closed(self) -> None:
-        """See torch's handler."""
         self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
-        """See torch's handler."""
         return int(self._inner.num_nodes_waiting())
 
     def get_run_id(self) -> str:
-        """See torch's handler."""
         return str(self._inner.get_run_id())
 
     def shutdown(self) -> bool:
-        """See torch's handler."""
         return bool(self._inner.shutdown())
 
 

@@ -147,14 +147,7 @@ def _check_device(name: str, device: int | torch.device) -> None:
 
 
 def gathered(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device, scalars: Scalars) -> Any:
-    """Put the devices' outputs together, as `BalancedDataParallel` says.
-
-    Args:
-        outputs: Of each device; trees of one shape.
-        sizes: Samples of each device.
-        device: Where to.
-        scalars: What 0-dim floats are.
-    """
+    """Put the devices' outputs together, as `BalancedDataParallel` says; `scalars` is what 0-dim floats are."""
 
     def join(leaves: list[Any]) -> Any:
         if not isinstance(leaves[0], Tensor):
@@ -191,21 +184,14 @@ def _call_in_autocast(replica: Callable[..., Any], kind: str, dtype: torch.dtype
 def balanced_sizes(
     num_samples: int, num_devices: int, first_device_batch: int | None = None, accumulation_steps: int = 1
 ) -> list[int]:
-    """Return how many samples of one forward each device takes.
+    """Return how many samples of one forward each device takes; raise ValueError for an argument out of its range.
 
-    Device 0 takes `first_device_batch // accumulation_steps`, the others the rest, evenly, a remainder one by one from
-    device 1 on. Device 0 never takes more than in an even split: where its share would not be smaller, the split is
-    even, so that a last, smaller batch of an epoch does not land on device 0 alone. Example, at most 3 samples on
-    each of three devices but only 2 on the first: 16 samples in two forwards of 8 are 2, 3, 3.
+    Device 0 takes `first_device_batch
 
-    Args:
-        num_samples: Of one forward, 0 or more.
-        num_devices: 1 or more; a single device takes everything.
-        first_device_batch: What device 0 takes of a whole step; 0 leaves it out; None splits evenly.
-        accumulation_steps: Forwards of a step.
-
-    Raises:
-        ValueError: An argument is out of its range.
+    accumulation_steps`, the others the rest, evenly, a remainder one by one from device 1 on. Device 0 never takes more
+    than in an even split: where its share would not be smaller, the split is even, so that a last, smaller batch of an
+    epoch does not land on device 0 alone. Example, at most 3 samples on each of three devices but only 2 on the first:
+    16 samples in two forwards of 8 are 2, 3, 3. A `first_device_batch` of 0 leaves device 0 out; None splits evenly.
 
     Source: Balanced-DataParallel, from Transformer-XL's `utils/data_parallel.py`.
     """

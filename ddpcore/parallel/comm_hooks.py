@@ -75,11 +75,7 @@ class PowerSGD:
 
 
 def parse_comm_hook(comm_hook: CommHook | PowerSGD) -> Literal["none", "fp16", "bf16"] | PowerSGD:
-    """Return the asked hook, checked.
-
-    Raises:
-        WrapError: There is no such hook, or torch does not take its settings.
-    """
+    """Return the asked hook; raise WrapError if there is no such hook, or torch does not take its settings."""
     if isinstance(comm_hook, PowerSGD):
         needs_first_steps = comm_hook.use_error_feedback or comm_hook.warm_start
         if comm_hook.start_iter < 2 and needs_first_steps:
@@ -98,11 +94,8 @@ def parse_comm_hook(comm_hook: CommHook | PowerSGD) -> Literal["none", "fp16", "
 def weights_refused_by(comm_hook: object) -> str:
     """Return why losses cannot have weights beside a hook, or "".
 
-    With weights gradients travel in another unit in each step, and are divided afterwards. Factors and rounding do not
-    mind, the error that PowerSGD adds to the next step's gradients does.
-
-    Args:
-        comm_hook: As of `wrap`.
+    With weights gradients travel in another unit in each step, and are divided afterwards. That is right for factors
+    and rounding, but not for the error that PowerSGD adds to the next step's gradients.
     """
     if comm_hook == "powersgd" or (isinstance(comm_hook, PowerSGD) and comm_hook.use_error_feedback):
         return (
@@ -115,8 +108,7 @@ def weights_refused_by(comm_hook: object) -> str:
 def register(ddp: DistributedDataParallel, comm_hook: Literal["none", "fp16", "bf16"] | PowerSGD) -> None:
     """Make DDP send its gradients through a hook. Collective for bf16: every rank must call.
 
-    Raises:
-        WrapError: The backend does not add up bfloat16.
+    Raises WrapError if the backend does not add up bfloat16.
     """
     group = ddp.process_group
     if isinstance(comm_hook, PowerSGD):

@@ -68,7 +68,7 @@ def _die_with_launcher(env: ProbeEnv) -> None:
 
 
 def _is_orphaned(launcher_pid: int, launcher_namespace: str) -> bool:
-    """Say whether the launcher is gone from among our ancestors; there may be a shell between it and us."""
+    """Return whether the launcher is no ancestor of this process any more; there may be a shell between them."""
     if pid_namespace() != launcher_namespace:
         return False
     ancestor = os.getppid()

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ddpcore.wire import Fault
 
 REMEMBERED_STEPS = 15
-"""Durations whose median is a rank's own pace: enough to pass over an evaluation, few enough to follow a change."""
+"""Number of durations whose median is a rank's own pace: enough to pass over an evaluation, few enough to follow a
+change."""
 
 
 class StepFaults:
@@ -45,7 +46,7 @@ class StepFaults:
         self._step_began_s: float | None = None
 
     def add(self, fault: Fault) -> None:
-        """Take a fault while the program runs; one whose step is over by then strikes at the next step."""
+        """Add a fault while the program runs; one whose step is over strikes at the next step."""
         if fault.rank == self._rank:
             self._arrived.append(fault)
 
@@ -70,7 +71,7 @@ class StepFaults:
         return due
 
     def restart(self) -> None:
-        """Take the next step for the first: the program counts otherwise from now on."""
+        """Take the next step as the first: the program's count has restarted."""
         self._last_step = None
 
     def pause_s(self, now_s: float) -> float:
@@ -90,7 +91,7 @@ class StepFaults:
         return (self.slow_factor - 1.0) * self._pace_s
 
     def resumed(self, now_s: float) -> None:
-        """Take the time at which the program goes on to its next step."""
+        """Take the time at which the program continues with its next step."""
         self._step_began_s = now_s
 
 
@@ -120,10 +121,10 @@ class Omission:
 
 
 NEED_TORCH = frozenset({FaultKind.SKIP_BARRIER, FaultKind.MISMATCH, FaultKind.OOM})
-"""Faults of `ddpcore.probe.torch_faults`."""
+"""Faults that `ddpcore.probe.torch_faults` carries out."""
 
 omission = Omission()
-"""Of this process."""
+"""Omission of this process."""
 
 
 def strike(fault: Fault) -> None:

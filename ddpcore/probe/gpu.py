@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NCCL = "nccl"
 MAX_CALLS = 16
-"""Calls of one batch that are told."""
+"""Calls of one batch in a report."""
 _END_OF_BATCH = "coalesced"
 _TRANSFER = re.compile(r"(?:\w+:)?(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
 
@@ -77,7 +77,7 @@ class GpuTransfers:
 
     def __init__(self) -> None:
         self.has_open = False
-        """Whether any is called and not over, also behind something else."""
+        """True if any is called and not over, also behind something else."""
         self._stand: _Stand | None = None
         self._since_s = 0.0
         self._completed: int | None = None
@@ -145,7 +145,7 @@ def _kind_of(entry: RecorderEntry, members: Mapping[str, GroupMembers]) -> _Kind
 
 
 MEMORY_PERIOD_S = 1.0
-"""Between looks."""
+"""Seconds between looks."""
 MAX_GPUS = 64
 
 
@@ -176,10 +176,10 @@ class GpuMemory:
         self._last: tuple[GpuMemoryReport, ...] = ()
 
     def look(self, now_s: float, cuda: Cuda | None = None) -> tuple[GpuMemoryReport, ...]:
-        """Return what is held, GPUs without any left out; never raises. `cuda` is `torch.cuda` unless told.
+        """Return the memory held on each GPU that has some; never raises.
 
-        Where the allocator has no figures (a pluggable one has none, and says so by a RuntimeError) what was told last
-        stays, and it is not asked again: training goes on.
+        `cuda` is `torch.cuda` by default. Where the allocator has no figures (a pluggable one has none, and raises
+        RuntimeError) the last figures stay, and it is not asked again: training continues.
         """
         if now_s < self._due_s:
             return self._last

@@ -19,13 +19,13 @@ WAIT_SAMPLES = 2
 
 MAX_SIZES = 8
 MAX_DIMS = 8
-"""Shapes named in a report, and dimensions of each: coalesced operations have hundreds."""
+"""Shapes in a report, and dimensions of each: coalesced operations have hundreds."""
 
 MAX_PAST = 16
-"""Last calls named in a report: gloo's ranks get one or two calls past the first that differs, NCCL's a backward."""
+"""Last calls in a report: gloo's ranks get one or two calls past the first that differs, NCCL's a backward."""
 
 MAX_LATER = 2
-"""Of these, calls that follow the one that the rank waits in."""
+"""Of these, calls behind the one that the rank waits in."""
 
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
@@ -82,7 +82,8 @@ class GroupTrack:
         self._pending_samples = 0
         self._pending_since_s = 0.0
         self._is_left_behind = False
-        """An operation is not over though a later one is: gloo runs two at once, and counts the last one that ended."""
+        """True if an operation is not over though a later one is: gloo runs two at once, and counts the last one that
+        ended."""
         self._dumped_enqueued = -1
         self._has_unfinished = False
         self._enqueued_seq = 0
@@ -187,7 +188,7 @@ class GroupTrack:
         self._steps.learn(entries, ends)
 
     def learn_arguments(self, root: int | None, reduce_op: str) -> None:
-        """Take what the main thread has passed to the operation that it waits in."""
+        """Take the arguments of the operation that the main thread waits in."""
         self.has_arguments = True
         self._root, self._reduce_op = root, sendable(reduce_op, _MAX_OP_CHARS)
 

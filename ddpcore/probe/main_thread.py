@@ -68,7 +68,7 @@ class MainWaits:
         self._names: dict[tuple[int, int], str] = {}
         """Name of the method that code calls at an instruction, by the code's id."""
         self._codes: list[CodeType] = []
-        """Kept alive, or another's code could get the id of one of them."""
+        """Code objects, kept alive: another's code could get the id of one of them."""
 
     def look(self, *, is_still: bool) -> MainLook:
         """Return where the main thread stands now; unless it `is_still`, only sends and receives are looked at."""

@@ -62,17 +62,17 @@ it, and where it has ended torch 2.13 aborts a rank that has done all its work (
 exception", half of all runs with 8 ranks on 2 cores that end with a collective)."""
 
 EXIT_PATIENCE_S = 0.5
-"""How long the interpreter's exit, or an injected fault, waits for the last report."""
+"""Seconds that the interpreter's exit, or an injected fault, waits for the last report."""
 
 FAILURE_PATIENCE_S = 0.2
-"""How long an exception that ends the program waits for the report that tells it: a dump and a datagram take 1 ms."""
+"""Seconds that an exception which ends the program waits for its report: a dump and a datagram take 1 ms."""
 
 REPORT_POLL_S = 0.01
-"""Between two looks of an injected fault whether its step has been reported."""
+"""Seconds between looks of an injected fault whether its step has been reported."""
 
 
 MAX_STEP_ENDS = 64
-"""As many as the recorder holds collectives, of which a step has one at least."""
+"""Latest steps: as many as the recorder holds collectives, of which a step has one at least."""
 
 
 class Marks:
@@ -94,7 +94,7 @@ class Marks:
     def __init__(self) -> None:
         self.step: StepMark | None = None
         self.step_ends: deque[StepEnd] = deque(maxlen=MAX_STEP_ENDS)
-        """The latest steps; unlike all else it is appended to."""
+        """Latest steps; unlike all else it is appended to."""
         self.phases: tuple[Phase, ...] = ()
         self.barrier: BarrierMark | None = None
         self.firsts: tuple[BarrierMark, ...] = ()
@@ -103,22 +103,14 @@ class Marks:
         self.can_stop = False
         self.uncaught: Uncaught | None = None
         self.is_stop_requested = False
-        """The probe's only word to the main thread: the engine reads it at step boundaries."""
+        """The probe's only message to the main thread: the engine reads it at step boundaries."""
 
 
 marks = Marks()
 
 
 class Probe:
-    """Samples and reports one rank.
-
-    Args:
-        torchrun: Which rank this is.
-        env: Where to report to.
-        roots: Where code lies that is not the user's.
-        recorder: Where collectives are read.
-        peer_calls: Where sends and receives are counted.
-    """
+    """Samples and reports one rank."""
 
     def __init__(
         self,
@@ -133,7 +125,7 @@ class Probe:
         self._surroundings = Surroundings(torchrun.world_size)
         self._gpu_memory = GpuMemory()
         self._optimizer_steps: OptimizerSteps | None = OptimizerSteps()
-        """None once the program has said a step by itself."""
+        """None once the program has reported a step by itself."""
         self._state = RankState(
             RankIdentity(
                 rank=torchrun.rank,
@@ -212,10 +204,7 @@ class Probe:
         self._finish_step(step)
 
     def count_step(self, optimizer_id: int) -> None:
-        """Take an optimizer's step, which makes a step of the training as long as the program says none itself.
-
-        The first one is told with the second: a program that reports its steps does so before that.
-        """
+        """Count an optimizer's step, which makes a step of the training until the program reports one itself."""
         counted = self._optimizer_steps
         if counted is not None and counted.note(optimizer_id) and counted.num_steps > 1:
             marks.step = StepMark(counted.num_steps, None, None, None, counted.num_steps, is_counted=True)
@@ -277,7 +266,7 @@ class Probe:
         self._requests.close()
 
     def _wants_sample(self, now_s: float) -> bool:
-        """Say whether a sample is due, or what the last one saw pending is so still."""
+        """Return whether a sample is due, or what the last one saw pending still is."""
         if self._pace.is_sample_due(now_s):
             return True
         self._pace.looked_again()
@@ -411,7 +400,7 @@ def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None 
 
 
 def count_step(optimizer_id: int) -> None:
-    """Take the step of an optimizer (`ddpcore.probe.bootstrap`); without a probe it does nothing."""
+    """Count the step of an optimizer (`ddpcore.probe.bootstrap`); without a probe it does nothing."""
     probe = _probe
     if probe is not None:
         probe.count_step(optimizer_id)
@@ -471,7 +460,7 @@ def _end() -> None:
 
 
 _NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
-"""What turning a program's value into a number may raise: infinity is no step, 10**400 no loss."""
+"""Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""
 
 
 def _to_float(loss: SupportsFloat | None) -> float | None:

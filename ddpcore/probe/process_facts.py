@@ -41,7 +41,8 @@ GROUPLESS_STEPS = 10
 """Steps without a process group after which a rank trains on its own."""
 
 _BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""The first that is set counts. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp."""
+"""Variables of the ring's size, of which the first that is set counts. Source:
+torch/csrc/distributed/c10d/FlightRecorder.hpp."""
 _LAUNCHER_FILES = (
     "/torch/multiprocessing/spawn.py",
     "/torch/distributed/run.py",
@@ -50,7 +51,7 @@ _LAUNCHER_FILES = (
     "/nvidia_resiliency_ext/fault_tolerance/launcher.py",
     "/accelerate/launchers.py",
 )
-"""Where the main thread of a process stands that has started ranks and waits for their end."""
+"""Files in which the main thread of a process stands that has started ranks and waits for their end."""
 _LAUNCHER_MODULES = frozenset(
     {b"torch.distributed.run", b"torch.distributed.launch", b"torchrun", b"ft_launcher", b"accelerate.commands.launch"}
 )
@@ -67,7 +68,7 @@ class Surroundings:
         self._period_s = FIRST_PERIOD_S
         self._had_process_group = False
         self._has_met = False
-        """There has been a process group: a program that trains on, or ends, without one has done its meeting."""
+        """True once there was a process group: a program that trains on, or ends, without one has joined before."""
         self._last: tuple[Anomaly, ...] = ()
 
     def look(
@@ -97,7 +98,7 @@ class Surroundings:
 
 
 def variable_anomalies(environ: Mapping[str, str]) -> list[Anomaly]:
-    """Return what is odd about the variables that torch has read."""
+    """Return the anomalies of the variables that torch has read."""
     found = []
     size = next((environ[name] for name in _BUFFER_SIZES if environ.get(name)), "")
     if size.strip() == "0":
@@ -110,17 +111,17 @@ def variable_anomalies(environ: Mapping[str, str]) -> list[Anomaly]:
 
 
 def stands_in_launcher(stack: Sequence[StackLine]) -> bool:
-    """Say whether a main thread waits for ranks that it has started itself."""
+    """Return whether a main thread waits for ranks that it has started itself."""
     return any(file.endswith(_LAUNCHER_FILES) for file, _, _ in stack)
 
 
 def stands_in_join(stack: Sequence[StackLine]) -> bool:
-    """Say whether a main thread waits for the end of a process of multiprocessing."""
+    """Return whether a main thread waits for the end of a process of multiprocessing."""
     return any(file.endswith(_JOIN_FILE) and function == _JOIN for file, _, function in stack)
 
 
 def _has_launched() -> bool:
-    """Say whether a child of this process is a torchrun. Source: proc_pid_task_children(5)."""
+    """Return whether a child of this process is a torchrun. Source: proc_pid_task_children(5)."""
     if not _has_children():
         return False
     try:
@@ -135,7 +136,7 @@ def _has_launched() -> bool:
 
 
 def _has_children() -> bool:
-    """Say whether this process has children, one ended and not waited for among them; none is waited for here."""
+    """Return whether this process has children, also ended ones that are not reaped; none is reaped here."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -172,7 +173,7 @@ def _nccl() -> str:
 
 _ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
-"""In the message of an exception that a loader's worker has raised. Source: torch/_utils.py, torch 2.13."""
+"""Mark in the message of an exception that a loader's worker has raised. Source: torch/_utils.py, torch 2.13."""
 _MAX_ERROR_CHARS = 1024
 _MAX_CHAIN = 100
 """Exceptions followed to the first one: a program can make a circle of them."""

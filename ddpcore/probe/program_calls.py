@@ -53,10 +53,7 @@ _FUNCTIONS = frozenset({"all_reduce", "broadcast", "gather", "reduce", "reduce_s
 
 
 def arguments_of(thread_id: int) -> CallArguments | None:
-    """Return what a thread has passed to the collective that it stands in, None where it stands in none of these.
-
-    No tensor is kept: all that leaves are numbers and a name.
-    """
+    """Return the arguments of the collective that a thread stands in, None where it stands in none of these."""
     frame: FrameType | None = current_frames().get(thread_id)
     for _ in range(MAX_DEPTH):
         if frame is None:
@@ -87,7 +84,7 @@ def _name(reduce_op: object) -> str:
 MAX_CALLS = 64
 """Latest calls that are kept: as many as the recorder has."""
 TENSORS_AT = {"broadcast": 0, "reduce": 0, "gather": 1, "scatter": 0}
-"""Wrapped methods, and which of their arguments lists tensors of this rank."""
+"""Wrapped methods, and the argument of each that lists tensors of this rank."""
 _NS_PER_US = 1000
 
 
@@ -95,7 +92,7 @@ class _Call(NamedTuple):
     op: str
     group: str
     root: int
-    """A rank of the group."""
+    """Rank in the group."""
     began_us: int
     ended_us: int
 
@@ -166,7 +163,7 @@ MAX_KEYS = 64
 MAX_OPEN = 256
 MAX_OPEN_CALLS = 16
 MAX_SIZES = 4
-"""A sender goes on to a few more sends before it learns that its peer has died of one."""
+"""Sizes kept: a sender makes a few more sends before it learns that its peer has died of one."""
 _MAX_NUMBER = 2**63 - 1
 _MAX_NAME_CHARS = 256
 
@@ -186,7 +183,7 @@ class PeerCalls:
 
     def __init__(self) -> None:
         self._counts: OrderedDict[_Key, tuple[int, tuple[int, ...]]] = OrderedDict()
-        """Number of the calls of each kind, and how many bytes the last ones had."""
+        """Number of the calls of each kind, and the sizes in bytes of the last ones."""
         self._open: deque[_Open] = deque(maxlen=MAX_OPEN)
 
     @property
@@ -200,7 +197,7 @@ class PeerCalls:
         return bool(self._counts)
 
     def note(self, key: _Key, work: Any, num_bytes: int | None = None) -> None:
-        """Take a call that has been made; on the thread that makes it."""
+        """Count a call that has been made; on the thread that makes it."""
         counts = self._counts
         number, sizes = counts.get(key, (0, ()))
         number += 1
@@ -231,7 +228,7 @@ class PeerCalls:
 
 
 def _is_over(work: Any) -> bool:
-    """Say whether a work is forgotten, or has been waited for; gloo knows of its end no sooner."""
+    """Return whether a work is released, or has been waited for; gloo knows of its end no sooner."""
     return work is None or bool(work.is_completed())
 
 

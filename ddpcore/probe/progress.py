@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import PeerWait
 
 MAX_GAP_S = 1.0
-"""A longer gap between samples is a frozen process: the rest of it is no time of the rank's."""
+"""Gap in seconds between samples beyond which the process was frozen: the rest is no time of the rank's."""
 
 
 class Standing:
@@ -39,7 +39,7 @@ class Standing:
         self._clock = StepClock()
         self._last_s: float | None = None
         self._since: dict[str, tuple[Hashable, float]] = {}
-        """What was seen last of each kind, and since when."""
+        """Last observation of each kind, and its time."""
         self._had_nothing = True
 
     def observe(self, sample: Sample, *, has_moved: bool, is_pending: bool) -> None:
@@ -66,7 +66,7 @@ class Standing:
         self._is_new("exit", look.exit_wait, now_s)
 
     def is_still(self, now_s: float) -> bool:
-        """Say whether there has been no step, no collective, no send and no receive for a while."""
+        """Return whether there has been no step, no collective, no send and no receive for a while."""
         return self._clock.is_still(now_s)
 
     def report(self, sample: Sample, gpu_wait: PeerWait | None = None) -> dict[str, Any]:
@@ -106,19 +106,20 @@ class Standing:
 
 
 MIN_STEPS = 2
-"""Before anything is known of how long they take: the first one takes longer than those after it."""
+"""Steps before their usual time is known: the first one takes longer than those after it."""
 MIN_MOVES = 3
-"""Of a program that makes no steps."""
+"""The same in a program that makes no steps."""
 USUAL_FACTOR = 10.0
-"""This many usual steps are more than a step takes."""
+"""Usual steps that are more than any step takes."""
 LONGEST_FACTOR = 2.0
-"""Or so many times the longest so far, with all that lay between two steps: an evaluation, a checkpoint."""
+"""Factor of the longest time between two steps so far, with all between them: an evaluation, a checkpoint."""
 LEAST_LIMIT_S = 1.0
-"""A step may always take so long. With NCCL a collective is pending nearly always, and no time is the rank's own."""
+"""Seconds that a step may always take. With NCCL a collective is pending nearly always, and no time is the rank's
+own."""
 STILL_S = 2.0
-"""After this time without a step or a collective the main thread is looked at more closely."""
+"""Seconds without a step or a collective after which the main thread is looked at more closely."""
 _SMOOTHING = 0.1
-"""Weight of the latest step in what is usual."""
+"""Weight of the latest step in the usual time."""
 
 
 class StepClock:
@@ -133,7 +134,7 @@ class StepClock:
         self._steps_done = 0
         self._num_seen = 0
         self._own_s = 0.0
-        """Own time since the last step."""
+        """Own time in seconds since the last step."""
         self._usual_s = 0.0
         self._longest_s = 0.0
 
@@ -163,7 +164,7 @@ class StepClock:
             self._moved_s = now_s
 
     def is_still(self, now_s: float) -> bool:
-        """Say whether there has been neither a step nor a collective for a while."""
+        """Return whether there has been neither a step nor a collective for a while."""
         return self._began_s is not None and now_s - self._moved_s >= STILL_S
 
     @property
@@ -188,7 +189,7 @@ class StepClock:
 
 
 NUM_LATEST = 4
-"""Newest steps that are kept."""
+"""Latest steps that are kept."""
 NUM_OLDER = 12
 """Older steps that are kept: those that are multiples of the highest powers of two, so that all ranks keep the same."""
 
@@ -257,7 +258,7 @@ def _called_us(entry: RecorderEntry) -> int:
 
 
 MAX_OPTIMIZERS = 65_536
-"""Told apart within a step; a program with one optimizer for each parameter has thousands."""
+"""Optimizers distinguished within a step; a program with one for each parameter has thousands."""
 
 
 class OptimizerSteps:

@@ -58,17 +58,17 @@ RESTING_SAMPLES = 5
 a group that is used every few steps would cost a dump each time."""
 
 MAX_ARRIVALS = 64
-"""Latest calls named in a report, over all groups."""
+"""Latest calls in a report, over all groups."""
 
 ARRIVALS_REPORTS = 4
-"""Reports in a row that tell the same calls: one of them gets through."""
+"""Reports in a row with the same calls: one of them arrives."""
 
 MIN_DUMP_INTERVAL_S = 0.2
 MAX_DUMP_FRAC = 0.001
-"""Full dumps take at most this share of a core (tests/bench/bench_probe_cost.py)."""
+"""Part of a core that full dumps may take (tests/bench/bench_probe_cost.py)."""
 
 MAX_GAP_S = 1.0
-"""A longer gap between samples is a frozen process, not time that the rank spent working or waiting."""
+"""Gap in seconds between samples beyond which the process was frozen: it counts as neither work nor wait."""
 
 MAX_GROUPS = 32
 MAX_MEMBERS = 4096
@@ -79,7 +79,7 @@ _MAX_SEQ = 2**63 - 1
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What never changes about a rank."""
+    """Facts that never change about a rank."""
 
     rank: int
     local_rank: int
@@ -90,7 +90,7 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _State(NamedTuple):
-    """What a rank was at when it was last looked at."""
+    """State of a rank at its last sample."""
 
     phase: Phase = Phase.STARTING
     is_waiting: bool = False
@@ -110,18 +110,18 @@ class RankState:
         self._recorder_missing = recorder_missing
         self._tracks: dict[CounterKey, GroupTrack] = {}
         self._past_keys: set[CounterKey] = set()
-        """Of groups that were destroyed before the present default group was made."""
+        """Groups that were destroyed before the present default group was made."""
         self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
         self._transfers = GpuTransfers()
         self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
-        """Name and ranks of each group that is told, as of the last full dump."""
+        """Name and ranks of each group in reports, as of the last full dump."""
         self._sample: Sample | None = None
         self._phase = Phase.STARTING
         self._phase_since_s = 0.0
         self._has_started = False
         self._open: BarrierMark | None = None
-        """The named gate that the last sample saw the main thread wait at."""
+        """The named barrier at which the last sample saw the main thread wait."""
         self._barrier_samples = 0
         self._observed_s = 0.0
         self._waited_s = 0.0
@@ -153,15 +153,15 @@ class RankState:
         return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
 
     def is_still(self, now_s: float) -> bool:
-        """Say whether the rank has made no step for a while, and does not wait in a collective either."""
+        """Return whether the rank has made no step for a while, and does not wait in a collective either."""
         return self._standing.is_still(now_s) and not self.is_waiting
 
     def has_stepped(self, step: StepMark | None) -> bool:
-        """Say whether the program has made a step since the last sample: it does not wait for what that saw pending."""
+        """Return whether the program has made a step since the last sample: it does not wait any more."""
         return self._sample is not None and step is not self._sample.step
 
     def still_pends(self, counters: Counters, marks: Sequence[BarrierMark | None]) -> bool:
-        """Say whether anything that the last sample saw pending has not moved since."""
+        """Return whether anything that the last sample saw pending has not moved since."""
         return (self._open is not None and self._open in marks) or any(
             track.is_pending and track.counters == counters.get(key) for key, track in self._tracks.items()
         )
@@ -198,7 +198,7 @@ class RankState:
         self._standing.observe(sample, has_moved=has_moved, is_pending=is_held_up)
 
     def wants_dump(self, now_s: float) -> bool:
-        """Say whether a full dump of the recorder is worth its cost now."""
+        """Return whether a full dump of the recorder is worth its cost now."""
         if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
             return False
         is_idle = all(track.quiet_samples >= QUIET_SAMPLES for track in self._tracks.values())
@@ -250,7 +250,7 @@ class RankState:
         return any(track.is_waiting and not track.has_arguments for track in self._tracks.values())
 
     def learn_arguments(self, arguments: CallArguments | None) -> None:
-        """Take what the main thread has passed to the collective that it waits in; None where it stands elsewhere."""
+        """Take the arguments of the collective that the main thread waits in; None where it stands elsewhere."""
         waiting = [track for track in self._tracks.values() if track.is_waiting and not track.has_arguments]
         alike = [track for track in waiting if arguments is not None and track.op == arguments.op]
         for track in waiting:
@@ -376,7 +376,7 @@ class RankState:
         return seen if self._has_started else Phase.STARTING
 
     def _group_reports(self, sample: Sample) -> list[GroupReport]:
-        """Return the groups, the default one first, waiting ones before quiet ones, the named gates last."""
+        """Return the groups: the default one first, waiting ones before quiet ones, the named barriers last."""
         named: dict[str, tuple[GroupTrack, list[int]]] = {}
         for key, (name, ranks) in self._labels.items():
             track = self._tracks[key]
@@ -398,7 +398,7 @@ class RankState:
         return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
 
     def _read_arrivals(self, by_key: Mapping[CounterKey, Sequence[RecorderEntry]]) -> list[ArrivalsReport]:
-        """Return when the latest collectives were called, each group's in the order of its seqs."""
+        """Return the times of the latest calls, each group's in the order of its seqs."""
         named = {
             self._report_name(key, track): by_key.get(key, ())
             for key, track in self._tracks.items()
@@ -452,13 +452,13 @@ class RankState:
 
 
 def is_gloo_pending(counters: Counters) -> bool:
-    """Return whether operations are under way, all of them gloo's: what waits for a GPU may spin, and seems to work."""
+    """Return whether operations are under way, all of them gloo's: a wait for a GPU may spin, and looks like work."""
     pending = [recorder for (recorder, _), (enqueued, completed) in counters.items() if completed < enqueued]
     return bool(pending) and set(pending) == {"gloo"}
 
 
 def _open_mark(sample: Sample) -> BarrierMark | None:
-    """Return the named gate that the main thread waits at; it is one at most."""
+    """Return the named barrier that the main thread waits at; it is one at most."""
     return next((mark for mark in _marks(sample) if not mark.is_over), None)
 
 

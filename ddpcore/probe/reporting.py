@@ -33,7 +33,8 @@ TICK_SLACK_S = 0.001
 """Behind a beat, so that poll(), which rounds, does not wake before it."""
 
 REPORT_SLACK_S = 0.02
-"""A sample that comes a little early still sends its report, or that would be put off to the next one."""
+"""Slack in seconds: a sample that comes a little early still sends its report, which would otherwise wait for the next
+one."""
 
 
 class Pace:
@@ -49,19 +50,18 @@ class Pace:
         self._report_due_s = -math.inf
 
     def hurry(self) -> None:
-        """Make a sample and a report due at once."""
+        """Make a sample and a report due immediately."""
         self._sample_due_s = self._report_due_s = -math.inf
 
     def is_sample_due(self, now_s: float) -> bool:
-        """Say whether a sample is due, rather than a second look only."""
+        """Return whether a sample is due, rather than a second look only."""
         return now_s >= self._sample_due_s
 
     def is_report_due(self, now_s: float) -> bool:
-        """Say whether a report is due, though nothing has changed."""
+        """Return whether a report is due, though nothing has changed."""
         return now_s >= self._report_due_s
 
     def begin_sample(self, now_s: float) -> None:
-        """Plan the next sample, whatever becomes of this one."""
         self._sample_due_s = now_s + TICK_S
         self._second_look_s = math.inf
 
@@ -76,19 +76,18 @@ class Pace:
         self._second_look_s = now_s + SECOND_LOOK_S if is_pending and not is_waiting else math.inf
 
     def reported(self, now_s: float) -> None:
-        """Plan the next report."""
         self._report_due_s = now_s + TICK_S - TICK_SPREAD_S - REPORT_SLACK_S
 
     def looked_again(self) -> None:
-        """Take the second look as done: what it shows makes a sample, or that waits until it is due."""
+        """Take the second look as done: it makes a sample, or waits until the sample is due."""
         self._second_look_s = math.inf
 
     def pause_s(self, now_s: float) -> float:
-        """Return the time until there is something to do."""
+        """Return the time in seconds until the next sample, look or report."""
         return max(0.0, min(self._sample_due_s, self._second_look_s) - now_s)
 
     def _tick_s(self, to_tick_s: float) -> float:
-        """Return the time to the next sample of a rank that works: it goes up to a beat, and never past it."""
+        """Return the time to the next sample of a rank that works: at most to the next tick of all ranks."""
         shortest_s, longest_s = TICK_S - TICK_SPREAD_S, TICK_S + TICK_SPREAD_S
         if to_tick_s <= longest_s:
             return to_tick_s
@@ -101,7 +100,7 @@ class Pace:
 
 
 def tick_of(wall_s: float) -> int:
-    """Return the number of the beat, which all ranks of a machine count alike."""
+    """Return the number of the tick, which is the same on all ranks of a machine."""
     return int(wall_s / SLOW_TICK_S)
 
 
@@ -130,5 +129,4 @@ class ReportSocket:
         return True
 
     def close(self) -> None:
-        """Send no more."""
         self._socket.close()

@@ -60,11 +60,11 @@ class RequestSocket:
 
     @property
     def fd(self) -> int | None:
-        """Readable when there is a request; None without a socket."""
+        """Descriptor that is readable when there is a request; None without a socket."""
         return self._socket.fileno() if self._socket else None
 
     def take(self) -> Iterator[ProbeRequest]:
-        """Return what has been asked since the last call, at most `MAX_REQUESTS_PER_TICK`; rubbish is passed over."""
+        """Yield the requests since the last call, at most `MAX_REQUESTS_PER_TICK`; malformed ones are passed over."""
         for _ in range(MAX_REQUESTS_PER_TICK if self._socket else 0):
             assert self._socket is not None
             try:
@@ -75,7 +75,6 @@ class RequestSocket:
                 return
 
     def close(self) -> None:
-        """Take no more."""
         if self._socket is not None:
             self._socket.close()
             self._path.unlink(missing_ok=True)
@@ -94,7 +93,7 @@ def _bind(path: Path) -> socket.socket | None:
 
 
 ROOM_BYTES = 65_536
-"""Of the file, for all but the threads."""
+"""Bytes of the file for all but the threads."""
 _MAX_NAME_CHARS = 256
 _MAX_OP_CHARS = 64
 _MAX_FILE_CHARS = 4096
@@ -110,7 +109,7 @@ class StackDumps:
         self._wanted_id: int | None = None
 
     def want(self, request_id: int) -> None:
-        """Have the file written at the next tick; one file answers all that is asked for until then."""
+        """Write the file at the next tick; it answers all requests until then."""
         self._wanted_id = max(self._wanted_id or 0, request_id)
 
     @property
@@ -167,7 +166,7 @@ class StackDumps:
 
 
 def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> list[PendingCall]:
-    """Return what is called and not over: the flight recorder's calls, the oldest first, then a named barrier."""
+    """Return calls that are not over: those of the flight recorder, the oldest first, then a named barrier."""
     calls = [
         PendingCall(sendable(entry.group, _MAX_NAME_CHARS), entry.seq, _op(entry))
         for entry in recorded.entries
@@ -182,7 +181,7 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
 
 
 def _latest_calls(recorded: RecorderDump) -> list[RecordedCall]:
-    """Return the newest calls of all recorders together, the oldest first."""
+    """Return the latest calls of all recorders together, the oldest first."""
     now_s = time.time()  # noqa: TID251 - the recorder's clock
     # Stable: where times are not told, the order is the recorder's.
     entries = sorted(recorded.entries, key=lambda entry: entry.called_us)

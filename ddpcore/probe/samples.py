@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 CounterKey = tuple[str, int]
-"""A flight recorder's name (`gloo`, `nccl`) and its process-local index of a process group.
-
-The index differs between ranks: it never leaves this process.
-"""
+"""Name of a flight recorder (`gloo`, `nccl`) and its process-local index of a process group."""
 
 Counters = Mapping[CounterKey, tuple[int, int]]
 """(enqueued, completed) operations per group.
@@ -56,34 +53,34 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     is_retired: bool
     """True once the recorder knows that the operation is over."""
     called_us: int = 0
-    """When this rank called it: microseconds of the machine's wall clock, 0 where that is not told."""
+    """Time of the call: microseconds of the machine's wall clock, 0 if unknown."""
     dtypes: tuple[str, ...] = ()
     """Element types of its inputs: `Float`."""
     p2p_seq: int = 0
     """`p2p_seq_id`: counts this rank's sends and receives in the group, those of a batch as one."""
     root: int | None = None
-    """Global rank of its source or destination, where `ddpcore.probe.program_calls` knows it."""
+    """Global rank of its source or destination, if `ddpcore.probe.program_calls` knows it."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
-    """What the main thread has passed to the collective that it waits in, beside tensors."""
+    """Arguments of the collective that the main thread waits in, beside tensors."""
 
     op: str
-    """The function of torch.distributed: `broadcast`."""
+    """Function of torch.distributed: `broadcast`."""
     root: int | None = None
     """Global rank of its source or destination, where that was passed."""
     group_root: int | None = None
-    """The same as a rank of the group."""
+    """Rank of the source or destination in the group."""
     reduce_op: str = ""
     """`SUM`."""
 
 
 class StepEnd(NamedTuple):
-    """When a step was finished."""
+    """End of a step."""
 
     step: int
     at_us: int
-    """Microseconds of the wall clock that the recorder uses too."""
+    """Time in microseconds of the wall clock that the recorder uses too."""
 
 
 class RecorderDump(NamedTuple):
@@ -91,24 +88,24 @@ class RecorderDump(NamedTuple):
 
     entries: Sequence[RecorderEntry]
     counters: Counters
-    """Taken together with the entries."""
+    """Counters of the same moment as the entries."""
 
 
 class GroupMembers(msgspec.Struct, frozen=True):
-    """Who belongs to a process group of this rank."""
+    """Members of a process group of this rank."""
 
     ranks: tuple[int, ...]
     """Sorted global ranks."""
     is_mixed: bool = False
     """True when gloo and NCCL both serve the group, each with its own count of collectives."""
     description: str = ""
-    """What the program calls it: `group_desc`."""
+    """Name by the program: `group_desc`."""
     is_sorted: bool = True
     """Its members are numbered within it in the order of their global ranks."""
 
 
 class Recorder(Protocol):
-    """Where the probe reads collectives (`ddpcore.probe.flight_recorder`)."""
+    """Source of collectives (`ddpcore.probe.flight_recorder`)."""
 
     @property
     def is_available(self) -> bool:
@@ -131,7 +128,7 @@ class Recorder(Protocol):
 
 
 class StepMark(NamedTuple):
-    """What the program said at its last call of `report_step`, or what its optimizers were counted to."""
+    """Step of the program's last `report_step`, or the count of its optimizers' steps."""
 
     step: int
     loss: float | None
@@ -139,25 +136,25 @@ class StepMark(NamedTuple):
     loss_first: float | None
     steps_done: int
     is_counted: bool = False
-    """The program has said nothing: `step` counts what its optimizers do in this process."""
+    """True if the program has reported no step: `step` counts what its optimizers do in this process."""
 
 
 class BarrierMark(NamedTuple):
-    """The last call of a named gate."""
+    """Last call of a named barrier."""
 
     label: str
     seq: int
-    """This rank's count of calls."""
+    """Number of this rank's calls."""
     entered_s: float
     is_over: bool
     group: str = BARRIER_GROUP
-    """The pretended group that it counts in."""
+    """Name of the group that stands for the barriers in reports."""
     ranks: tuple[int, ...] = ()
-    """Its members; empty means every rank."""
+    """Members; empty means every rank."""
 
 
 class TrainingMark(NamedTuple):
-    """What the engine has said of its training."""
+    """The engine's facts about its training."""
 
     last_step: int | None = None
     goodput_frac: float | None = None
@@ -173,7 +170,7 @@ class Uncaught(NamedTuple):
     place: Place | None
     """The user's line that raised it."""
     phase: Phase = Phase.OTHER
-    """What the rank did there."""
+    """Phase of the rank at that line."""
 
 
 class MainLook(NamedTuple):
@@ -192,34 +189,34 @@ NOTHING = MainLook()
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One tick."""
+    """Sample of one tick."""
 
     now_s: float
     counters: Counters
     reading: Reading
-    """What the main thread's stack says."""
+    """Phase and place by the main thread's stack."""
     has_process_group: bool
     step: StepMark | None = None
     phases: tuple[Phase, ...] = ()
     """The program's own `phase` marks, innermost last."""
     barrier: BarrierMark | None = None
     firsts: tuple[BarrierMark, ...] = ()
-    """The last call of each of the latest first-blocks."""
+    """Last call of each of the latest first-blocks."""
     slow_factor: float = 1.0
     can_stop: bool = False
     training: TrainingMark | None = None
     gpu_memory: tuple[GpuMemoryReport, ...] = ()
     anomalies: tuple[Anomaly, ...] = ()
     num_openings: int = 0
-    """How many default groups there have been, asked after the counters."""
+    """Number of default groups so far, read after the counters."""
     is_at_work: bool = False
-    """Something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
+    """True if something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
     tick: int = 0
-    """Number of the slow beat, which all ranks of a machine count alike."""
+    """Number of the slow tick, which is the same on all ranks of a machine."""
     main: MainLook = NOTHING
     peer_calls: tuple[PeerCall, ...] = ()
-    """The last send or receive of each kind, the latest first."""
+    """Last send or receive of each kind, the latest first."""
     num_peer_calls: int = 0
-    """How many there have been: another number with each."""
+    """Number of sends and receives so far: it changes with each."""
     uncaught: Uncaught | None = None
-    """From then on the program is over, and the interpreter ends."""
+    """The exception that ends the program, once there is one."""

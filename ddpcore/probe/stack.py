@@ -31,7 +31,7 @@ StackLine = tuple[str, int, str]
 """File, line and function of one frame."""
 
 MAX_REMEMBERED_FRAMES = 4096
-"""Programs that compile code at run time make new file names for ever; the memory of them is bounded."""
+"""Bound of the memory for frames: programs that compile code at run time make new file names without end."""
 
 _COMPILED = "/torchinductor_"
 """In the path of what torch.compile has written, TORCHINDUCTOR_CACHE_DIR aside. Source: torch 2.13,
@@ -49,10 +49,10 @@ class CodeRoots(msgspec.Struct, frozen=True):
     """Where code lies that is not the user's."""
 
     torch: tuple[str, ...]
-    """The directory of torch, in every spelling (each with a trailing slash)."""
+    """Directory of torch, in every spelling (each with a trailing slash)."""
     ddpcore: tuple[str, ...]
     libraries: tuple[str, ...]
-    """The standard library and site-packages."""
+    """Directories of the standard library and site-packages."""
     main_file: str = ""
     """`__main__.__file__`."""
 
@@ -61,17 +61,17 @@ class Reading(NamedTuple):
     """What one stack says."""
 
     phase: Phase
-    """`OTHER` when nothing in the stack tells."""
+    """Phase; `OTHER` when nothing in the stack shows one."""
     place: Place | None
     is_shadowing: bool = False
-    """The rank has no input left and only answers the others' collectives (`Join`)."""
+    """True if the rank has no input left and only answers the others' collectives (`Join`)."""
 
 
 class _Rule(NamedTuple):
     path: str
-    """Below torch's directory; one that ends in a slash stands for everything in it."""
+    """Path below torch's directory; one that ends in a slash stands for everything in it."""
     functions: frozenset[str]
-    """Empty means any."""
+    """Functions; empty means any."""
     weight: int
     phase: Phase
 
@@ -91,7 +91,7 @@ def _rule(path: str, weight: int, phase: Phase, *functions: str) -> _Rule:
 
 
 SHADOW_WEIGHT = 7
-"""Of a rank that is in `Join`'s end: until the others are there too, it calls what they call."""
+"""Weight of a rank in `Join`'s end: until the others are there too, it calls what they call."""
 
 # A heavier frame decides wherever it stands in the stack; among equals the innermost does. So a forward recomputed
 # inside backward is backward, a dataset that runs a module is data, and a closure's forward inside optimizer.step is
@@ -147,11 +147,11 @@ class StackReader:
         return Reading(phase, place or self._main_place(stack), weight == SHADOW_WEIGHT)
 
     def is_own(self, file: str, function: str) -> bool:
-        """Say whether a frame is the user's own program, which may itself be a library."""
+        """Return whether a frame is the user's own program, which may itself be a library."""
         return self.kind_of(file, function).is_user or file == self._roots.main_file
 
     def kind_of(self, file: str, function: str) -> FrameKind:
-        """Return what a frame says whatever line it stands at."""
+        """Return what a frame shows, at any of its lines."""
         return self._kinds.get((file, function)) or self._classify(file, function)
 
     def _main_place(self, stack: Sequence[StackLine]) -> Place | None:
@@ -224,7 +224,7 @@ MAX_FRAMES = 200
 _COLLECTION_CAN_DEADLOCK = sys.version_info < (3, 11, 9)
 
 _SILENT = FrameKind(0, Phase.OTHER, is_user=False, file="", function="")
-"""Of every frame that says nothing, so that most need no look at what they are."""
+"""Kind of every frame that shows nothing, so that most need no look at what they are."""
 
 _OWN = f"{Path(__file__).parents[1]}/"
 _OWN_EXAMPLES = f"{_OWN}examples/"
@@ -264,7 +264,7 @@ def caller_line() -> StackLine:
 
 
 def is_own(file: str) -> bool:
-    """Say whether code of this file is ddpcore's own; its examples stand for a user's."""
+    """Return whether code of this file is ddpcore's own; its examples stand for a user's."""
     return file.startswith(_OWN) and not file.startswith(_OWN_EXAMPLES)
 
 
@@ -283,9 +283,9 @@ class StackWalk:
     def __init__(self, roots: CodeRoots) -> None:
         self._reader = StackReader(roots)
         self._kinds: dict[int, FrameKind] = {}
-        """By `id()` of the code."""
+        """Kinds of frames, by `id()` of the code."""
         self._met: list[CodeType] = []
-        """Kept alive, or another's code could get the id of one of them."""
+        """Code objects, kept alive: another's code could get the id of one of them."""
 
     def read(self, thread_id: int) -> Reading:
         """Return phase and place of a thread. No frame is kept."""

@@ -30,10 +30,12 @@ LEFT_OUT = ("barrier", "all_reduce", "broadcast")
 TORCH_DIR = f"{os.path.dirname(torch.__file__)}/"  # noqa: PTH120 - to be compared with names of files
 
 HOARD_BYTES = 256 * 2**20
-"""What a rank takes before its memory "runs out": enough to be seen in the console, too little to hurt the machine."""
+"""Bytes that a rank takes before its memory "runs out": enough to be seen in the console, too little to hurt the
+machine."""
 CHUNK_BYTES = 16 * 2**20
 IMPOSSIBLE_BYTES = 2**30
-"""Asked for where no more is allowed; above malloc's largest threshold (32 MiB), so that it needs new address space."""
+"""Bytes requested where no more is allowed; above malloc's largest threshold (32 MiB), so that it needs new address
+space."""
 
 
 def strike(kind: FaultKind) -> None:

@@ -30,19 +30,19 @@ _HOW_TO_GET = {
 
 
 class DeviceFacts(NamedTuple):
-    """What this process can use."""
+    """Devices and backends of this process."""
 
     torch_version: str
     backends: frozenset[str]
-    """Built in or registered, in lower case."""
+    """Backends that are built in or registered, in lower case."""
     backend_of_type: Mapping[str, str]
-    """The backend of each type of device, as torch knows them."""
+    """Backend of each type of device, as torch knows them."""
     accelerator: str = ""
-    """The type of this machine's accelerator; empty if none is seen."""
+    """Type of this machine's accelerator; empty if none is seen."""
     num_devices: int = 0
-    """Accelerators that this process sees."""
+    """Number of accelerators that this process sees."""
     visible_variable: str | None = None
-    """CUDA_VISIBLE_DEVICES."""
+    """Value of CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True)
@@ -157,22 +157,22 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 class Route(NamedTuple):
-    """The way to another machine, or to this one itself."""
+    """Route to another machine, or to this one itself."""
 
     interface: str
     address: str
-    """This machine's own on it."""
+    """This machine's own address on it."""
     is_loopback: bool
 
 
 class NicChoice(NamedTuple):
-    """What to set, and what to say of it."""
+    """Variables to set, and texts about them."""
 
     environment: dict[str, str]
     line: str
-    """For the log; empty if there is nothing to say."""
+    """Line for the log, or ""."""
     hint: str
-    """A warning, or empty."""
+    """Warning, or ""."""
 
 
 def check_interfaces(environ: Mapping[str, str], backends: Collection[str], interfaces: Collection[str]) -> None:
@@ -211,7 +211,7 @@ def choose_nic(
 
 
 def _named(environ: Mapping[str, str], backends: Collection[str]) -> list[tuple[str, list[str]]]:
-    """Return the variables that name interfaces in full; of NCCL's beginnings and exclusions nothing can be said."""
+    """Return the variables that name interfaces in full; NCCL's prefixes and exclusions cannot be checked."""
     named: list[tuple[str, list[str]]] = []
     gloo, nccl = environ.get(_VARIABLES["gloo"], ""), environ.get(_VARIABLES["nccl"], "")
     if gloo and "gloo" in backends:

@@ -38,24 +38,23 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 MEETING = "close of the process group"
-"""The barrier's label, as the console shows it."""
+"""Label of the barrier, as the console shows it."""
 
 REST_S = 30.0
-"""How long the device may take for what is queued, once all ranks have come to the close."""
+"""Seconds for what is queued on the device, once all ranks have called the close."""
 
 DESTROY_S = 10.0
-"""How long torch may take to destroy the group; it takes milliseconds."""
+"""Seconds for torch to destroy the group; it takes milliseconds."""
 
 PENDING_S = 0.2
-"""How long a collective may take to be booked as done: 1 ms, with more ranks than cores 20 ms."""
+"""Seconds for a collective to be recorded as done: 1 ms, with more ranks than cores 20 ms."""
 
 GOODBYE_S = 5.0
-"""How long the host of the store stays for the others to have left: more than two beats of
-`ddpcore.barriers.heartbeat`, by
-which they read there who has failed."""
+"""Seconds that the host of the store waits for the others to leave: more than two ticks of
+`ddpcore.barriers.heartbeat`, in which they read there who has failed."""
 
 EXIT_GRACE_S = 0.1
-"""Between the close and the interpreter's end, where gloo's threads are still there."""
+"""Seconds between the close and the interpreter's end, where gloo's threads are still there."""
 
 POLL_S = 0.002
 
@@ -65,14 +64,14 @@ logger = logging.getLogger(__name__)
 
 
 class GroupLinks(NamedTuple):
-    """What closing needs to know of an open group."""
+    """Facts of an open group that closing needs."""
 
     rank: int
     world_size: int
     device: torch.device
     backends: frozenset[str]
     store: Store | None
-    """Of the group's generation; None where the backend has none."""
+    """Store of the group's generation; None where the backend has none."""
     hosts_store: bool = False
 
 
@@ -104,7 +103,7 @@ def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float, stays:
 
 
 def _meet(links: GroupLinks, timeout_s: float) -> bool:
-    """Say whether all ranks have come to the close."""
+    """Return whether all ranks have called the close."""
     if links.store is None or not dist.is_initialized():
         return dist.is_initialized()
     try:
@@ -145,7 +144,7 @@ class _Destruction(threading.Thread):
         self.error: RuntimeError | ValueError | None = None
 
     def run(self) -> None:
-        """Destroy, and leave behind what torch says against it."""
+        """Destroy, and keep torch's error."""
         try:
             self._destroy()
         except (RuntimeError, ValueError) as error:
@@ -153,7 +152,7 @@ class _Destruction(threading.Thread):
 
 
 def _has_pending() -> bool:
-    """Say whether a collective of this rank stays unfinished."""
+    """Return whether a collective of this rank stays unfinished."""
     recorder = FlightRecorder()
     deadline_s = time.monotonic() + PENDING_S
     while any(enqueued > completed for enqueued, completed in recorder.counters().values()):
@@ -164,7 +163,7 @@ def _has_pending() -> bool:
 
 
 def _keep_for_ever(groups: list[dist.ProcessGroup]) -> None:
-    """Take references that nobody gives back: not even the interpreter's end runs the groups' destructors."""
+    """Take references that are never released: not even the interpreter's end runs the groups' destructors."""
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 

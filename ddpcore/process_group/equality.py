@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ddpcore.agreement import ranks_by_value, ranks_text
 from ddpcore.barriers import named_barriers
-from ddpcore.barriers.rank_status import ranks_text
 from ddpcore.errors import UnequalRanksError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 MAX_VALUES = 4
-"""Different values of one fact told apart."""
+"""Different values of one fact in a message."""
 
 MAX_CHARS = 120
-"""Of one value."""
+"""Characters of one value."""
 
 MAX_HOSTS = 3
 
@@ -38,7 +38,7 @@ ABSENT = "nothing"
 _OWN_ARGUMENTS = frozenset(
     {"--local-rank", "--local_rank", "--rank", "--node-rank", "--node_rank", "--machine-rank", "--machine_rank"}
 )
-"""Options that say which rank this is: they differ by their meaning."""
+"""Options that name this rank: they differ by their meaning."""
 
 
 def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:
@@ -50,16 +50,14 @@ def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> dic
     """
     found = {}
     for name in sorted({name for of_rank in facts for name in of_rank}):
-        holders: dict[str, list[int]] = {}
-        for rank, of_rank in enumerate(facts):
-            holders.setdefault(of_rank.get(name, ABSENT), []).append(rank)
+        holders = ranks_by_value([of_rank.get(name, ABSENT) for of_rank in facts])
         if len(holders) > 1:
             found[name] = f"{name} differs: {_holders_text(holders, hosts)}"
     return found
 
 
 def comparable_arguments(argv: Iterable[str]) -> str:
-    """Return a command line without what says which rank this is."""
+    """Return a command line without the options that name this rank."""
     kept = []
     skips = False
     for argument in argv:
@@ -105,21 +103,21 @@ def _hosts_text(hosts: Sequence[str]) -> str:
 
 
 MAX_ARGUMENT_CHARS = 2000
-"""Of a command line, in a card; what is longer is told apart by its hash."""
+"""Characters of a command line in an entry; longer ones end with their hash."""
 
 _HASH_CHARS = 12
 
 _STRICT_VARIABLES = {"gloo": ("TORCH_DISTRIBUTED_DEBUG",), "nccl": ("NCCL_ALGO", "NCCL_PROTO")}
-"""Settings of which each changes what ranks send each other: DETAIL adds collectives of its own."""
+"""Settings that change what ranks send each other: DETAIL adds collectives of its own."""
 
 
 class RankFacts(NamedTuple):
-    """What is compared before a process group is opened."""
+    """Facts that are compared before a process group is opened."""
 
     strict: dict[str, str]
-    """Ranks that differ here hang, or train something else than the others."""
+    """Facts whose difference makes ranks hang, or train something else than the others."""
     soft: dict[str, str]
-    """Ranks may differ here, for a reason or by mistake."""
+    """Facts that may differ, for a reason or by mistake."""
 
 
 def rank_facts(backends: Collection[str], environ: Mapping[str, str]) -> RankFacts:
@@ -174,7 +172,6 @@ def _own_version() -> str:
 
 
 def _program() -> str:
-    """Return the main script's name and hash; nothing in an interactive session."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if path is None:
         return "interactive"

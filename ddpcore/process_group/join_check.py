@@ -33,8 +33,9 @@ import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from ddpcore.agreement import ranks_text
 from ddpcore.barriers.observer import process_state, ticks_now
-from ddpcore.barriers.rank_status import ProcessState, ranks_text
+from ddpcore.barriers.rank_status import ProcessState
 from ddpcore.errors import ContradictoryLaunchError, DdpcoreError, MasterUnreachableError
 from ddpcore.process_group import rank_info
 from ddpcore.process_group.rank_info import Presence, RankInfo, Refusal, Seat, Verdict, decode, encode, error_of
@@ -54,16 +55,16 @@ the 30,000 and more that one TCPStore answers."""
 POLL_GROWTH = 1.3
 
 NEWS_S = (20.0, 60.0)
-"""After which wait it is said who is missing, and how often from then on."""
+"""Seconds until the first log line about missing ranks, and between later ones."""
 
 INFO_S = 5.0
-"""How long a claimed number may stay without its card: the two are set within a millisecond."""
+"""Seconds for a claimed number to get its entry: the two are set within a millisecond."""
 
 MAX_RENEWALS = 16
 """Generations that one call may begin or follow."""
 
 SECOND_ROUND_S = 10.0
-"""The least that the second round may take, when the first one has taken nearly all the time."""
+"""Least time in seconds of the second round, when the first one has taken nearly all of it."""
 
 _GENERATION = "rankdeck/generation"
 
@@ -83,7 +84,7 @@ class Joined(NamedTuple):
 
 
 class _RenewedError(Exception):
-    """The ranks have gone on to a new generation; this one is past."""
+    """The ranks have begun a new generation; this one is past."""
 
 
 def join(
@@ -125,7 +126,6 @@ def publish_failure(store: Store, info: RankInfo, spec: RendezvousSpec, error: E
 
 
 def group_prefix(generation: int) -> str:
-    """Return the start of all keys that belong to a generation."""
     return f"rankdeck/{generation}"
 
 
@@ -187,7 +187,7 @@ class _JoinCheck:
             self._look_for_dead()
 
     def _contest(self) -> None:
-        """Say what it means that this rank's number is taken; begin a new generation if it is an earlier one's."""
+        """Refuse the group since this rank's number is taken, or begin a new generation if an earlier one took it."""
         other = self._owner_of(self._info.rank)
         if other is not None:
             self._renew_if_past(other)
@@ -209,7 +209,7 @@ class _JoinCheck:
             raise _RenewedError
 
     def _is_over(self, other: RankInfo) -> bool:
-        """Say whether the generation in which this other process stands is past, seen from this one."""
+        """Return whether the generation of this other process is past."""
         if other.is_process_of(self._info) or self._store.check(["closed"]):
             return True
         shares_machine = _shares_machine(other, self._info)
@@ -245,7 +245,7 @@ class _JoinCheck:
         return info
 
     def _read(self, name: str, kind: type[Entry], ranks: Iterable[int]) -> list[Entry]:
-        """Return what these ranks have written under a name, or the last rank has for them."""
+        """Return the entries of these ranks under a name."""
         keys = [f"{name} {rank}" for rank in ranks]
         return [decode(text, kind) for text in self._store.multi_get(keys)] if keys else []
 
@@ -253,7 +253,7 @@ class _JoinCheck:
         return [rank for rank in range(self._info.world_size) if self._store.check([f"{name} {rank}"])]
 
     def _compare(self) -> None:
-        """Compare all ranks, for all: this one is the last."""
+        """Compare all ranks and decide the first round; the last rank calls it."""
         infos = self._read("card", RankInfo, range(self._info.world_size))
         verdict = rank_info.judge(infos)
         if verdict.refusal is not None:
@@ -286,7 +286,7 @@ class _JoinCheck:
         path = self._spec.path
         if path and not Path(path).exists():
             raise MasterUnreachableError(
-                f"{self._spec.where} has been removed while ranks were joining: start all ranks anew"
+                f"{self._spec.where} has been removed while ranks were joining: start all ranks again"
             )
         return self._board.is_set(number)
 
@@ -354,23 +354,21 @@ class VerdictBoard:
         self._hosts_store = hosts_store
 
     def enter(self) -> None:
-        """Say that this rank has come, to be told how it ends."""
+        """Count this rank as one that reads the verdict."""
         self._store.add("entered", 1)
 
     def is_set(self, number: int) -> bool:
-        """Say whether a round is decided."""
         return self._store.check([f"verdict {number}"])
 
     def read(self, number: int) -> Verdict:
-        """Return how a round was decided."""
         return decode(self._store.get(f"verdict {number}"), Verdict)
 
     def set(self, number: int, verdict: Verdict) -> Verdict:
-        """Decide a round, if nobody was faster; return how it is decided."""
+        """Decide a round, unless another rank has; return the verdict."""
         return decode(self._store.compare_set(f"verdict {number}", "", encode(verdict)), Verdict)
 
     def refuse(self, verdict: Verdict) -> Verdict:
-        """Tell all, in whichever round they are; return what they are told, if somebody was faster."""
+        """Refuse the group in both rounds; return the verdict, which may be another rank's."""
         verdict = msgspec.structs.replace(verdict, machine=self._info.machine, at_ticks=ticks_now())
         results = [self.set(number, verdict) for number in _ROUNDS]
         return next((one for one in results if one.refusal is not None), verdict)
@@ -381,7 +379,7 @@ class VerdictBoard:
         return next((verdict for verdict in decided if verdict.refusal is not None), None)
 
     def raise_refusal(self, verdict: Verdict) -> None:
-        """Raise what a refusal says, once those that are to hear it from this process have heard it."""
+        """Raise the error of a refusal, once the ranks that read it from this process's store have done so."""
         if verdict.refusal is None:
             return
         # After a time-out nobody is expected any more.
@@ -390,7 +388,10 @@ class VerdictBoard:
         raise error_of(verdict)
 
     def take_leave(self, expected: int) -> None:
-        """Say that this rank knows; the store's host stays until those that have come, or may just come, know too."""
+        """Count this rank as one that has read the verdict; the store's host waits for the others.
+
+        Those that are just joining count, too.
+        """
         self._store.add("told", 1)
         if not self._hosts_store:
             return

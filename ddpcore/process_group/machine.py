@@ -73,10 +73,7 @@ def gpu_identity(device: torch.device) -> str:
 
 
 def comes_to_rest(device: torch.device, timeout_s: float) -> bool:
-    """Wait until all that is queued on a device is done, or the time is over; say whether it is.
-
-    Blocks at most `timeout_s`: a collective that others never join keeps its stream busy for ever.
-    """
+    """Wait at most `timeout_s` until all that is queued on a device is done; return whether it is."""
     if device.type != "cuda":
         return True
     waiting = threading.Thread(target=torch.cuda.synchronize, args=(device,), name="rankdeck-synchronize", daemon=True)
@@ -104,19 +101,16 @@ def check_version(backends: Collection[str], *, has_cuda: bool) -> None:
 
 
 PROBE_S = 1.0
-"""How long a host may take to answer a connection when people want to know why it did not."""
+"""Seconds for a host to answer a connection, when a message needs the reason why nobody was reached."""
 
 _OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses for documentation (RFC 5737 and 3849): the way to them is the default route. Nothing is sent there."""
+"""Addresses for documentation (RFC 5737 and 3849), behind the default route. Nothing is sent there."""
 
 _ANY_PORT = 9
 
 
 def route_to(host: str) -> Route | None:
-    """Return the way to a host, or None if there is none, or its name does not resolve.
-
-    Sends nothing: connecting a UDP socket makes the kernel choose. A name is resolved, which may take seconds.
-    """
+    """Return the route to a host; None if there is none, or its name does not resolve."""
     try:
         found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -144,12 +138,11 @@ def own_address(towards: str = "") -> str:
 
 
 def interfaces() -> set[str]:
-    """Return the names of this machine's interfaces."""
     return set(psutil.net_if_addrs())
 
 
 def is_own(host: str) -> bool:
-    """Say whether a host's name or address is one of this machine's."""
+    """Return whether a host's name or address is one of this machine's."""
     try:
         found = {_without_scope(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
@@ -158,10 +151,7 @@ def is_own(host: str) -> bool:
 
 
 def port_holder(port: int) -> str:
-    """Return which process listens on a TCP port of this machine: `pid 12 (python train.py)`; empty if nobody is seen.
-
-    Processes of other users are only seen by root.
-    """
+    """Return which process listens on a TCP port of this machine: `pid 12 (python train.py)`; empty if none is seen."""
     try:
         connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
@@ -175,7 +165,7 @@ def port_holder(port: int) -> str:
 
 
 def trouble_with(host: str, port: int) -> str:
-    """Return, in words, why nobody could be met at an address: asks the network once, for a second or so."""
+    """Return why nobody was reached at an address: connects once, for a second or so."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -206,7 +196,6 @@ def _interface_of(address: str) -> str:
 
 
 def _without_scope(address: str) -> str:
-    """Return fe80::1 of fe80::1%eth0."""
     return address.partition("%")[0]
 
 
@@ -227,7 +216,6 @@ class Neighbours:
         self._known = {placement.local_rank: placement.rank}
 
     def publish(self, store: Store) -> None:
-        """Say which rank this is."""
         store.set(self._key(self._placement.local_rank), str(self._placement.rank))
 
     def rank_of(self, store: Store, local_rank: int) -> int:
@@ -238,7 +226,6 @@ class Neighbours:
         return self._known.get(local_rank, self._placement.rank - self._placement.local_rank + local_rank)
 
     def ranks(self, store: Store) -> tuple[int, ...]:
-        """Return the ranks of this node, sorted."""
         return tuple(sorted(self.rank_of(store, local) for local in range(self._placement.local_world_size)))
 
     def _key(self, local_rank: int) -> str:

@@ -207,7 +207,7 @@ def _alone(asked: str | None) -> OpenGroup:
 
 
 def _open_with_mpi(backend: str, asked: str | None, timeout_s: float) -> OpenGroup:
-    """MPI's runtime has started the ranks, knows them all, and has no store."""
+    """Open a group whose ranks MPI's runtime has started: it knows them all, and has no store."""
     facts = _facts()
     kind = choose_type(asked, backend, facts)
     chosen = choose_backend(backend, kind, facts)

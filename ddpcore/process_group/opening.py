@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
 
 FILE_PATIENCE_S = 5.0
-"""How long a file store may wait for a file that somebody has removed; it does so with the interpreter's lock held."""
+"""Seconds that a file store may wait for a file that was removed; it does so with the interpreter's lock held."""
 
 PUBLISH_S = 3.0
-"""How long a rank that cannot take part tries to tell the others."""
+"""Seconds that a rank which cannot take part tries to tell the others."""
 
 logger = logging.getLogger(__name__)
 
 
 class Opening:
-    """One rank's way into the group."""
+    """Opening of the group on one rank."""
 
     def __init__(self, spec: RendezvousSpec, asked: str | None, kind: str, backend: str, facts: DeviceFacts) -> None:
         self._spec = spec
@@ -57,7 +57,7 @@ class Opening:
         self._network = ""
 
     def open(self, *, timeout_s: float, join_timeout_s: float, allow_unequal: bool) -> tuple[Placement, GroupLinks]:
-        """Return where this rank stands in the open group, and what closing needs; see `open_process_group`."""
+        """Return this rank's placement in the open group, and what closing needs; see `open_process_group`."""
         spec = self._spec
         own_info = self._info(allow_unequal=allow_unequal)
         try:
@@ -87,7 +87,7 @@ class Opening:
         return where, links
 
     def _check_before_waiting(self) -> None:
-        """Refuse what this rank alone can see to be wrong."""
+        """Refuse what this rank can see to be wrong by itself."""
         local = self._spec.local
         if local.local_rank is not None and local.local_world_size is not None:
             choose_device(self._asked, self._kind, local.local_rank, local.local_world_size, self._facts)
@@ -95,7 +95,7 @@ class Opening:
         check_version(self._backends, has_cuda=self._kind == "cuda")
 
     def _publish_to_others(self, own_info: RankInfo, error: DdpcoreError) -> None:
-        """Let the others not wait for this rank, if they can be reached at once."""
+        """Tell the other ranks not to wait for this one, if they can be reached immediately."""
         with contextlib.suppress(DdpcoreError):
             store = open_store(self._spec, PUBLISH_S)
             store.set_timeout(timedelta(seconds=PUBLISH_S))
@@ -122,7 +122,7 @@ class Opening:
         )
 
     def _prepare(self, seat: Seat) -> Presence:
-        """Set device and network interface, now that it is known who else is on this node."""
+        """Set device and network interface, now that the ranks of this node are known."""
         choice = choose_device(self._asked, self._kind, seat.local_rank, seat.local_world_size, self._facts)
         self.device = set_device(str(choice))
         self._choose_network(seat)
@@ -175,10 +175,7 @@ class Opening:
 
 
 def open_group(backend: str, timeout_s: float) -> Placement:
-    """Open the default group with all ranks of mpirun, and find out who shares a machine; blocks.
-
-    Named barriers need a store, which this group does not have.
-    """
+    """Open the default group with all ranks of mpirun, and place this one; blocks."""
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     nodes: list[str | None] = [None] * world_size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from ddpcore.barriers.rank_status import ranks_text
+from ddpcore.agreement import ranks_by_value, ranks_text
 from ddpcore.errors import ContradictoryLaunchError, RanksMissingError, StaleRendezvousError, UnequalRanksError
 from ddpcore.process_group.equality import differences
 
@@ -28,38 +28,38 @@ MAX_NAMED = 8
 
 
 class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank, before the process group exists."""
+    """Facts of one rank, before the process group exists."""
 
     rank: int
     world_size: int
     host: str
     pid: int
     machine: str = ""
-    """Equal on two ranks that see the same process numbers (`ddpcore.barriers.observer`)."""
+    """Name that is equal on two ranks that see the same process numbers (`ddpcore.barriers.observer`)."""
     started_ticks: int = 0
-    """When the process was started: a pid is used again, this pair is not."""
+    """Start of the process: a pid is used again, this pair is not."""
     joined_at: str = ""
-    """Wall time, for people."""
+    """Wall time, for messages."""
     address: str = ""
-    """By which other machines reach this one; empty if only this machine itself is reached."""
+    """Address by which other machines reach this one; empty if there is none."""
     backend: str = ""
     local_rank: int | None = None
-    """As a launcher has said; None is unsaid, also below."""
+    """Local rank by the launcher; None is unknown, also below."""
     local_world_size: int | None = None
     node_rank: int | None = None
     strict: dict[str, str] = {}
     """Facts that must be the same on every rank."""
     soft: dict[str, str] = {}
-    """Facts that better were."""
+    """Facts that should be the same on every rank."""
     allows_unequal: bool = False
 
     @property
     def node(self) -> str:
-        """Equal on ranks of one node: one system under one name. Containers on a machine are nodes of their own."""
+        """Name that is equal on ranks of one node; containers on a machine are nodes of their own."""
         return f"{self.host} {self.machine.partition(' ')[0]}"
 
     def is_process_of(self, other: RankInfo) -> bool:
-        """Say whether two cards are of one process."""
+        """Return whether two entries are of one process."""
         mine = (self.machine, self.host, self.pid, self.started_ticks)
         return mine == (other.machine, other.host, other.pid, other.started_ticks)
 
@@ -76,21 +76,21 @@ class Seat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a rank says once it knows its seat and has chosen its device."""
+    """Device of a rank, written once it has its seat."""
 
     gpu: str = ""
-    """What tells its GPU apart from all others; empty without one, or where several ranks may share it."""
+    """Identity of its GPU; empty without one, or where several ranks may share it."""
 
 
 class Refusal(StrEnum):
-    """Why no group is opened."""
+    """Reason why no group is opened."""
 
     CONTRADICTION = "contradiction"
     MISSING = "missing"
     STALE = "stale"
     UNEQUAL = "unequal"
     FAILED = "failed"
-    """A rank has met an error of its own on the way."""
+    """A rank had an error of its own while joining."""
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,12 +114,10 @@ Entry = TypeVar("Entry", RankInfo, Seat, Presence, Verdict)
 
 
 def encode(entry: RankInfo | Seat | Presence | Verdict) -> str:
-    """Return an entry as it stands in the store."""
     return msgspec.json.encode(entry).decode()
 
 
 def decode(text: bytes, kind: type[Entry]) -> Entry:
-    """Return an entry of the store."""
     return msgspec.json.decode(text, type=kind)
 
 
@@ -129,7 +127,7 @@ def who(info: RankInfo) -> str:
 
 
 def who_has_come(infos: Sequence[RankInfo]) -> str:
-    """Return who is there: one by one, or if they are many, machine by machine."""
+    """Return who has joined: one by one, or if they are many, host by host."""
     if len(infos) <= MAX_NAMED:
         return ", ".join(who(info) for info in infos)
     hosts = _by_host(infos)
@@ -162,9 +160,7 @@ def judge(infos: Sequence[RankInfo]) -> Verdict:
 
 def local_places(nodes: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return local rank, local world size and node rank of each rank; ranks of one node name the same node."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks_of.setdefault(node, []).append(rank)
+    ranks_of = ranks_by_value(nodes)
     number_of = {node: number for number, node in enumerate(ranks_of)}
     return [(ranks_of[node].index(rank), len(ranks_of[node]), number_of[node]) for rank, node in enumerate(nodes)]
 
@@ -187,7 +183,7 @@ def seats(infos: Sequence[RankInfo]) -> list[Seat]:
 
 
 def judge_presences(infos: Sequence[RankInfo], presences: Sequence[Presence]) -> Verdict:
-    """Return what the ranks' devices say together."""
+    """Return the verdict on the ranks' devices."""
     holders: dict[str, RankInfo] = {}
     for info, presence in zip(infos, presences, strict=True):
         holder = holders.setdefault(presence.gpu, info)
@@ -201,7 +197,7 @@ def judge_presences(infos: Sequence[RankInfo], presences: Sequence[Presence]) ->
 
 
 def duplicate_text(first: RankInfo | None, second: RankInfo, where: str) -> str:
-    """Return the line about two processes that claim one rank."""
+    """Return the message about two processes that claim one rank."""
     claimed = f"{who(first)}, {first.joined_at}," if first else f"another rank {second.rank}"
     return (
         f"two processes claim rank {second.rank} at {where}: {claimed} was there before pid {second.pid} on "
@@ -210,8 +206,8 @@ def duplicate_text(first: RankInfo | None, second: RankInfo, where: str) -> str:
 
 
 def stale_text(dead: RankInfo, where: str, path: str) -> str:
-    """Return the line about a rendezvous that a dead process has left behind."""
-    remedy = f"Remove it (rm {path}) and start all ranks anew" if path else "End all ranks and start them anew"
+    """Return the message about a rendezvous that a dead process has left behind."""
+    remedy = f"Remove it (rm {path}) and start all ranks again" if path else "End all ranks and start them again"
     return (
         f"{where} was left behind by a run that has been killed: {who(dead)} has joined it {dead.joined_at} and is "
         f"gone. {remedy}"
@@ -219,8 +215,8 @@ def stale_text(dead: RankInfo, where: str, path: str) -> str:
 
 
 def unknown_claim_text(other: RankInfo, mine: RankInfo, where: str, path: str) -> str:
-    """Return the line about a claim of another machine, where nobody here can see whether that process lives."""
-    remedy = f"remove the file (rm {path}) and start all ranks anew" if path else "end all ranks and start them anew"
+    """Return the message about a claim of another machine, whose process cannot be seen from here."""
+    remedy = f"remove the file (rm {path}) and start all ranks again" if path else "end all ranks and start them again"
     return (
         f"{who(other)} has joined {where} as rank {mine.rank} {other.joined_at}, before pid {mine.pid} on {mine.host}. "
         f"If that process still runs, two processes claim one rank: end one. If it is of an earlier run, {remedy}"
@@ -228,7 +224,7 @@ def unknown_claim_text(other: RankInfo, mine: RankInfo, where: str, path: str) -
 
 
 def world_text(first: RankInfo, second: RankInfo, where: str) -> str:
-    """Return the line about two ranks that were told different world sizes."""
+    """Return the message about two ranks with different world sizes."""
     return (
         f"{who(first)} was started in a world of {first.world_size}, {who(second)} in a world of {second.world_size}, "
         f"and both came to {where}: start all ranks with one world size"
@@ -236,7 +232,7 @@ def world_text(first: RankInfo, second: RankInfo, where: str) -> str:
 
 
 def missing_text(missing: Sequence[int], infos: Sequence[RankInfo], where: str, timeout_s: float) -> str:
-    """Return the line about ranks that did not come."""
+    """Return the message about ranks that did not join."""
     have = "has" if len(missing) == 1 else "have"
     there = f"{who_has_come(infos)} {'is' if len(infos) == 1 else 'are'} there" if infos else "nobody is there"
     return (
@@ -247,11 +243,11 @@ def missing_text(missing: Sequence[int], infos: Sequence[RankInfo], where: str, 
 
 
 def vanished_text(vanished: Sequence[RankInfo], where: str, timeout_s: float) -> str:
-    """Return the line about ranks that had come, and did not answer when all were there."""
+    """Return the message about ranks that had joined, and did not answer when all were there."""
     names = ", ".join(who(info) for info in vanished[:MAX_NAMED])
     return (
         f"{names} had come to {where}, and did not answer in {timeout_s:g} s when all were there: it has ended or is "
-        "stopped. Look at its output; if it is of an earlier run, start anew with another rendezvous"
+        "stopped. Look at its output; if it is of an earlier run, start again with another rendezvous"
     )
 
 
@@ -277,7 +273,6 @@ def _by_host(infos: Sequence[RankInfo]) -> Mapping[str, list[int]]:
 
 
 def error_of(verdict: Verdict) -> DdpcoreError:
-    """Return what to raise; the same words on every rank."""
     if verdict.refusal is Refusal.MISSING:
         return RanksMissingError(verdict.text, verdict.missing, verdict.timeout_s)
     if verdict.refusal is Refusal.STALE:

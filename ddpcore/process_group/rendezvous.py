@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
 
 CONNECT_SLACK_S = 1.0
-"""Beyond the time-out, for torch's own error to come first."""
+"""Seconds beyond the time-out, for torch's own error to come first."""
 
 _own_stores: dict[tuple[str, int], Store] = {}
 """Stores that this process hosts, for as long as it lives: another rank may still look into one, and a group that is
@@ -73,7 +73,7 @@ class _Attempt(threading.Thread):
         self.error: RuntimeError | ValueError | None = None
 
     def run(self) -> None:
-        """Leave the store or the error behind."""
+        """Keep the store or the error."""
         try:
             self.store, _, _ = next(rendezvous(self._url, timeout=self._timeout))
         except (RuntimeError, ValueError) as error:
@@ -113,7 +113,7 @@ def _origin_text(spec: RendezvousSpec) -> str:
 
 
 LOCK_PATIENCE_S = 2.0
-"""How long a writer may hold the file: it takes microseconds."""
+"""Seconds that a writer may hold the file: it takes microseconds."""
 
 LOCK_POLL_S = 0.01
 
@@ -158,7 +158,7 @@ def _check_content(path: str, content: bytes) -> None:
     if any(results):
         raise StaleRendezvousError(
             f"file://{path} was left half-written by a process that has been killed: remove it (rm {path}) and start "
-            "all ranks anew"
+            "all ranks again"
         )
     raise ContradictoryLaunchError(
         f"file://{path} exists and is no rendezvous file: name one that need not exist yet, nothing else may be in it"
@@ -187,7 +187,7 @@ def _read_log(content: bytes, length_format: str) -> bool | None:
 
 
 def _read(path: str) -> bytes:
-    """Read the file while nobody writes, if that can be had: on some shared file systems it cannot."""
+    """Read the file under a lock, if that can be had: on some shared file systems it cannot."""
     with Path(path).open("rb") as file:
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
         while True:

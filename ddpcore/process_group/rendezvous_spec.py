@@ -25,20 +25,20 @@ _FOREIGN_RANKS = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
 }
-"""Where other launchers keep rank and world size."""
+"""Variables in which other launchers keep rank and world size."""
 
 
 class Scheme(StrEnum):
-    """Where ranks meet."""
+    """Kind of a rendezvous."""
 
     ENV = "env"
-    """At MASTER_ADDR:MASTER_PORT."""
+    """MASTER_ADDR:MASTER_PORT."""
     TCP = "tcp"
     FILE = "file"
 
 
 class LocalNumbers(NamedTuple):
-    """What a launcher has said of this rank's place on its node; None is unsaid."""
+    """Numbers of this rank on its node, by its launcher; None is unknown."""
 
     local_rank: int | None = None
     local_world_size: int | None = None
@@ -46,7 +46,7 @@ class LocalNumbers(NamedTuple):
 
 
 class RendezvousSpec(msgspec.Struct, frozen=True):
-    """Where this rank meets the others, and as whom."""
+    """Rendezvous of this rank with the others."""
 
     scheme: Scheme
     rank: int
@@ -56,14 +56,14 @@ class RendezvousSpec(msgspec.Struct, frozen=True):
     master_addr: str = ""
     master_port: int = 0
     path: str = ""
-    """Of the rendezvous file."""
+    """Path of the rendezvous file."""
     local: LocalNumbers = LocalNumbers()
     has_agent_store: bool = False
-    """torchrun hosts the store: it outlives the ranks, and a second attempt finds what the first one has left in it."""
+    """torchrun hosts the store: it outlives the ranks, and a second attempt finds the entries of the first one."""
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the store lives and ends with this process."""
+        """True if the store lives and ends with this process."""
         return self.rank == 0 and self.scheme is not Scheme.FILE and not self.has_agent_store
 
     @property

@@ -205,15 +205,11 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
 @dataclass
 class _Progress:
-    """How far one pass over the rest of an epoch has come.
+    """Progress of one pass over the rest of an epoch.
 
-    Attributes:
-        begin: Where it has begun.
-        weights: The shares it was begun with.
-        full_share: This rank's of a full step: with thousands of ranks too much to compute in every step.
-        num_taken: Batches handed to the loader, which may be ahead of training.
-        num_finished: Steps that the trainer has finished.
-        is_read: The loader has read it to its end.
+    `weights` are the shares it was begun with. `full_share` is this rank's of a full step: with thousands of ranks too
+    much to compute in every step. `num_taken` are batches handed to the loader, which may be ahead of training;
+    `num_finished` are steps that the trainer has finished. With `is_read` the loader has read it to its end.
     """
 
     begin: Cursor

@@ -36,13 +36,7 @@ class Cursor(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How an epoch falls into steps.
-
-    Attributes:
-        num_samples: Positions of an epoch.
-        global_batch_size: Positions of a step over all ranks.
-        drop_last: A step that is not full is left out.
-    """
+    """Cut of an epoch into steps; with `drop_last` a step that is not full is left out."""
 
     num_samples: int
     global_batch_size: int
@@ -83,14 +77,9 @@ def cursor_state(order: Order, cursor: Cursor) -> dict[str, object]:
 
 
 def parse_cursor_state(state: object, order: Order) -> Cursor:
-    """Return the cursor of a state.
+    """Return the cursor of a state, which may be damaged, for the order that it is to continue.
 
-    Args:
-        state: What `cursor_state` gave, perhaps in another process, perhaps damaged.
-        order: The order that the cursor is to continue.
-
-    Raises:
-        SamplerStateError: It is no state, or one of another data set, seed, order or version.
+    Raises SamplerStateError if it is no state, or one of another data set, seed, order or version.
     """
     if not isinstance(state, dict):
         raise SamplerStateError(f"a sampler's state is a dict, not {_shown(state)}: load what state_dict() returned")
@@ -110,11 +99,7 @@ def parse_cursor_state(state: object, order: Order) -> Cursor:
 
 
 def checked_count(name: str, value: object, highest: int) -> int:
-    """Return a number of a state.
-
-    Raises:
-        SamplerStateError: It is no integer from 0 to `highest`.
-    """
+    """Return a number of a state; raise SamplerStateError if it is no integer from 0 to `highest`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SamplerStateError(f"the sampler state is damaged: {name} is {_shown(value)} instead of an integer")
     if not 0 <= value <= highest:

@@ -10,12 +10,12 @@ import numpy as np
 
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import (
+    OrderByPositions,
     ShuffledOrder,
     checked_epoch,
     checked_int,
     checked_positions,
     key_of,
-    position_range,
     random_bits,
 )
 
@@ -28,7 +28,7 @@ _MAX_CACHED = 4
 """Blocks kept sorted: neighbouring requests fall into the same one."""
 
 
-class LengthGroupedOrder:
+class LengthGroupedOrder(OrderByPositions):
     """Every sample once an epoch; batches hold samples of similar length, so that padding wastes little.
 
         order = LengthGroupedOrder([len(text) for text in texts], global_batch_size=256, seed=0)
@@ -82,10 +82,6 @@ class LengthGroupedOrder:
             is_here = numbers == number
             taken[is_here] = self._block(epoch, number)[offsets[is_here]]
         return taken.reshape(positions.shape)
-
-    def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the lengths as their checksum."""

@@ -78,8 +78,16 @@ class Order(Protocol):
         """Return what a saved cursor must match to mean the same samples: JSON-able, with the kind and its version."""
 
 
+class OrderByPositions:
+    """The part that all orders of this package share."""
+
+    def indices(self: Order, epoch: int, begin: int, end: int) -> Indices:
+        """Return the samples at positions `begin` to `end - 1` of an epoch."""
+        return self.take(epoch, position_range(begin, end, self.num_samples))
+
+
 @dataclass(frozen=True)
-class SequentialOrder:
+class SequentialOrder(OrderByPositions):
     """Every epoch is 0, 1, 2, ...
 
     Args:
@@ -99,17 +107,13 @@ class SequentialOrder:
         checked_epoch(epoch)
         return checked_positions(positions, self.num_samples).copy()
 
-    def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return `begin` to `end - 1`."""
-        return self.take(epoch, position_range(begin, end, self.num_samples))
-
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match."""
         return {"kind": "sequential-v1", "num_samples": self.num_samples}
 
 
 @dataclass(frozen=True)
-class ShuffledOrder:
+class ShuffledOrder(OrderByPositions):
     """Every epoch is another permutation of 0..num_samples-1, with nothing stored.
 
         order = ShuffledOrder(10**12, seed=0)
@@ -142,10 +146,6 @@ class ShuffledOrder:
             block[:] = flat[begin : begin + BLOCK]
             _permute(block, rounds, self.num_samples)
         return taken.view(np.int64).reshape(positions.shape)
-
-    def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match."""
@@ -201,11 +201,7 @@ def random_bits(key: int, counters: Indices) -> RandomBits:
 
 
 def checked_num_samples(num_samples: int) -> int:
-    """Return the number as an int.
-
-    Raises:
-        SamplerArgumentError: It is none, or out of range.
-    """
+    """Return the number as an int; raise SamplerArgumentError if it is none, or out of range."""
     number = checked_int("num_samples", num_samples)
     if number < 1:
         raise SamplerArgumentError(
@@ -217,11 +213,7 @@ def checked_num_samples(num_samples: int) -> int:
 
 
 def checked_seed(seed: int) -> int:
-    """Return the seed as an int.
-
-    Raises:
-        SamplerArgumentError: It is none, or out of range.
-    """
+    """Return the seed as an int; raise SamplerArgumentError if it is none, or out of range."""
     number = checked_int("seed", seed)
     if not 0 <= number <= _MASK_64:
         raise SamplerArgumentError(f"seed={number} is out of range: give 0 to 2^64 - 1, the same on every rank")
@@ -229,11 +221,7 @@ def checked_seed(seed: int) -> int:
 
 
 def checked_epoch(epoch: int) -> int:
-    """Return the epoch as an int.
-
-    Raises:
-        SamplerArgumentError: It is none, or negative.
-    """
+    """Return the epoch as an int; raise SamplerArgumentError if it is none, or negative."""
     number = checked_int("epoch", epoch)
     if not 0 <= number <= MAX_NUM_SAMPLES:
         raise SamplerArgumentError(f"epoch={number}: epochs count from 0")
@@ -241,11 +229,7 @@ def checked_epoch(epoch: int) -> int:
 
 
 def checked_int(name: str, value: object) -> int:
-    """Return an integer argument, also numpy's and torch's.
-
-    Raises:
-        SamplerArgumentError: It is no integer, or one that no float holds; a bool is none.
-    """
+    """Return an integer argument, also numpy's and torch's; raise SamplerArgumentError for any other, also a bool."""
     try:
         if not isinstance(value, bool):
             number = operator.index(value)  # type: ignore[arg-type] # what has no __index__ raises TypeError
@@ -259,23 +243,14 @@ def checked_int(name: str, value: object) -> int:
 
 
 def position_range(begin: int, end: int, num_samples: int) -> Indices:
-    """Return positions `begin` to `end - 1`.
-
-    Raises:
-        SamplerIndexError: They are not all in the epoch.
-    """
+    """Return positions `begin` to `end - 1`; raise SamplerIndexError if they are not all in the epoch."""
     if not 0 <= checked_int("begin", begin) <= checked_int("end", end) <= num_samples:
         raise SamplerIndexError(f"positions {begin} to {end} - 1 are no part of an epoch of {num_samples}")
     return np.arange(begin, end, dtype=np.int64)
 
 
 def checked_positions(positions: object, num_samples: int) -> Indices:
-    """Return the positions.
-
-    Raises:
-        SamplerArgumentError: They are no array of integers.
-        SamplerIndexError: One is not in the epoch.
-    """
+    """Return the positions; raise SamplerArgumentError for no integers, SamplerIndexError outside the epoch."""
     if not isinstance(positions, np.ndarray) or positions.dtype.kind not in "iu":
         raise refuse(SamplerArgumentError, "positions", positions, "a numpy array of integers")
     if positions.size and not (positions.min() >= 0 and positions.max() < num_samples):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ddpcore.agreement import common_problem, spell_ranks
+from ddpcore.agreement import common_problem, ranks_by_value, ranks_text
 from ddpcore.barriers.named_barriers import exchange
 from ddpcore.errors import DdpcoreError, SamplerMismatchError
 
@@ -92,11 +92,9 @@ def find_difference(plans: Sequence[Mapping[str, Any]]) -> str:
     names = {name for plan in flat for name in plan} - {"order", "rank"}
     differences = []
     for name in sorted(names):
-        ranks_of: dict[str, list[int]] = {}
-        for rank, plan in enumerate(flat):
-            ranks_of.setdefault(json.dumps(plan.get(name)), []).append(rank)
+        ranks_of = ranks_by_value([json.dumps(plan.get(name)) for plan in flat])
         if len(ranks_of) > 1:
-            shown = [f"{value} on {spell_ranks(ranks)}" for value, ranks in list(ranks_of.items())[:_MAX_SHOWN]]
+            shown = [f"{value} on {ranks_text(ranks)}" for value, ranks in list(ranks_of.items())[:_MAX_SHOWN]]
             more = f" and {len(ranks_of) - _MAX_SHOWN} other values" if len(ranks_of) > _MAX_SHOWN else ""
             differences.append(f"{name} is {', '.join(shown)}{more}")
     if not differences:
@@ -114,5 +112,5 @@ def find_untaken(plans: Sequence[Mapping[str, Any]]) -> str:
         return ""
     return (
         f"the samplers of {len(plans)} processes are made for {plans[0]['num_replicas']} replicas, and nobody takes "
-        f"the samples of {spell_ranks(untaken)}: leave rank and num_replicas to the process group"
+        f"the samples of {ranks_text(untaken)}: leave rank and num_replicas to the process group"
     )

@@ -28,12 +28,7 @@ class Reader(Protocol[Shard_contra]):
 
 
 class _Open(NamedTuple):
-    """A shard that is being read.
-
-    Attributes:
-        shard: Its number.
-        position: Of the next sample.
-    """
+    """A shard that is being read; `position` is that of the next sample."""
 
     shard: int
     position: int

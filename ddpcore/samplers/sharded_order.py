@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddpcore.errors import SamplerArgumentError
-from ddpcore.samplers.order import ShuffledOrder, checked_epoch, checked_int, checked_positions, position_range
+from ddpcore.samplers.order import OrderByPositions, ShuffledOrder, checked_epoch, checked_int, checked_positions
 from ddpcore.samplers.shares import split
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_STREAMS = 1 << 20
 
 
-class ShardedOrder:
+class ShardedOrder(OrderByPositions):
     """Every sample once an epoch, in as many streams as are asked for, each of which reads shards forward.
 
         dataset = ShardedDataset(paths, lengths, read)
@@ -75,10 +75,6 @@ class ShardedOrder:
         taken: Indices = (self._starts[found] + places - begins).reshape(positions.shape)
         return taken
 
-    def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end, self.num_samples))
-
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the lengths as their checksum."""
         return {
@@ -109,11 +105,7 @@ class ShardedOrder:
 
 
 def checked_lengths(lengths: Sequence[int]) -> Indices:
-    """Return the lengths of shards as int64.
-
-    Raises:
-        SamplerArgumentError: They are no whole numbers, one is negative, or there is no sample.
-    """
+    """Return the lengths of shards as int64; raise SamplerArgumentError for what is no list of sizes, or no sample."""
     array = np.asarray(lengths if not isinstance(lengths, str | bytes | dict) else None)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() or not array.any():
         raise SamplerArgumentError("lengths make no sense: give the number of samples of each shard, in a list")

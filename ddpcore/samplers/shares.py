@@ -68,17 +68,8 @@ def split(num: int, weights: Sequence[int]) -> list[int]:
     """Return where to cut `num` consecutive positions: share r is `bounds[r]` to `bounds[r + 1] - 1`.
 
     Every share differs from its exact proportion by less than one, all together are `num`, and if the weights add up to
-    `num` the shares are the weights.
-
-    Args:
-        num: Positions to share out.
-        weights: One for each rank, 0 or more, not all 0.
-
-    Returns:
-        `len(weights) + 1` bounds from 0 to `num`.
-
-    Raises:
-        SamplerArgumentError: The number or the weights make no sense.
+    `num` the shares are the weights. There is one weight for each rank, 0 or more, not all 0. Raises
+    SamplerArgumentError.
     """
     if checked_int("num", num) < 0:
         raise SamplerArgumentError(f"num={num} is negative: it counts the positions to share out")
@@ -199,11 +190,7 @@ def suggest_weights(
 
 
 def checked_weights(weights: Sequence[int]) -> tuple[int, ...]:
-    """Return the weights as ints.
-
-    Raises:
-        SamplerArgumentError: One is negative or no integer, there is none, or all are 0.
-    """
+    """Return the weights as ints; raise SamplerArgumentError if one is negative or no integer, or none is above 0."""
     _check_list("weights", weights, "a whole number for each rank, in a list")
     checked = tuple(checked_int(f"weights[{rank}]", weight) for rank, weight in enumerate(weights))
     if not checked or min(checked) < 0 or not any(checked):

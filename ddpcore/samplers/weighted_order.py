@@ -16,12 +16,12 @@ import numpy as np
 from ddpcore.arguments import check_flag
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import (
+    OrderByPositions,
     checked_epoch,
     checked_num_samples,
     checked_positions,
     checked_seed,
     key_of,
-    position_range,
     random_bits,
 )
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddpcore.samplers.order import Indices, RandomBits
 
 
-class WeightedOrder:
+class WeightedOrder(OrderByPositions):
     """Samples are drawn in proportion to weights, in another way each epoch.
 
         order = WeightedOrder(1.0 / class_sizes[labels], seed=0)
@@ -88,10 +88,6 @@ class WeightedOrder:
         bits = random_bits(key_of(self.seed, epoch), positions)
         return drawn_by(bits, self._cumulated)
 
-    def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end, self.num_samples))
-
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the weights as their checksum."""
         return {
@@ -124,9 +120,7 @@ class WeightedOrder:
 def drawn_by(bits: RandomBits, cumulated: npt.NDArray[np.float64]) -> Indices:
     """Return the samples that 64-bit words choose: each word is a point, each sample an interval as wide as its weight.
 
-    Args:
-        bits: Evenly distributed.
-        cumulated: Sums of the weights up to and including each sample's.
+    `cumulated` are sums of the weights up to and including each sample's.
     """
     points = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 * cumulated[-1]
     # Intervals contain their beginning: that of a sample of weight 0 is empty.

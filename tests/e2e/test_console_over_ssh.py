@@ -27,11 +27,50 @@ pytestmark = [
 ]
 
 
+def test_the_console_is_there_before_its_hosts_are(desk: Desk, network: Network) -> None:
+    assert desk.run("up", "h1", "h2")[0] == 0
+    network["h2"].pull_cable()
+    before = set(desk.runtime.rglob("*"))
+    terminal = desk.terminal("opening", "attach", *named("h1", "h2"))
+
+    screen = terminal.until_it_shows("h2 connecting", WITHIN_S, "h1 ready", "going to 2 hosts: 1 of 2 done")
+    assert "1 Overview" in screen
+    terminal.keys("q")
+
+    terminal.until_it_shows("exit code 0", WITHIN_S)
+    assert set(desk.runtime.rglob("*")) == before, "nothing is left of connections that were being opened"
+
+
+def test_what_hosts_ask_while_the_console_opens_is_a_dialog(desk: Desk, network: Network) -> None:
+    assert desk.run("up", "h1", "h2")[0] == 0
+    network.lock_key(PASSPHRASE)
+    terminal = desk.terminal("passphrase", "attach", *named("h1", "h2"))
+
+    terminal.until_it_shows(f"Passphrase of the key {network.key}", WITHIN_S, "To reach h1 and h2")
+    terminal.tmux("send-keys", "-l", PASSPHRASE)
+    terminal.until_it_shows("•" * len(PASSPHRASE), WITHIN_S)
+    terminal.keys("Enter")
+
+    terminal.until_it_shows("starts a program here", WITHIN_S)
+    terminal.keys("q")
+    terminal.until_it_shows("exit code 0", WITHIN_S)
+
+
+def test_why_a_start_was_not_made_is_on_the_terminal_once_the_console_is_gone(desk: Desk) -> None:
+    terminal = desk.terminal("unfit", "run", *named("h1", "h2"), "--job-python", "/no/python", "train.py")
+
+    screen = terminal.until_it_shows("exit code", LOOK_S, "--no-doctor starts all the same")
+
+    assert "/no/python" in screen
+    assert "h2" in screen
+    assert "1 Overview" not in screen
+
+
 @pytest.mark.slow
 def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:
     assert desk.run("up", "h1", "h2")[0] == 0
     terminal = desk.terminal("doctor", "attach", *named("h1", "h2"))
-    terminal.until_it_shows("2 nodes up", WITHIN_S)
+    terminal.until_it_shows("starts a program here", WITHIN_S)
     network["h2"].exec("ip", "route", "add", "unreachable", f"{network['h1'].address}/32")
 
     terminal.keys("d")
@@ -39,7 +78,7 @@ def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:
     screen = terminal.until_it_shows("it does not reach h1", LOOK_S)
     assert screen.index("h2") < screen.index("it does not reach h1")
     terminal.keys("Escape")
-    terminal.until_it_shows("2 nodes up", WITHIN_S)
+    terminal.until_it_shows("starts a program here", WITHIN_S)
     terminal.keys("q")
     terminal.until_it_shows("exit code 0", WITHIN_S)
 
@@ -47,7 +86,7 @@ def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:
 def test_lost_hosts_come_back_by_an_answer_and_the_secret_is_nowhere(desk: Desk, network: Network) -> None:
     assert desk.run("up", "h1", "h2", "h3")[0] == 0
     terminal = desk.terminal("asks", "attach", *named("h1", "h2", "h3"), "--record", str(desk.directory / "heard"))
-    terminal.until_it_shows("3 nodes up", WITHIN_S)
+    terminal.until_it_shows("starts a program here", WITHIN_S)
     network.lock_key(PASSPHRASE)
     known = network.known_hosts.read_text().splitlines()
     network.known_hosts.write_text("\n".join(line for line in known if network["h2"].address not in line) + "\n")

@@ -217,7 +217,7 @@ def test_an_adopted_job_fails_begins_again_and_succeeds(house: House) -> None:
     waiting = second.wait_until(state_is(JobState.RESTARTING), END_S, "it fails")
     ended = second.wait_until(has_ended, START_S, "it succeeds")
 
-    assert "bad luck in attempt 0; begins again in" in job(waiting).detail
+    assert "bad luck in attempt 0; restarts in" in job(waiting).detail
     status = job(ended)
     assert (status.state, status.attempt, status.num_restarts) == (JobState.SUCCEEDED, 1, 1)
     for attempt in (0, 1):

@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from app.session.control import has_ended
 
 from agent.wire.commands import Command, PrepareAgain, Reply, ShowJob, Shown
 from agent.wire.jobs import JobSpec, JobState
 from app.errors import AgentRefusedError, AppError
+from app.session.control import has_ended
 from app.session.demo import PrivateAgents
 from app.session.session import Session
 

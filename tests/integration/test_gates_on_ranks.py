@@ -151,7 +151,7 @@ def test_every_survivor_names_all_missing_ranks_with_their_lines() -> None:
     for outcome in outcomes[:2]:
         kind, message, missing = outcome.value
         assert (kind, missing) == ("BarrierTimeoutError", [2, 3])
-        assert message.startswith("ranks [2, 3] did not reach barrier 'epoch' in 6 s: rank 2 is alive at ")
+        assert message.startswith("ranks 2-3 did not reach barrier 'epoch' in 6 s: rank 2 is alive at ")
         assert f"rank 2 is alive at {HERE}:" in message
         assert (
             "in linger_for, without a call of barrier 'epoch' (its last gate: barrier 'start', 1st call at" in message

@@ -298,7 +298,7 @@ def wait_for_each_other() -> None:
 def test_ranks_that_wait_for_one_that_gives_up_have_its_reason() -> None:
     outcomes = try_ranks(wait_for_each_other, 3, has_group=False)
 
-    own = "barrier 'of one rank' can never be passed: each of ranks [0, 2] waits in all_reduce"
+    own = "barrier 'of one rank' can never be passed: each of ranks 0, 2 waits in all_reduce"
     assert outcomes[1].error.startswith(f"BarrierDeadlockError: {own}")
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error.startswith("RankFailedError: rank 1 has raised BarrierDeadlockError at "), outcome.error

@@ -208,7 +208,7 @@ def test_the_program_s_own_facts_are_compared_too() -> None:
     assert run_ranks(compare, 3, {0: same}, has_group=False) == ["equal"] * 3
     assert (
         run_ranks(compare, 3, {0: same, 2: other}, has_group=False)
-        == [f"data set differs: 1000 samples on ranks [0, 1] ({host}), 999 samples on rank 2 ({host})"] * 3
+        == [f"data set differs: 1000 samples on ranks 0-1 ({host}), 999 samples on rank 2 ({host})"] * 3
     )
 
 

@@ -7,13 +7,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.agreement import common_problem, difference, ranks_text, speakers
 
 LISTINGS = st.dictionaries(st.sampled_from(["parameter 0", "parameter 1", "buffer 0"]), st.sampled_from("ab"))
 
 
 def ranks_in(text: str) -> list[int]:
-    """Read back what `spell_ranks` has written."""
+    """Read back what `ranks_text` has written."""
     ranks: list[int] = []
     for run in text.removeprefix("ranks ").removeprefix("rank ").split(", "):
         first, _, last = run.partition("-")
@@ -23,12 +23,12 @@ def ranks_in(text: str) -> list[int]:
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_spelt_ranks_can_be_read_back(ranks: set[int]) -> None:
-    assert ranks_in(spell_ranks(list(ranks))) == sorted(ranks)
+    assert ranks_in(ranks_text(list(ranks))) == sorted(ranks)
 
 
 def test_ranks_are_spelt_as_people_do() -> None:
-    assert spell_ranks([2]) == "rank 2"
-    assert spell_ranks([7, 1, 0, 2, 9]) == "ranks 0-2, 7, 9"
+    assert ranks_text([2]) == "rank 2"
+    assert ranks_text([7, 1, 0, 2, 9]) == "ranks 0-2, 7, 9"
 
 
 @given(st.lists(LISTINGS, min_size=1, max_size=6))
@@ -46,7 +46,7 @@ def test_a_difference_is_named_where_there_is_one_with_every_rank_on_its_side(li
     assert len(set(values)) > 1
     for value in set(values):
         ranks = [rank for rank, one in enumerate(values) if one == value]
-        assert f"{value} on {spell_ranks(ranks)}" in sides
+        assert f"{value} on {ranks_text(ranks)}" in sides
 
 
 def test_listings_that_differ_only_in_their_order_are_said_to_differ() -> None:

@@ -72,9 +72,8 @@ class SimNode:
         self.job = (job_id, attempt)
         self._seen, self._ended, self._bad_s, self.exit_code = set(), set(), None, None
         self._failure, self._launcher_code = None, 1
-        first, world_size = self.ranks[0].rank, self._shape[0]
-        self._core.apply(JobAdmitted(job_id, attempt, first, len(self.ranks), world_size), now_s)
         self.go(JobState.PREPARED, now_s)
+        self._core.apply(JobAdmitted(self.status(now_s)), now_s)
 
     def join(self, other: SimNode, job_id: str, now_s: float) -> None:
         """Be the part of another node that a second job is: one agent watches both."""

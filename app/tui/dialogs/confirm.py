@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 
 from app.diagnosis.causes import RankState
 from app.tui.actions import available
+from app.tui.dialogs.control import AskingScreen
 from app.tui.widgets.drawing import GRID_FROM
 from app.view.verdict_hints import VERDICT_RULES
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
@@ -104,7 +105,6 @@ class HelpScreen(ModalScreen[None]):
         self._ui = ui
 
     def on_key(self, event: Key) -> None:
-        """Close on the key that opened the screen."""
         if event.key in self._ui.keymap.keys("help"):
             event.stop()
             self.dismiss()
@@ -141,14 +141,8 @@ def _verdict_rules() -> Group:
     return Group(*parts)
 
 
-class FaultScreen(ModalScreen[Fault | None]):
-    """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "Cancel"),
-        Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
-    ]
+class FaultScreen(AskingScreen[Fault]):
+    """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:
         super().__init__()
@@ -170,11 +164,7 @@ class FaultScreen(ModalScreen[Fault | None]):
                 id="fault-lists",
             ),
             Static("", id="fault-sentence", classes="sentence", markup=False),
-            Horizontal(
-                Button("Do nothing", id="fault-no", compact=True),
-                Button("Do it", id="fault-yes", classes="yes", variant="error", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("fault"),
             classes="dialog",
         )
         body.border_title = "Inject a fault"
@@ -182,7 +172,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         yield body
 
     def on_mount(self) -> None:
-        """Focus the kinds, with the table's selected rank chosen."""
         kinds, ranks = self.query_one("#fault-kinds", OptionList), self.query_one("#fault-ranks", OptionList)
         ranks.highlighted = index = next((i for i, row in enumerate(self._ranks) if row.rank == self._selected), 0)
         is_frozen = self._ranks[index].state is RankState.FROZEN
@@ -190,7 +179,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         kinds.focus()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Show the effect of the choice in a sentence."""
         chosen = self._chosen()
         if chosen is None:
             return
@@ -211,9 +199,6 @@ class FaultScreen(ModalScreen[Fault | None]):
         """Return the fault only when it was confirmed."""
         chosen = self._chosen() if event.button.id == "fault-yes" else None
         self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
     def _chosen(self) -> tuple[Harm, RankRow] | None:
         kind = self.query_one("#fault-kinds", OptionList).highlighted

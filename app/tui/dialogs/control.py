@@ -5,7 +5,7 @@ It is loaded on first use. `LookFirst` is the choice to have hosts checked befor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -57,14 +57,32 @@ ANOTHER: Final = "another"
 ANOTHER_TITLE = "Start another program"
 
 
-class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
-    """Asks what to do to the job, then for confirmation; pressing only Enter does nothing."""
+Result = TypeVar("Result")
+
+
+class AskingScreen(ModalScreen[Result | None]):
+    """What dialogs have in common that do something: the last question stands on `Do nothing`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
         Binding("left", "app.focus_previous", "Back", show=False),
         Binding("right", "app.focus_next", "On", show=False),
     ]
+
+    def buttons(self, name: str, yes: str = "Do it") -> Horizontal:
+        """Return both buttons of a dialog: `NAME-no` and `NAME-yes`."""
+        return Horizontal(
+            Button("Do nothing", id=f"{name}-no", compact=True),
+            Button(yes, id=f"{name}-yes", classes="yes", variant="error", compact=True),
+            classes="buttons",
+        )
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class ControlScreen(AskingScreen[Wish | Literal["another"]]):
+    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
 
     def __init__(self, ui: UiState, view: View, job: JobRow) -> None:
         super().__init__()
@@ -94,11 +112,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             ),
             *(() if self._look_first is None else (self._look_first,)),
             Static("", id="control-sentence", classes="sentence", markup=False),
-            Horizontal(
-                Button("Do nothing", id="control-no", compact=True),
-                Button("Do it", id="control-yes", classes="yes", variant="error", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("control"),
             classes="dialog",
         )
         body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
@@ -112,15 +126,12 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self._update_text()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
-        """Show the effect of the choice in a sentence."""
         self._update_text()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
-        """Show the effect with the new number."""
         self._update_text()
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
-        """Move on to the number of ranks, or to the last question, which starts on `Do nothing`."""
         if self._is_another and self._has_ended:
             self.dismiss(ANOTHER)
             return
@@ -145,9 +156,6 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         is_other = self._asks_ranks and num_ranks != self._job.world_size
         looks_first = self._job_action.begins_again and self._look_first is not None and self._look_first.is_on
         self.dismiss(Wish(self._job_action, num_ranks if is_other else None, self._lost, looks_first))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
     @property
     def _place(self) -> int:
@@ -247,7 +255,6 @@ class LookFirst(Static, can_focus=True):
         self.post_message(self.Submitted())
 
     def on_click(self, _event: Click) -> None:
-        """Toggle, as the space bar does."""
         self.action_tick()
 
     def _update_text(self) -> None:

@@ -83,19 +83,11 @@ class DoctorView(LineView):
         self.message = ""
 
     def build(self) -> None:
-        """Make the title, the keys and every line."""
-        palette, width = self.look.palette, self.size.width
-        title = self.line().put(" DOCTOR ", palette.tab).put(f"  {self._summary()}", palette.bar)
-        title.fit(width, palette.bar)
-        self.head = [title]
+        self.head = [self.banner("DOCTOR", self._summary())]
         self.lines = self._report(self.found) if self.found is not None else self._progress()
-        keys = self.line()
         folding = "Only what is wrong" if self.shows_all else "All rows"
         shown = (("Esc", self._leaving), ("r", "Again"), ("a", folding), ("y", "Copy"))
-        for key, message in shown if self.found is not None or self.message else shown[:1]:
-            keys.put(f" {key}", palette.key).put(f" {message} ", palette.bar_muted)
-        keys.fit(width, palette.bar)
-        self.foot = [keys]
+        self.foot = [self.keys(shown if self.found is not None or self.message else shown[:1])]
 
     def report(self, width: int) -> str:
         """Return the report as text."""
@@ -169,7 +161,6 @@ class DoctorScreen(ReadingScreen[bool]):
         self._view: DoctorView = DoctorView(ui, list(doctor.hosts), "Do nothing" if action else "Close")
 
     def compose(self) -> ComposeResult:
-        """Fill the screen, with a question at the bottom when an action waits."""
         yield self._view
         if self._job_action:
             yield Horizontal(

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
 from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
-from app.tui.dialogs.control import LookFirst
+from app.tui.dialogs.control import AskingScreen, LookFirst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,14 +113,8 @@ class ProgramForm(Vertical):
         return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
 
 
-class ProgramScreen(ModalScreen[Program | None]):
-    """Asks which program to start on some hosts; pressing only Enter starts nothing."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "Cancel"),
-        Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
-    ]
+class ProgramScreen(AskingScreen[Program]):
+    """Asks which program is to be started on some hosts; whoever only presses Enter starts nothing."""
 
     def __init__(
         self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool
@@ -141,11 +134,7 @@ class ProgramScreen(ModalScreen[Program | None]):
         body = Vertical(
             self._form,
             Static("", id="program-told", markup=False),
-            Horizontal(
-                Button("Do nothing", id="program-no", compact=True),
-                Button("Start it", id="program-yes", classes="yes", compact=True),
-                classes="buttons",
-            ),
+            self.buttons("program", "Start it"),
             classes="dialog program",
         )
         body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
@@ -158,25 +147,19 @@ class ProgramScreen(ModalScreen[Program | None]):
         self._show_summary()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
-        """Show what the start would do."""
         self._show_summary()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Move on to the buttons, if the fields have no error."""
         if not self._form.trouble:
             self.query_one("#program-no").focus()
 
     def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
-        """Move on as from a field."""
         if not self._form.trouble:
             self.query_one("#program-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Return the program only when it was confirmed."""
         self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
     def _show_summary(self) -> None:
         trouble = self._form.trouble

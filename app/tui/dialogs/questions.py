@@ -76,7 +76,6 @@ class QuestionScreen(ModalScreen[None]):
         self.query_one(AnswerInput).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand the answer over and leave."""
         event.stop()
         self._answer(self.number, self.query_one(AnswerInput).taken())
         self.leave()

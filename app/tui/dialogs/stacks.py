@@ -42,12 +42,9 @@ class StacksView(LineView):
         self._texts: list[StackText] = []
 
     def build(self) -> None:
-        """Make the title, the keys and every line."""
         palette, width = self.look.palette, self.size.width
         summary = summary_text(self.picture) if self.picture else "where every rank stands"
-        title = self.line().put(" STACKS ", palette.tab).put(f"  {summary}", palette.bar)
-        title.fit(width, palette.bar)
-        self.head = [title]
+        self.head = [self.banner("STACKS", summary)]
         for text in (
             wrapped(self.message, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.message else ()
         ):
@@ -55,14 +52,10 @@ class StacksView(LineView):
         self._texts = picture_lines(self.picture, is_whole=self.is_whole) if self.picture else []
         styles = self._styles()
         self.lines = [line for text in self._texts for line in self._lines_of(text, styles[text.tone])]
-        keys = self.line()
         folding = "Fewer frames" if self.is_whole else "All frames"
         is_live = self.ui.source.player is None
         again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
-        for key, message in (("Esc", "Close"), *again, ("a", folding), *native):
-            keys.put(f" {key}", palette.key).put(f" {message} ", palette.bar_muted)
-        keys.fit(width, palette.bar)
-        self.foot = [keys]
+        self.foot = [self.keys((("Esc", "Close"), *again, ("a", folding), *native))]
 
     def _styles(self) -> dict[Tone, Style]:
         """Return the style of each kind of line in the current theme."""
@@ -81,7 +74,6 @@ class StacksView(LineView):
         }
 
     def sideways(self, cells: int) -> None:
-        """Scroll the text to the side, no further than its longest line."""
         frames = (text.text for text in self._texts if text.tone not in _SENTENCES)
         furthest = max(map(cell_len, frames), default=0) - self.size.width // 2
         self._side = max(0, min(furthest, self._side + cells * SIDE_STEP))

@@ -63,12 +63,10 @@ class LogMatches:
         return max(0, self._low - self.logs.first) + self.logs.end - max(self._high, self.logs.first)
 
     def number(self, place: int) -> int:
-        """Return the line number of the match at a place."""
         return self._older[-1 - place] if place < len(self._older) else self._newer[place - len(self._older)]
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Line numbers of all matches."""
         return np.array([*reversed(self._older), *self._newer], np.int64)
 
     def place_of(self, number: int) -> int:

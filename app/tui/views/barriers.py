@@ -47,11 +47,9 @@ class BarriersView(LineView):
 
     @property
     def num_rows(self) -> int:
-        """The blocks of waits, then a row a rank."""
         return len(self.lines) + self._num_ranks
 
     def row(self, index: int) -> Line:
-        """Return a line of a block, or the bar of a rank."""
         if index < len(self.lines):
             return self.lines[index]
         row = self._rows.get(index - len(self.lines))
@@ -64,7 +62,6 @@ class BarriersView(LineView):
         return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
 
     def build(self) -> None:
-        """Make the blocks, and fetch the ranks whose bars are in the window."""
         view = self.ui.view
         self.lines, self.head, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:

@@ -42,11 +42,10 @@ class ChartsView(LineView):
         self.redraw()
 
     def build(self) -> None:
-        """Draw the charts anew, if there is anything new."""
         history, events = self.ui.history.shown, self.ui.events
         if history is None or history.begun_s is None:
             self._drawn, self.lines, self.foot = None, [], []
-            self.head = [self._filled(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
+            self.head = [self.heading(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
             return
         wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size, self.look.theme)
         if wanted == self._drawn:
@@ -65,7 +64,6 @@ class ChartsView(LineView):
         self.foot = [*self._axis_lines(axis, marks, grid), *(self.line() for _ in range(padding))]
 
     def scroll_rows(self, rows: int) -> None:
-        """Move by whole charts, so many as hold as many lines."""
         height = self._grid.heights[0] if self._grid is not None else 1
         super().scroll_rows(-(-abs(rows) // height) * height * (1 if rows > 0 else -1))
 
@@ -94,8 +92,7 @@ class ChartsView(LineView):
             if line.width:
                 line.pad(line.width + GAP, self.look.palette.heading if is_title else None)
             line.add(part)
-        line.fit(self.size.width, self.look.palette.heading if is_title else None)
-        return line
+        return line.fit(self.size.width, self.look.palette.heading if is_title else None)
 
     def _heading(self, marks: Mapping[int, tuple[str, Style]]) -> Line:
         palette, glyphs = self.look.palette, self.look.glyphs
@@ -118,7 +115,7 @@ class ChartsView(LineView):
         for labels in legend:
             if line.width + len(labels) + 4 <= self.size.width:
                 line.put(f"    {labels}", palette.heading)
-        return self._filled(line)
+        return self.heading(line)
 
     def _marks(self, history: JobHistory, frame: Frame) -> dict[int, tuple[str, Style]]:
         """Return by column what happened there: a verdict that came, the worst of several, or an attempt that began."""
@@ -155,7 +152,3 @@ class ChartsView(LineView):
                     run += glyphs.tick if place in axis.ticks else glyphs.line
             rule.put(run, palette.faint)
         return [rule, labels]
-
-    def _filled(self, line: Line) -> Line:
-        line.fit(self.size.width, self.look.palette.heading)
-        return line

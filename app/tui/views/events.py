@@ -40,29 +40,24 @@ class EventsView(FilteredView):
 
     @property
     def num_rows(self) -> int:
-        """Every event that is kept and shown."""
         return len(self._shown)
 
     @property
     def event(self) -> Event | None:
-        """The selected event."""
         return self._event(self.selected) if self._shown else None
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank that the selected event is about."""
         return None if self.event is None else self.event.rank
 
     @property
     def copied(self) -> tuple[str, str] | None:
-        """The selected event."""
         event = self.event
         if event is None:
             return super().copied
         return "an event", f"{self.ui.source.time_text(event.at_s)}  {event.kind}  {event.text}"
 
     def row(self, index: int) -> Line:
-        """Return the line of an event."""
         event, palette = self._event(index), self.look.palette
         style = self.look.severity_style(event.severity)
         line = self.line().put(" ").cell(self.ui.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
@@ -141,8 +136,7 @@ class EventsView(FilteredView):
             title.put("   End: follow the newest", palette.heading)
         if not len(log):
             title.put("   nothing has happened yet", palette.heading)
-        title.fit(self.size.width, palette.heading)
-        return title
+        return title.fit(self.size.width, palette.heading)
 
     def _details(self, event: Event) -> list[Line]:
         """Return the whole sentence of the selected event, where its row does not hold it."""

@@ -63,26 +63,22 @@ class LogsView(FilteredView):
 
     @property
     def num_rows(self) -> int:
-        """Every line that is kept and wanted, or those of the traceback."""
         if self.shows_traceback:
             return len(self.lines)
         return len(self.ui.logs) if self._listed is None else len(self._listed)
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank that printed the line that is picked."""
         return self._picked.rank if self._picked is not None and self._picked.rank >= 0 else None
 
     @property
     def copied(self) -> tuple[str, str] | None:
-        """The line that is picked, or the traceback."""
         if self.shows_traceback:
             return "the traceback", "\n".join(self._traceback)
         picked = self._picked
         return super().copied if picked is None else ("a log line", f"{prefix(picked)} {picked.text}")
 
     def row(self, index: int) -> Line:
-        """Return a log line, or one of the traceback."""
         if self.shows_traceback:
             return self.lines[index]
         number = self._number(index)
@@ -141,7 +137,6 @@ class LogsView(FilteredView):
         self.redraw()
 
     def sideways(self, cells: int) -> None:
-        """Move the text to the side, no further than the longest line in the window."""
         longest = max((cell_len(self._text(index)) for index in self._shown()), default=0)
         furthest = max(0, longest - (self.size.width - 8 - (0 if self.shows_traceback else self._prefix_width)))
         self.side = max(0, min(furthest if cells > 0 else self.side, self.side + cells * SIDE_STEP))
@@ -166,7 +161,6 @@ class LogsView(FilteredView):
         return True
 
     def pick(self, index: int, x: int) -> bool:  # noqa: ARG002 (of a grid)
-        """Mark a line."""
         self.marked = None if self.shows_traceback else self._number(index)
         self.redraw()
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
@@ -9,13 +10,16 @@ from app.text import bytes_cell, bytes_text, seconds_cell
 from app.tui.widgets.columns import (
     Column,
     Table,
+    cells,
+    figure,
     gpu_columns,
     node_line,
+    node_name_column,
     node_width,
     paint_node_memory,
-    paint_node_name,
     place_columns,
     report_column,
+    size_text,
 )
 from app.tui.widgets.drawing import wrapped
 from app.tui.widgets.line_view import LineView
@@ -54,16 +58,13 @@ class MemoryView(LineView):
 
     @property
     def num_rows(self) -> int:
-        """One row a rank."""
         return self._num_ranks
 
     def row(self, index: int) -> Line:
-        """Return the line of a rank."""
         row = self._rows.get(index)
         return self._table.row(row) if row is not None and self._table is not None else self.line()
 
     def build(self) -> None:
-        """Make the summary, fetch the ranks in the window, and put the nodes below."""
         view = self.ui.view
         self.head, self.foot, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
@@ -85,18 +86,18 @@ class MemoryView(LineView):
     def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
         return [
             *place_columns(view),
-            Column("RESIDENT", 8, 0, _paint_rss, is_right=True),
-            Column("PSS", 5, 4, _paint_pss, is_right=True),
+            figure("RESIDENT", 8, 0, lambda row: "" if row.rss_bytes is None else bytes_text(row.rss_bytes)),
+            figure("PSS", 5, 4, lambda row: size_text(row.pss_bytes), "muted"),
         ]
 
     def _gpu_columns(self, view: View) -> list[Column[MemoryRow]]:
         return [
             *self._first_columns(view),
-            Column("GPU", 3, 0, _paint_gpu, is_right=True),
-            Column("HELD", 5, 0, _paint_gpu_used, is_right=True),
-            Column("TORCH", 5, 1, _paint_reserved, is_right=True),
-            Column("TENSORS", 7, 3, _paint_allocated, is_right=True),
-            Column("PEAK", 5, 4, _paint_torch_peak, is_right=True),
+            figure("GPU", 3, 0, lambda row: "" if row.gpu is None else str(row.gpu), "strong"),
+            figure("HELD", 5, 0, lambda row: size_text(row.gpu_used_bytes)),
+            figure("TORCH", 5, 1, lambda row: size_text(row.torch_reserved_bytes), "muted"),
+            figure("TENSORS", 7, 3, lambda row: size_text(row.torch_allocated_bytes), "muted"),
+            figure("PEAK", 5, 4, lambda row: size_text(row.torch_peak_bytes), "muted"),
             *self._growth_columns(),
             Column(f"{self.look.glyphs.mark} IS TORCH'S", 16, 0, self._paint_gpu_bar, is_flexible=True),
         ]
@@ -104,7 +105,7 @@ class MemoryView(LineView):
     def _columns(self, view: View) -> list[Column[MemoryRow]]:
         return [
             *self._first_columns(view),
-            Column("PEAK", 6, 3, _paint_peak, is_right=True),
+            figure("PEAK", 6, 3, lambda row: size_text(row.peak_rss_bytes), "muted"),
             Column("VS MEDIAN", 9, 1, self._paint_difference, is_right=True),
             *self._growth_columns(),
             Column(f"{self.look.glyphs.mark} IS THE MEDIAN", 16, 0, self._paint_bar, is_flexible=True),
@@ -146,9 +147,7 @@ class MemoryView(LineView):
         num_shown = len(gpus) if num_gpus == len(gpus) <= room - 2 else min(len(gpus), room - 3)
         shown = sorted(gpus[:num_shown], key=lambda row: (row.node, row.gpu))
         table = Table(self.look, gpu_columns(max(len(row.node) for row in gpus)), self.size.width)
-        heading = table.heading()
-        heading.fit(self.size.width, self.look.palette.heading)
-        lines = [self.line(), heading, *(table.row(row) for row in shown)]
+        lines = [self.line(), self.heading(table.heading()), *(table.row(row) for row in shown)]
         if num_gpus > num_shown:
             lines.append(self.line().put(f" and {num_gpus - num_shown} more GPUs", self.look.palette.muted))
         return lines
@@ -160,21 +159,19 @@ class MemoryView(LineView):
         nodes = view.first_nodes(room)
         has_swap = any(node.swap_total_bytes for node in nodes)
         columns: list[Column[NodeRow]] = [
-            Column("NODE", max(4, min(16, node_width(view.node_names))), 0, paint_node_name, is_lasting=True),
-            Column("RANKS", 9, 1, _paint_ranks, is_lasting=True),
+            node_name_column(node_width(view.node_names)),
+            Column("RANKS", 9, 1, cells(lambda row: row.ranks, "muted"), is_lasting=True),
             Column("MEMORY OF THE HOST", 30, 0, paint_node_memory, is_flexible=True),
-            Column("/DEV/SHM", 11, 0, _paint_shm, is_right=True),
-            *([Column("SWAP", 11, 2, _paint_swap, is_right=True)] if has_swap else []),
-            Column("DISK FREE", 9, 4, _paint_disk, is_right=True),
-            Column("NET IN", 7, 5, _paint_received, is_right=True),
-            Column("NET OUT", 7, 5, _paint_sent, is_right=True),
-            Column("AGENT", 6, 3, _paint_agent, is_right=True),
+            Column("/DEV/SHM", 11, 0, partial(_paint_used, what="shm"), is_right=True),
+            *([Column("SWAP", 11, 2, partial(_paint_used, what="swap"), is_right=True)] if has_swap else []),
+            figure("DISK FREE", 9, 4, lambda row: size_text(row.disk_free_bytes), "muted"),
+            figure("NET IN", 7, 5, lambda row: size_text(row.nic_rx_bytes_hz, "/s"), "muted"),
+            figure("NET OUT", 7, 5, lambda row: size_text(row.nic_tx_bytes_hz, "/s"), "muted"),
+            figure("AGENT", 6, 3, lambda row: size_text(row.agent_rss_bytes), "muted"),
             report_column(),
         ]
         table = Table(self.look, columns, self.size.width)
-        heading = table.heading()
-        heading.fit(self.size.width, self.look.palette.heading)
-        lines = [self.line(), heading, *(node_line(table, node) for node in nodes)]
+        lines = [self.line(), self.heading(table.heading()), *(node_line(table, node) for node in nodes)]
         if view.num_nodes > room:
             lines.append(self.line().put(f" and {view.num_nodes - room} more nodes", self.look.palette.muted))
         return lines
@@ -226,77 +223,11 @@ def _paint_remaining(line: Line, row: MemoryRow, width: int) -> None:
     line.cell("" if remaining_s is None else seconds_cell(remaining_s), width, style, is_right=True)
 
 
-def _paint_rss(line: Line, row: MemoryRow, width: int) -> None:
-    line.cell("" if row.rss_bytes is None else bytes_text(row.rss_bytes), width, is_right=True)
-
-
-def _paint_pss(line: Line, row: MemoryRow, width: int) -> None:
-    _paint_size(line, row.pss_bytes, width)
-
-
-def _paint_gpu(line: Line, row: MemoryRow, width: int) -> None:
-    line.cell("" if row.gpu is None else str(row.gpu), width, line.look.palette.strong, is_right=True)
-
-
-def _paint_gpu_used(line: Line, row: MemoryRow, width: int) -> None:
-    line.cell("" if row.gpu_used_bytes is None else bytes_cell(row.gpu_used_bytes), width, is_right=True)
-
-
-def _paint_reserved(line: Line, row: MemoryRow, width: int) -> None:
-    _paint_size(line, row.torch_reserved_bytes, width)
-
-
-def _paint_allocated(line: Line, row: MemoryRow, width: int) -> None:
-    _paint_size(line, row.torch_allocated_bytes, width)
-
-
-def _paint_torch_peak(line: Line, row: MemoryRow, width: int) -> None:
-    _paint_size(line, row.torch_peak_bytes, width)
-
-
-def _paint_size(line: Line, num_bytes: float | None, width: int, unit: str = "") -> None:
-    text = "" if num_bytes is None else bytes_cell(num_bytes) + unit
-    line.cell(text, width, line.look.palette.muted, is_right=True)
-
-
-def _paint_used_frac(line: Line, used: int | None, total: int | None, width: int) -> None:
+def _paint_used(line: Line, row: NodeRow, width: int, what: str) -> None:
+    used, total = getattr(row, f"{what}_used_bytes"), getattr(row, f"{what}_total_bytes")
     if used is None or not total:
         line.cell("", width)
         return
     palette = line.look.palette
     style = palette.warning if used > FULL_FRAC * total else palette.muted
     line.cell(f"{bytes_cell(used)}/{bytes_cell(total)}", width, style, is_right=True)
-
-
-def _paint_shm(line: Line, row: NodeRow, width: int) -> None:
-    _paint_used_frac(line, row.shm_used_bytes, row.shm_total_bytes, width)
-
-
-def _paint_swap(line: Line, row: NodeRow, width: int) -> None:
-    _paint_used_frac(line, row.swap_used_bytes, row.swap_total_bytes, width)
-
-
-def _paint_disk(line: Line, row: NodeRow, width: int) -> None:
-    _paint_size(line, row.disk_free_bytes, width)
-
-
-def _paint_received(line: Line, row: NodeRow, width: int) -> None:
-    _paint_size(line, row.nic_rx_bytes_hz, width, "/s")
-
-
-def _paint_sent(line: Line, row: NodeRow, width: int) -> None:
-    _paint_size(line, row.nic_tx_bytes_hz, width, "/s")
-
-
-def _paint_peak(line: Line, row: MemoryRow, width: int) -> None:
-    text = "" if row.peak_rss_bytes is None else bytes_cell(row.peak_rss_bytes)
-    line.cell(text, width, line.look.palette.muted, is_right=True)
-
-
-def _paint_ranks(line: Line, row: NodeRow, width: int) -> None:
-    line.cell(row.ranks, width, line.look.palette.muted)
-
-
-def _paint_agent(line: Line, row: NodeRow, width: int) -> None:
-    text = "" if row.agent_rss_bytes is None else bytes_cell(row.agent_rss_bytes)
-    line.cell(text, width, line.look.palette.muted, is_right=True)

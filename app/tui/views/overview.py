@@ -54,7 +54,7 @@ class OverviewView(LineView):
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
         if self.ui.notices:
-            lines.append(self._filled(self._title("SESSION")))
+            lines.append(self.heading(self._title("SESSION")))
         for notice in self.ui.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)
@@ -69,7 +69,7 @@ class OverviewView(LineView):
         shown = view.first_nodes(room - has_more, odd_first=has_more)
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
         table = Table(self.look, node_columns(node_width(view.node_names)), table_width)
-        lines = [self._filled(table.heading()), *(node_line(table, node) for node in shown)]
+        lines = [self.heading(table.heading()), *(node_line(table, node) for node in shown)]
         if has_more:
             num_down = int((view.node_codes != UP).sum())
             up = ", all up" if num_down == sum(node.state != "up" for node in shown) else ""
@@ -84,23 +84,23 @@ class OverviewView(LineView):
         num_ranks = view.num_ranks
         table = Table(self.look, rank_columns(view), self.size.width)
         if num_ranks < room:
-            return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
+            return [self.heading(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
         # The culprits stand in the picture whatever their number is, the others fill it up in order.
         culprits = sorted({rank for verdict in view.verdicts() for rank in verdict.culprits})[: room - 2]
         others = (rank for rank in range(num_ranks) if rank not in set(culprits))
         wanted = sorted([*culprits, *(rank for rank, _ in zip(others, range(room - 2 - len(culprits)), strict=False))])
         rest = f"   and {num_ranks - len(wanted):,} more ranks{self._press('ranks')}"
         more = self.line().put(rest, self.look.palette.muted)
-        return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(wanted)), more]
+        return [self.heading(table.heading()), *(table.row(row) for row in view.ranks(wanted)), more]
 
     def _waits(self, view: View, room: int) -> list[Line]:
         barriers = view.barriers()
         if not barriers:
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", self.look.palette.ok)
-            return [self._filled(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
+            return [self.heading(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
         more = f"  +{len(barriers) - room} more{self._press('barriers')}" if len(barriers) > room else ""
         lines = [wait_line(self.ui, row, self.size.width) for row in barriers[:room]]
-        return [self._filled(self._title("WAITS", more)), *lines]
+        return [self.heading(self._title("WAITS", more)), *lines]
 
     def _press(self, view: str) -> str:
         key = self.ui.keymap.first(view)
@@ -146,7 +146,3 @@ class OverviewView(LineView):
         if not latest:
             lines.append(self.line().put(" nothing printed yet", self.look.palette.faint))
         return lines
-
-    def _filled(self, line: Line) -> Line:
-        line.fit(self.size.width, self.look.palette.heading)
-        return line

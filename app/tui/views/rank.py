@@ -41,22 +41,18 @@ class RankPage(LineView):
         self._prints: LogMatches | None = None
 
     def open(self, rank: int, came_from: str) -> None:
-        """Show a rank."""
         self.rank, self.came_from, self.top, self._prints = rank, came_from, 0, None
 
     @property
     def selected_rank(self) -> int:
-        """This one."""
         return self.rank
 
     @property
     def copied(self) -> tuple[str, str] | None:
-        """The rank in one line."""
         rows = self.ui.view.ranks([self.rank]) if self.ui.view is not None else []
         return (f"rank {self.rank}", rank_text(rows[0])) if rows else super().copied
 
     def sideways(self, cells: int) -> None:
-        """Go to the rank before, or to the next."""
         num_ranks = self.ui.view.num_ranks if self.ui.view is not None else 0
         self.open(max(0, min(num_ranks - 1, self.rank + cells)), self.came_from)
         self.redraw()
@@ -96,9 +92,7 @@ class RankPage(LineView):
     def _section(self, title: str, lines: list[Line]) -> list[Line]:
         if not lines:
             return []
-        heading = self.line().put(f" {title}", self.look.palette.heading)
-        heading.fit(self.size.width, self.look.palette.heading)
-        return [heading, *lines]
+        return [self.heading(self.line().put(f" {title}", self.look.palette.heading)), *lines]
 
     def _verdicts(self, view: View) -> list[Line]:
         """Return what is said of the rank; the first verdict stands above every view."""

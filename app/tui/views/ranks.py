@@ -49,24 +49,20 @@ class RanksView(FilteredView):
 
     @property
     def num_rows(self) -> int:
-        """A row for each rank that is shown, or for each line of the grid."""
         return len(self._selection.ranks) if self._grid is None else self._grid.num_lines
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank that is selected."""
         ranks = self._selection.ranks
         return int(ranks[self._place]) if self._place < len(ranks) else None
 
     @property
     def copied(self) -> tuple[str, str] | None:
-        """The selected rank in one line."""
         rank = self.selected_rank
         row = None if rank is None else self._rows.get(rank)
         return super().copied if row is None else (f"rank {row.rank}", rank_text(row))
 
     def row(self, index: int) -> Line:
-        """Return the line of the rank at a place, or a line of the grid."""
         if self._grid is not None:
             return self._grid.line(index, self._place)
         row = self._rows.get(int(self._selection.ranks[index]))
@@ -76,7 +72,6 @@ class RanksView(FilteredView):
         return self.pointed(line) if index == self._place else line
 
     def build(self) -> None:
-        """Fetch the rows that are in the window, and the selected one."""
         view = self.ui.view
         self.head, self.foot, self._grid = [], [], None
         table = view.rank_table if view is not None else None
@@ -127,7 +122,6 @@ class RanksView(FilteredView):
         self._walk(rows * self._per_row)
 
     def sideways(self, cells: int) -> None:
-        """Move the selection within a line of the grid."""
         if self._grid is not None:
             self._walk(cells)
 
@@ -209,5 +203,4 @@ class RanksView(FilteredView):
         if room < 3:
             return []
         head = self.line().put(f" RANK {row.rank} ", self.look.palette.heading)
-        head.fit(self.size.width, self.look.palette.heading)
-        return [head, *fact_lines(self.look, row, self.size.width)[: room - 1]]
+        return [self.heading(head), *fact_lines(self.look, row, self.size.width)[: room - 1]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.text import percent_text
-from app.tui.widgets.columns import PERCENT_WIDTH, Column, Table, place_columns
+from app.tui.widgets.columns import PERCENT_WIDTH, Column, Table, cells, figure, place_columns
 from app.tui.widgets.line_view import LineView
 from app.view.pace import window_text
 
@@ -52,11 +52,9 @@ class StragglersView(LineView):
 
     @property
     def num_rows(self) -> int:
-        """A row for each rank that was observed long enough."""
         return self._num_rows
 
     def row(self, index: int) -> Line:
-        """Return the line of the rank at a place of the order."""
         row = self._rows.get(index)
         if row is None or self._table is None:
             return self.line()
@@ -65,12 +63,10 @@ class StragglersView(LineView):
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank in the selected row."""
         row = self._rows.get(self.selected)
         return super().selected_rank if row is None else row.rank
 
     def build(self) -> None:
-        """Make the sentence and the headings, and fetch the rows that are in the window."""
         view = self.ui.view
         self.head, self.foot, self._num_rows = [], [], 0
         pace = view.pace if view is not None else None
@@ -83,7 +79,7 @@ class StragglersView(LineView):
         self._table = Table(self.look, columns, self.size.width)
         self.head = [self._title(summary), self._sentence(summary)]
         if self._num_rows:
-            self.head.append(self._filled(self._table.heading()))
+            self.head.append(self.heading(self._table.heading()))
             window = range(self.top, min(self._num_rows, self.top + self.size.height))
             self._rows = dict(zip(window, pace.rows(window), strict=False))
             self.foot = self._legend()
@@ -94,7 +90,7 @@ class StragglersView(LineView):
         note = window_text(summary) if summary.num_rows else ""
         if note and title.width + len(note) + 3 < self.size.width:
             title.pad(self.size.width - len(note) - 1, palette.heading).put(note, palette.heading)
-        return self._filled(title)
+        return self.heading(title)
 
     def _sentence(self, summary: PaceSummary) -> Line:
         style = self.look.severity_style(summary.severity)
@@ -109,10 +105,6 @@ class StragglersView(LineView):
             if line.width + len(note) + 5 < self.size.width:
                 line.put(f"   {note}", palette.faint)
         return [line]
-
-    def _filled(self, line: Line) -> Line:
-        line.fit(self.size.width, self.look.palette.heading)
-        return line
 
 
 def _columns(summary: PaceSummary, view: View, width: int) -> list[Column[PaceRow]]:
@@ -131,10 +123,10 @@ def _columns(summary: PaceSummary, view: View, width: int) -> list[Column[PaceRo
     return [
         *place_columns(view),
         Column("COST", bar_width + 1 + PERCENT_WIDTH, 0, _paint_cost),
-        Column("WAITS", PERCENT_WIDTH, 0, _percent(lambda row: row.wait_frac), is_right=True),
-        Column("LAST", PERCENT_WIDTH, 1, _percent(lambda row: row.last_frac), is_right=True),
+        _percent("WAITS", 0, lambda row: row.wait_frac),
+        _percent("LAST", 1, lambda row: row.last_frac),
         *phases,
-        Column("WHERE", 20, 20, _paint_where, is_flexible=True),
+        Column("WHERE", 20, 20, cells(lambda row: row.where, "muted"), is_flexible=True),
     ]
 
 
@@ -149,12 +141,10 @@ def _paint_cost(line: Line, row: PaceRow, width: int) -> None:
     line.cell(percent_text(row.cost_frac), PERCENT_WIDTH, style if is_named else palette.muted, is_right=True)
 
 
-def _percent(value_of: Callable[[PaceRow], float | None]) -> Callable[[Line, PaceRow, int], object]:
-    def paint(line: Line, row: PaceRow, width: int) -> None:
-        value = value_of(row)
-        line.cell("" if value is None else percent_text(value), width, is_right=True)
-
-    return paint
+def _percent(title: str, importance: int, value_of: Callable[[PaceRow], float | None]) -> Column[PaceRow]:
+    return figure(
+        title, PERCENT_WIDTH, importance, lambda row: "" if (value := value_of(row)) is None else percent_text(value)
+    )
 
 
 def _paint_phase(line: Line, row: PaceRow, width: int, *, phase: str) -> None:
@@ -162,7 +152,3 @@ def _paint_phase(line: Line, row: PaceRow, width: int, *, phase: str) -> None:
     mark = line.look.glyphs.more if is_more else " "
     style = line.look.palette.warning if is_more else line.look.palette.muted
     line.cell(f"{mark} {percent_text(row.phases[phase])}", width, style, is_right=True)
-
-
-def _paint_where(line: Line, row: PaceRow, width: int) -> None:
-    line.cell(row.where, width, line.look.palette.muted)

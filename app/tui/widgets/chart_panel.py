@@ -178,8 +178,7 @@ def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], 
     for label in _figure_texts(kind, figure, means):
         if line.width + len(label) + 2 <= width:
             line.put(f"  {label}", palette.heading)
-    line.fit(width, palette.heading)
-    return line
+    return line.fit(width, palette.heading)
 
 
 def _figure_texts(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:

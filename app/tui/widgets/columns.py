@@ -81,7 +81,6 @@ class Table(Generic[Row]):
         return [column.title for column in self._columns]
 
     def heading(self) -> Line:
-        """Return the line of headings."""
         style = self.look.palette.heading
         line = Line(self.look).pad(self._indent, style)
         for index, column in enumerate(self._columns):
@@ -91,7 +90,6 @@ class Table(Generic[Row]):
         return line
 
     def row(self, row: Row) -> Line:
-        """Return the line of a row."""
         line = Line(self.look).pad(self._indent)
         is_old = row.is_old
         for index, column in enumerate(self._columns):
@@ -154,23 +152,50 @@ def rank_columns(view: View) -> list[Column[RankRow]]:
     return [
         *place_columns(view),
         state_column(view),
-        Column("STEP", 7, 0, _paint_step, is_right=True),
-        Column("LOSS", 6, 3, _paint_loss, is_right=True),
-        Column("PHASE", 10, 6, _paint_phase),
-        Column("COLLECTIVE", 16, 4, _paint_call),
+        figure("STEP", 7, 0, lambda row: "" if row.step is None else str(row.step)),
+        figure("LOSS", 6, 3, lambda row: "" if row.loss is None else loss_text(row.loss)),
+        Column("PHASE", 10, 6, cells(lambda row: row.phase, "muted")),
+        Column("COLLECTIVE", 16, 4, cells(rank_call)),
         Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
         Column("WAIT SHARE", 16, 8, partial(paint_wait_frac, has_mark=False)),
-        Column("MEMORY", 6, 5, _paint_rank_memory, is_right=True),
+        figure("MEMORY", 6, 5, lambda row: size_text(row.rss_bytes)),
         Column("AGE", 6, 7, _paint_rank_age, is_right=True, is_lasting=True),
         Column("WHERE", 26, 0, partial(_paint_where, culprits=_culprits(view)), is_flexible=True, is_lasting=True),
     ]
 
 
+def cells(text: Callable[[Row], str], ink: str = "ink") -> Callable[[Line, Row, int], object]:
+    """Return what paints a text of a row; `ink` is a style of the palette."""
+    return lambda line, row, width: line.cell(text(row), width, getattr(line.look.palette, ink))
+
+
+def figure(
+    title: str, width: int, importance: int, text: Callable[[Row], str], ink: str = "ink", *, is_lasting: bool = False
+) -> Column[Row]:
+    """Return a column of figures, which stand at its right."""
+
+    def paint(line: Line, row: Row, width: int) -> None:
+        line.cell(text(row), width, getattr(line.look.palette, ink), is_right=True)
+
+    return Column(title, width, importance, paint, is_right=True, is_lasting=is_lasting)
+
+
+def size_text(num_bytes: float | None, unit: str = "") -> str:
+    """Return bytes for a column; nothing of what is not known."""
+    return "" if num_bytes is None else bytes_cell(num_bytes) + unit
+
+
 def place_columns(view: View) -> list[Column[Any]]:
     """Return the columns that say which rank a row is about, and where it is."""
     return [
-        Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True, is_lasting=True),
-        Column("NODE", max(4, min(node_width(view.node_names), MAX_NODE_WIDTH)), 2, _paint_node, is_lasting=True),
+        figure("RANK", max(4, len(str(view.num_ranks))), 0, lambda row: str(row.rank), "strong", is_lasting=True),
+        Column(
+            "NODE",
+            max(4, min(node_width(view.node_names), MAX_NODE_WIDTH)),
+            2,
+            cells(lambda row: row.node, "muted"),
+            is_lasting=True,
+        ),
     ]
 
 
@@ -193,16 +218,6 @@ def node_width(names: Sequence[str]) -> int:
     return max(map(len, names), default=0)
 
 
-def _paint_rank(line: Line, row: AnyRankRow, width: int) -> None:
-    """Paint the number of the rank."""
-    line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
-
-
-def _paint_node(line: Line, row: AnyRankRow, width: int) -> None:
-    """Paint the node of the rank."""
-    line.cell(row.node, width, line.look.palette.muted)
-
-
 def _paint_state(line: Line, row: RankRow, width: int, culprits: Collection[int]) -> None:
     style = line.look.palette.muted if _is_victim(row, culprits) else line.look.state_style(row.state)
     line.cell(f"{line.look.glyphs.states[row.state]} {row.state}", width, style)
@@ -218,23 +233,6 @@ def paint_wait_frac(line: Line, row: RankRow, width: int, *, has_mark: bool = Fa
     line.put(" ").cell(percent_text(row.wait_frac), PERCENT_WIDTH, palette.muted, is_right=True)
 
 
-def _paint_step(line: Line, row: RankRow, width: int) -> None:
-    text = "" if row.step is None else str(row.step)
-    line.cell(text, width, is_right=True)
-
-
-def _paint_loss(line: Line, row: RankRow, width: int) -> None:
-    line.cell("" if row.loss is None else loss_text(row.loss), width, is_right=True)
-
-
-def _paint_phase(line: Line, row: RankRow, width: int) -> None:
-    line.cell(row.phase, width, line.look.palette.muted)
-
-
-def _paint_call(line: Line, row: RankRow, width: int) -> None:
-    line.cell(rank_call(row), width)
-
-
 def _paint_waiting(line: Line, row: RankRow, width: int) -> None:
     palette = line.look.palette
     if row.waiting_s is None:
@@ -242,10 +240,6 @@ def _paint_waiting(line: Line, row: RankRow, width: int) -> None:
         return
     style = {Severity.CRITICAL: palette.critical, Severity.WARNING: palette.warning}.get(row.severity, palette.busy)
     line.cell(seconds_cell(row.waiting_s), width, style, is_right=True)
-
-
-def _paint_rank_memory(line: Line, row: RankRow, width: int) -> None:
-    line.cell("" if row.rss_bytes is None else bytes_cell(row.rss_bytes), width, is_right=True)
 
 
 def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
@@ -278,14 +272,26 @@ MEMORY_TEXT_WIDTH = 18
 def node_columns(name_width: int) -> list[Column[NodeRow]]:
     """Return every column of a node, for names of at most `name_width` cells."""
     return [
-        Column("NODE", max(4, min(16, name_width)), 0, paint_node_name, is_lasting=True),
+        node_name_column(name_width),
         Column("STATE", NODE_STATE_WIDTH, 0, _paint_node_state, is_lasting=True),
-        Column("RANKS", 7, 1, _paint_node_ranks, is_lasting=True),
+        Column("RANKS", 7, 1, cells(lambda row: row.ranks), is_lasting=True),
         Column("RUN", 5, 3, _paint_running, is_right=True),
         Column("CPU", 13, 4, _paint_cpu),
         Column("MEMORY OF THE HOST", 28, 2, paint_node_memory, is_flexible=True),
         report_column(),
     ]
+
+
+def node_name_column(name_width: int, ink: str = "strong") -> Column[Any]:
+    """Return the column of a node's name, for names of at most `name_width` cells."""
+    width = max(4, min(MAX_NODE_WIDTH, name_width))
+    return Column(
+        "NODE",
+        width,
+        0,
+        lambda line, row, _: line.cell(row.node, width, getattr(line.look.palette, ink)),
+        is_lasting=True,
+    )
 
 
 def node_line(table: Table[NodeRow], row: NodeRow) -> Line:
@@ -313,18 +319,9 @@ def paint_node_memory(line: Line, row: NodeRow, width: int) -> None:
     line.put(" ").cell(text, MEMORY_TEXT_WIDTH, palette.muted, is_right=True)
 
 
-def paint_node_name(line: Line, row: NodeRow, width: int) -> None:
-    """Paint the name of the node."""
-    line.cell(row.node, width, line.look.palette.strong)
-
-
 def _paint_node_state(line: Line, row: NodeRow, width: int) -> None:
     style = line.look.severity_style(row.severity)
     line.cell(f"{line.look.glyphs.severities[row.severity]} {row.state}", width, style)
-
-
-def _paint_node_ranks(line: Line, row: NodeRow, width: int) -> None:
-    line.cell(row.ranks, width)
 
 
 def _paint_running(line: Line, row: NodeRow, width: int) -> None:
@@ -355,34 +352,20 @@ HOT_CELSIUS = 85.0
 def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
     """Return every column of a GPU, for nodes' names of at most `name_width` cells."""
     return [
-        Column("NODE", max(4, min(16, name_width)), 2, _paint_gpu_node, is_lasting=True),
-        Column("GPU", 3, 0, _paint_index, is_right=True, is_lasting=True),
-        Column("RANK", 6, 0, _paint_gpu_ranks, is_lasting=True),
-        Column("BUSY", 5, 0, _paint_busy, is_right=True),
+        node_name_column(name_width)._replace(importance=2),
+        figure("GPU", 3, 0, lambda row: str(row.gpu), "strong", is_lasting=True),
+        Column("RANK", 6, 0, cells(lambda row: ",".join(str(rank) for rank in row.ranks)), is_lasting=True),
+        figure("BUSY", 5, 0, lambda row: "" if row.busy_frac is None else percent_text(row.busy_frac)),
         Column("USED/TOTAL", 11, 0, _paint_gpu_memory, is_right=True),
-        Column("TORCH", 5, 6, _paint_torch, is_right=True),
+        figure("TORCH", 5, 6, lambda row: size_text(row.torch_reserved_bytes), "muted"),
         Column("TEMP", 5, 1, _paint_temperature, is_right=True),
-        Column("POWER", 9, 3, _paint_power, is_right=True),
-        Column("CLOCK", 9, 4, _paint_clock, is_right=True),
-        Column("MODEL", 22, 5, _paint_name),
+        figure("POWER", 9, 3, _power_text, "muted"),
+        figure(
+            "CLOCK", 9, 4, lambda row: "" if row.sm_clock_hz is None else f"{row.sm_clock_hz / 1e6:.0f} MHz", "muted"
+        ),
+        Column("MODEL", 22, 5, cells(lambda row: row.name.removeprefix("NVIDIA "), "muted")),
         Column("STATE", 28, 0, _paint_gpu_state, is_flexible=True, is_lasting=True),
     ]
-
-
-def _paint_gpu_node(line: Line, row: GpuRow, width: int) -> None:
-    line.cell(row.node, width, line.look.palette.strong)
-
-
-def _paint_index(line: Line, row: GpuRow, width: int) -> None:
-    line.cell(str(row.gpu), width, line.look.palette.strong, is_right=True)
-
-
-def _paint_gpu_ranks(line: Line, row: GpuRow, width: int) -> None:
-    line.cell(",".join(str(rank) for rank in row.ranks), width)
-
-
-def _paint_busy(line: Line, row: GpuRow, width: int) -> None:
-    line.cell("" if row.busy_frac is None else percent_text(row.busy_frac), width, is_right=True)
 
 
 def _paint_gpu_memory(line: Line, row: GpuRow, width: int) -> None:
@@ -392,30 +375,15 @@ def _paint_gpu_memory(line: Line, row: GpuRow, width: int) -> None:
     line.cell(f"{bytes_cell(row.memory_used_bytes)}/{bytes_cell(row.memory_total_bytes)}", width, is_right=True)
 
 
-def _paint_torch(line: Line, row: GpuRow, width: int) -> None:
-    text = "" if row.torch_reserved_bytes is None else bytes_cell(row.torch_reserved_bytes)
-    line.cell(text, width, line.look.palette.muted, is_right=True)
+def _power_text(row: GpuRow) -> str:
+    limit = "" if row.power_limit_watts is None else f"/{row.power_limit_watts:.0f}"
+    return "" if row.power_watts is None else f"{row.power_watts:.0f}{limit} W"
 
 
 def _paint_temperature(line: Line, row: GpuRow, width: int) -> None:
     palette, celsius = line.look.palette, row.temperature_celsius
     style = palette.warning if celsius is not None and celsius >= HOT_CELSIUS else palette.muted
     line.cell("" if celsius is None else f"{celsius:.0f} C", width, style, is_right=True)
-
-
-def _paint_power(line: Line, row: GpuRow, width: int) -> None:
-    limit = "" if row.power_limit_watts is None else f"/{row.power_limit_watts:.0f}"
-    text = "" if row.power_watts is None else f"{row.power_watts:.0f}{limit} W"
-    line.cell(text, width, line.look.palette.muted, is_right=True)
-
-
-def _paint_clock(line: Line, row: GpuRow, width: int) -> None:
-    text = "" if row.sm_clock_hz is None else f"{row.sm_clock_hz / 1e6:.0f} MHz"
-    line.cell(text, width, line.look.palette.muted, is_right=True)
-
-
-def _paint_name(line: Line, row: GpuRow, width: int) -> None:
-    line.cell(row.name.removeprefix("NVIDIA "), width, line.look.palette.muted)
 
 
 def _paint_gpu_state(line: Line, row: GpuRow, width: int) -> None:

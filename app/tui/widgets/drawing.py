@@ -43,7 +43,6 @@ class Line:
         self.width = 0
 
     def put(self, text: str, style: Style | None = None) -> Line:
-        """Add clean text."""
         if text:
             text = self.look.shown(text)
             self.segments.append(Segment(text, style or self.look.palette.ink))
@@ -87,13 +86,13 @@ class Line:
             self.put(whole[start:stop], part)
         return self
 
-    def fit(self, width: int, fill: Style | None = None) -> list[Segment]:
-        """Return the segments cut or padded to exactly `width` cells."""
+    def fit(self, width: int, fill: Style | None = None) -> Line:
+        """Cut or pad it to exactly `width` cells."""
         if self.width < width:
             self.pad(width, fill)
         elif self.width > width:
             self._cut(width)
-        return self.segments
+        return self
 
     def laid_over(self, style: Style) -> Line:
         """Put a style on top of every segment's own."""
@@ -205,7 +204,6 @@ BAR_WIDTH = 24
 
 
 def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
-    """Return a wait in one line."""
     look = ui.look
     style = look.severity_style(row.severity)
     line = Line(look).put(f" {look.glyphs.severities[row.severity]} ", style)

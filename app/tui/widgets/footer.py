@@ -34,7 +34,6 @@ class Footer(LineView):
         self._spans: list[tuple[int, int, str]] = []
 
     def build(self) -> None:
-        """Make the line."""
         palette, ui = self.look.palette, self.ui
         is_new = bool(ui.notices) and ui.tick - ui.noticed_at_tick < NOTICE_FRAMES
         notice = self.look.shown(ui.notices[-1]) if is_new else ""
@@ -50,7 +49,6 @@ class Footer(LineView):
         self.lines = [line]
 
     def on_click(self, event: Click) -> None:
-        """Do what the key does that is clicked."""
         for start, stop, call in self._spans:
             if start <= event.x < stop and call:
                 self.app.call_later(self.app.run_action, call)
@@ -104,7 +102,6 @@ class TooSmall(LineView):
         super().__init__(ui, "too-small")
 
     def build(self) -> None:
-        """Say what is there and what is needed."""
         size = self.app.size
         lines = [
             self.line().put(f"{MIN_WIDTH}x{MIN_HEIGHT} needed, this is {size.width}x{size.height}"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage
+from app.preflight.findings import HostStep, Step
 from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
 from app.tui.widgets.drawing import wrapped
@@ -29,12 +30,12 @@ OTHER_JOBS_CELLS = 44
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Of a tab beside its name: its key, and two blanks or one to the next."""
-START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN)
-START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN)
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
+START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
 START_ORDER = (
     *START_FAILED,
     NodeStage.TAKEN_BACK,
-    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING),
+    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING, *HostStep, *Step),
     *START_DONE,
 )
 WIDE_FROM = 110
@@ -56,7 +57,6 @@ class Header(LineView):
             self.styles.height = len(self.lines)
 
     def on_click(self, event: Click) -> None:
-        """Show the view whose tab is clicked."""
         if event.y:
             return
         for start, stop, name in self._tab_spans:
@@ -99,8 +99,7 @@ class Header(LineView):
                 if len(text) <= self.size.width - line.width - 2:
                     line.pad(self.size.width - len(text) - 1, palette.bar).put(text, style)
                     break
-        line.fit(self.size.width, palette.bar)
-        return line
+        return line.fit(self.size.width, palette.bar)
 
     def _frozen(self) -> str:
         """Return how old the picture is that stands still; empty while it moves."""

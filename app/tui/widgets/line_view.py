@@ -23,7 +23,7 @@ from app.tui.rendering import DirectWidget, make_strip
 from app.tui.widgets.drawing import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from textual.app import ComposeResult
     from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
@@ -69,7 +69,6 @@ class LineView(DirectWidget):
         return len(self.lines)
 
     def row(self, index: int) -> Line:
-        """Return a row of the body."""
         return self.lines[index]
 
     @property
@@ -93,7 +92,6 @@ class LineView(DirectWidget):
             self.ui.is_owed |= self.show(rendered, self.ui.max_bytes)
 
     def line(self) -> Line:
-        """Return an empty line."""
         return Line(self.look)
 
     def pointed(self, line: Line) -> Line:
@@ -103,6 +101,22 @@ class LineView(DirectWidget):
         pointed.segments += [Segment(first.text[1:], first.style), *others] if len(first.text) > 1 else others
         pointed.width = line.width
         return pointed.pad(self.size.width).laid_over(self.look.palette.selected)
+
+    def heading(self, line: Line) -> Line:
+        """Return a line as a heading over the whole width."""
+        return line.fit(self.size.width, self.look.palette.heading)
+
+    def banner(self, name: str, text: str) -> Line:
+        """Return the first line of what fills the screen: its name, and what it is about."""
+        palette = self.look.palette
+        return self.line().put(f" {name} ", palette.tab).put(f"  {text}", palette.bar).fit(self.size.width, palette.bar)
+
+    def keys(self, shown: Iterable[tuple[str, str]]) -> Line:
+        """Return a line of keys, and what each does."""
+        palette, line = self.look.palette, self.line()
+        for key, does in shown:
+            line.put(f" {key}", palette.key).put(f" {does} ", palette.bar_muted)
+        return line.fit(self.size.width, palette.bar)
 
     def nothing_yet(self, title: str, sentence: str) -> list[Line]:
         """Return the head of a view that has nothing to show: what there will be."""
@@ -148,7 +162,7 @@ class LineView(DirectWidget):
             line.fit(width - 1)
             self._put_scrollbar(line, y - len(self.head))
         fill = self.look.palette.heading if y < len(self.head) else None
-        return make_strip(line.fit(width, fill), width)
+        return make_strip(line.fit(width, fill).segments, width)
 
     def move(self, rows: int) -> None:
         """Move the selection, or the body where nothing is selected."""
@@ -180,11 +194,9 @@ class LineView(DirectWidget):
         self.redraw()
 
     def on_mouse_scroll_down(self, _event: MouseScrollDown) -> None:
-        """Scroll with the wheel."""
         self.scroll_rows(WHEEL_LINES)
 
     def on_mouse_scroll_up(self, _event: MouseScrollUp) -> None:
-        """Scroll with the wheel."""
         self.scroll_rows(-WHEEL_LINES)
 
     @property

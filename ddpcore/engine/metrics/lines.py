@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _OF_EVERY_LINE = frozenset({"step", "epoch", "wall_time", "step_ms", "goodput_frac"})
-"""Names of what a line says by itself."""
+"""Names that every line has by itself."""
 
 
 def _kept(name: str, value: Tensor | float) -> Tensor | float:
-    """Return a value that stays as it is, without waiting for an accelerator."""
+    """Return a value that does not change any more, without waiting for an accelerator."""
     if not isinstance(value, torch.Tensor):
         if not isinstance(value, SupportsFloat):
             raise EngineUseError(f"{name} was logged as {type(value).__name__}: log a number, or a tensor with one")
@@ -43,7 +43,7 @@ def _kept(name: str, value: Tensor | float) -> Tensor | float:
 
 
 class _Heading(NamedTuple):
-    """What a line is about."""
+    """Step, epoch and time of a line."""
 
     at: Progress
     step_ms: float | None
@@ -67,7 +67,6 @@ class MetricLines:
         self._num_steps = 0
 
     def begin(self, now: Progress) -> None:
-        """Count time from here on."""
         self._began_s = now.elapsed_s
 
     def add_logger(self, logger: Logger) -> None:
@@ -77,10 +76,6 @@ class MetricLines:
         self._loggers.append(logger)
 
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
-        """Take a metric of the running step.
-
-        Raises EngineUseError for a tensor of more or fewer elements than one, or a name that every line has by itself.
-        """
         if name in _OF_EVERY_LINE:
             raise EngineUseError(f"{name} stands in every line of metrics by itself: log yours under another name")
         value = _kept(name, value)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
-    """What takes a line of metrics: `wandb.Run.log` and `mlflow.log_metrics` do, as they are."""
+    """Function that takes a line of metrics: `wandb.Run.log` and `mlflow.log_metrics` do, as they are."""
 
     def __call__(self, metrics: dict[str, float], /, *, step: int) -> object:
         """Take a line."""
@@ -58,14 +58,12 @@ class MetricLog:
             self._has_failed = False
 
     def close(self) -> None:
-        """Write what is left."""
         with self._forgiving():
             self._lines.close()
             if self._board is not None:
                 self._board.close()
 
     def _append(self, line: bytes) -> None:
-        """Write a whole line, or nothing."""
         num_bytes = os.fstat(self._lines.fileno()).st_size
         if (self._lines.write(line) or 0) < len(line):
             with contextlib.suppress(OSError):

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 _MAX_VALUES = 256
-"""So many are kept as they came: adding each at once would be several operations of torch in every step."""
+"""Values kept before they are added: adding each immediately would be several operations of torch in every step."""
 
 
 class _Logged:
-    """What one rank has logged under one name since the last line."""
+    """Values of one rank under one name since the last line."""
 
     def __init__(self) -> None:
         self._values: list[Tensor | float] = []
@@ -111,7 +111,7 @@ class MetricMeans:
         return self._means(own, sums)
 
     def _reduce(self, own: dict[str, _Logged]) -> _Pending:
-        """Lay the sums out as 1 + 3 N numbers for N names: news, then for each name sum, weight, and whether it is."""
+        """Lay the sums out as 1 + 3 N numbers: a flag for new names, then for each name sum, weight and presence."""
         has_new = any(name not in self._names for name in own)
         layout = [float(has_new)]
         for name in self._names:
@@ -150,7 +150,7 @@ def _numbers_in(tensors: list[Tensor]) -> list[float]:
 
 
 def _mismatch(names_of_ranks: Sequence[Sequence[str]]) -> str:
-    """Say which rank has logged what others have not."""
+    """Return which rank has logged what others have not."""
     everywhere = set.intersection(*map(set, names_of_ranks))
     rank, own = next((rank, set(names)) for rank, names in enumerate(names_of_ranks) if set(names) - everywhere)
     return (

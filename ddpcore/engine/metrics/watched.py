@@ -39,7 +39,7 @@ class WatchedMetrics:
             watchers.append(watcher)
 
     def take(self, name: str, value: Tensor | float, weight: float) -> None:
-        """Take a value of the running step, if somebody watches this metric."""
+        """Take a value of the running step, if this metric is watched."""
         if name in self._watchers:
             self._logged.setdefault(name, []).append((value, weight))
 
@@ -98,12 +98,12 @@ def _sum(numbers: Iterable[float]) -> float:
 
 
 class EarlyStoppingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint keeps."""
+    """State in a checkpoint."""
 
     best: float | None = None
-    """The best value so far; None before the first."""
+    """Best value so far; None before the first."""
     num_without: int = 0
-    """Values since the best one."""
+    """Number of values since the best one."""
 
 
 class EarlyStopping:
@@ -124,7 +124,7 @@ class EarlyStopping:
         return self._state.num_without >= self._patience
 
     def observe(self, value: float) -> None:
-        """Take the next value; NaN is none that is better."""
+        """Take the next value; NaN is never better."""
         best = self._state.best
         goal = math.nan if best is None else best - self._min_delta if self._mode == "min" else best + self._min_delta
         if is_better(value, goal, self._mode):
@@ -133,7 +133,6 @@ class EarlyStopping:
             self._state = EarlyStoppingState(best, self._state.num_without + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
         state: dict[str, Any] = msgspec.to_builtins(self._state)
         return state
 

@@ -387,7 +387,7 @@ def test_a_job_between_two_attempts_says_why_and_when() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(3), WorkerExited(3, None, 9), max_restarts=3)
     job.handle(job.launcher_ended(1), 10.0)
     assert job.state is JobState.RESTARTING
-    assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; begins again in 1 s, 3 of 3 restarts left"
+    assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; restarts in 1 s, 3 of 3 restarts left"
     job.handle(Ticked(), 11.0)
     job.handle(LauncherStarted(), 11.0)
     assert job.status(11.0).detail == ""
@@ -404,7 +404,7 @@ def test_a_job_that_cannot_begin_again_fails_and_says_why() -> None:
     job = job_in(JobState.RESTARTING)
     assert job.handle(LauncherNotStarted("port 29500 is taken"), 1.0) == [ReleasePort()]
     assert job.state is JobState.FAILED
-    assert job.status(1.0).detail == "the job could not begin again: port 29500 is taken"
+    assert job.status(1.0).detail == "the job could not restart: port 29500 is taken"
 
 
 @pytest.mark.parametrize("event", [StopReceived(), KillReceived()])
@@ -622,7 +622,7 @@ def test_a_rank_that_fails_in_an_elastic_job_is_the_launchers_to_follow() -> Non
     job = elastic_job()
     job.handle(RoundBegan(Round(1, 2, 4, 1, 2)), 1.0)
     job.handle(WorkerExited(3, 1, None), 2.0)
-    assert job.status(3.0).detail == "rank 3 exited with code 1; the launcher gathers the nodes anew, at least 1"
+    assert job.status(3.0).detail == "rank 3 exited with code 1; the launcher gathers the nodes again, at least 1"
 
     assert job.handle(Ticked(), 1000.0) == []
 

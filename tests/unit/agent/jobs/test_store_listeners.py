@@ -9,7 +9,7 @@ from agent.jobs.rank_watch import port_owner_at
 from agent.node_state.node_state import LONG_MEETING_S, NodeState
 from agent.node_state.observations import JobAdmitted, RankReported, StorePortSeen, WorkerSeen
 from ddpcore.wire import Phase, StoreMeeting
-from tests.support.node_reports import rank_report
+from tests.support.node_reports import job_status, rank_report
 
 
 def test_the_process_that_listens_is_named_by_pid_and_command() -> None:
@@ -27,7 +27,7 @@ def test_a_store_of_another_node_is_not_looked_for_here() -> None:
 
 def test_it_is_in_the_reports_of_ranks_that_wait_there_for_long() -> None:
     state = NodeState("n0", "e", "host", 9, 4)
-    state.apply(JobAdmitted("job", 0, 0, 2, 4), 0.0)
+    state.apply(JobAdmitted(job_status()), 0.0)
     for rank, for_s in enumerate((LONG_MEETING_S, LONG_MEETING_S / 2)):
         state.apply(WorkerSeen("job", rank, 4000 + rank), 0.0)
         meeting = StoreMeeting("127.0.0.1", 29500 + rank, rank, 4)

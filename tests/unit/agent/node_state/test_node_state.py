@@ -23,6 +23,7 @@ from agent.node_state.observations import (
 from agent.wire.machine import GpuFigures, GpuWatchState, JobRank
 from agent.wire.reports import ExitReport, NodeReport, OutsideLook, ProcessState, decode_node_report, encode_node_report
 from ddpcore.wire import WIRE_VERSION, ChildWait, GpuMemoryReport, GroupReport, Phase, Place, RankReport
+from tests.support.node_reports import job_status
 
 
 def rank_report(rank: int = 2, **changes: Any) -> RankReport:
@@ -43,7 +44,7 @@ def rank_report(rank: int = 2, **changes: Any) -> RankReport:
 @pytest.fixture
 def state() -> NodeState:
     state = NodeState("a", "e0", "host", 7, 16)
-    state.apply(JobAdmitted("train", 0, 2, 2, 4), 0.0)
+    state.apply(JobAdmitted(job_status(2, job_id="train")), 0.0)
     return state
 
 
@@ -143,7 +144,7 @@ def test_an_older_report_does_not_replace_a_newer_one(state: NodeState) -> None:
 
 def test_a_new_attempt_begins_with_nothing_and_a_forgotten_job_is_gone(state: NodeState) -> None:
     state.apply(WorkerSeen("train", 2, 102), 0.0)
-    state.apply(JobAdmitted("train", 1, 2, 2, 4), 1.0)
+    state.apply(JobAdmitted(job_status(2, job_id="train", attempt=1)), 1.0)
     assert report_of(state, 1.0).workers == []
     state.apply(WorkerSeen("train", 2, 202), 1.0)
     assert report_of(state, 1.0).workers[0].attempt == 1

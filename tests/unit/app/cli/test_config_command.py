@@ -136,7 +136,9 @@ def test_a_broken_file_is_one_line_and_no_config_goes_on_without_it(user_file: P
     assert refused.stderr.startswith(f"rankdeck: {user_file}:2: it is not TOML: ")
     assert refused.stderr.endswith(" (--no-config goes on without the files)\n")
     assert refused.stderr.count("\n") == 1
-    assert went_on.stderr == "rankdeck: nothing.zip cannot be read: No such file or directory\n"
+    assert went_on.stderr.startswith(
+        "rankdeck: nothing.zip cannot be read: No such file or directory (rankdeck evidence "
+    )
 
 
 def test_before_a_command_settings_are_refused_and_it_is_said_where_they_stand(user_file: Path) -> None:

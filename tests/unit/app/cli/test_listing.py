@@ -38,13 +38,6 @@ def test_a_wrong_option_is_refused_with_what_is_right(argv: list[str], words: st
     assert words in caught.value.format_message()
 
 
-@pytest.mark.parametrize("verb", ["ranks", "barriers", "memory", "events", "logs", "record", "completion", "status"])
-def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
-    text = CliRunner().invoke(rankdeck, [verb, "--help"], catch_exceptions=False).stdout
-
-    assert f"`rankdeck {verb}" in " ".join(text.split())
-
-
 @pytest.mark.parametrize(
     ("since", "found"),
     [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import subprocess
 import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, rankdeck
 
@@ -16,9 +18,20 @@ from app.cli.main import COMMANDS, rankdeck
 def test_a_verb_is_in_its_module_under_its_own_name(name: str) -> None:
     command = rankdeck.get_command(click.Context(rankdeck), name)
 
-    assert command is getattr(importlib.import_module(COMMANDS[name]), name)
+    assert command is getattr(importlib.import_module(COMMANDS[name][0]), name)
     assert command.name == name
     assert command.get_short_help_str(), "it says in a line what it does"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_verb_has_an_example_that_can_be_typed(name: str) -> None:
+    text = CliRunner().invoke(rankdeck, [name, "--help"], catch_exceptions=False).stdout
+    _, _, example = " ".join(text.split()).partition(f"For example: rankdeck {name} ")
+    command = rankdeck.get_command(click.Context(rankdeck), name)
+
+    assert example
+    assert command is not None
+    assert command.make_context(name, shlex.split(example.partition(" > ")[0])) is not None
 
 
 def test_no_verb_is_forgotten() -> None:

@@ -21,7 +21,7 @@ def test_a_fitted_line_has_exactly_its_width(parts: list[str], width: int, look:
     for part in parts:
         line.put(part)
 
-    assert sum(segment.cell_length for segment in line.fit(width)) == width == line.width
+    assert sum(segment.cell_length for segment in line.fit(width).segments) == width == line.width
 
 
 @given(text=TEXTS, width=st.integers(0, 40), is_right=st.booleans())

@@ -171,7 +171,7 @@ def test_a_failed_job_tells_exit_code_and_detail_of_the_node_that_failed() -> No
 
 
 def test_a_job_between_two_attempts_says_when_it_begins_again() -> None:
-    detail = "rank 1 was killed by SIGKILL; begins again in 2 s, 1 of 3 restarts left"
+    detail = "rank 1 was killed by SIGKILL; restarts in 2 s, 1 of 3 restarts left"
     console = Console()
     console.receive("a", jobs=[job_status(state=JobState.RESTARTING, detail=detail)])
     view = console.receive("b", jobs=[job_status(2, state=JobState.RESTARTING)])

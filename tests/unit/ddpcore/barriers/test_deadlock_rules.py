@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpcore.barriers.arrivals import barrier_key, go_key, readers_key, value_key
-from ddpcore.barriers.deadlock_check import gives_up_first, needs, never_text
+from ddpcore.barriers.deadlock_check import OwnCalls, gives_up_first, needs, never_text
 from ddpcore.barriers.own_collectives import gloo_tree
 from ddpcore.barriers.rank_status import BarrierKind, Call, RankHeartbeat, Sighting, Wait
 from ddpcore.wire import Place
@@ -13,21 +13,14 @@ from ddpcore.wire import Place
 GATES = [BarrierKind.BARRIER, BarrierKind.EXCHANGE]
 
 
-class OwnCalls:
-    """Rank 0, which has called everything twice, and finished one block."""
-
-    def count(self, kind: BarrierKind, label: str) -> int:
-        return {(BarrierKind.BARRIER, "epoch"): 2, (BarrierKind.EXCHANGE, "epoch"): 2}.get((kind, label), 0)
-
-    def finished(self, kind: BarrierKind, label: str) -> int:
-        return {(BarrierKind.FIRST, "corpus"): 1, (BarrierKind.LOCAL_FIRST, "corpus"): 1}.get((kind, label), 0)
-
-    def collectives(self, group: str) -> int:
-        return {"0": 2}.get(group, 0)
+CALLS = {(BarrierKind.BARRIER, "epoch"): 2, (BarrierKind.EXCHANGE, "epoch"): 2}
+FINISHED = {(BarrierKind.FIRST, "corpus"): 1, (BarrierKind.LOCAL_FIRST, "corpus"): 1}
+OWN = OwnCalls(lambda *call: CALLS.get(call, 0), lambda *call: FINISHED.get(call, 0), lambda group: 2 * (group == "0"))
+"""Of rank 0, which has called everything twice, and finished one block."""
 
 
 def is_needed(wait: Wait, rank: int = 0) -> bool:
-    return needs(wait, rank, OwnCalls())
+    return needs(wait, rank, OWN)
 
 
 @pytest.mark.parametrize("kind", GATES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddpcore.agreement import ranks_text
 from ddpcore.barriers.rank_status import (
     BarrierKind,
     Call,
@@ -15,7 +16,6 @@ from ddpcore.barriers.rank_status import (
     encode_heartbeat,
     missing_ranks_text,
     ordinal,
-    ranks_text,
     silence_s,
 )
 from ddpcore.wire import Place
@@ -35,8 +35,8 @@ def told(sighting: Sighting, kind: BarrierKind = BarrierKind.BARRIER, label: str
 
 def test_ranks_are_listed_and_runs_of_three_and_more_are_ranges() -> None:
     assert ranks_text([3]) == "rank 3"
-    assert ranks_text([1, 2]) == "ranks [1, 2]"
-    assert ranks_text([0, 1, 2, 3, 7, 9, 10]) == "ranks [0-3, 7, 9, 10]"
+    assert ranks_text([1, 2]) == "ranks 1-2"
+    assert ranks_text([0, 1, 2, 3, 7, 9, 10]) == "ranks 0-3, 7, 9-10"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_ranks_of_one_fate_are_told_together_and_many_fates_are_counted() -> Non
     alike = {rank: Sighting(tick(place=None, calls=())) for rank in (1, 2, 3)}
     assert (
         missing_ranks_text(BarrierKind.BARRIER, "x", alike)
-        == "each of ranks [1-3] is alive, without a call of barrier 'x'"
+        == "each of ranks 1-3 is alive, without a call of barrier 'x'"
     )
 
     different = {rank: Sighting(tick(place=Place("a.py", rank, "f"))) for rank in range(12)}

@@ -19,7 +19,7 @@ def test_the_largest_group_comes_first_and_hosts_are_named() -> None:
     facts = [{"torch": "2.12.1"}, {"torch": "2.13.0"}, {"torch": "2.13.0"}, {}]
 
     assert differences(facts, ["a", "b", "b", "c"]) == {
-        "torch": "torch differs: 2.13.0 on ranks [1, 2] (b), 2.12.1 on rank 0 (a), nothing on rank 3 (c)"
+        "torch": "torch differs: 2.13.0 on ranks 1-2 (b), 2.12.1 on rank 0 (a), nothing on rank 3 (c)"
     }
 
 
@@ -35,7 +35,7 @@ def test_many_values_and_many_hosts_are_cut() -> None:
     (text,) = differences(facts, ["h"] * 8).values()
     assert text.endswith("and 4 more values")
     (text,) = differences([{"x": "1"}] * 5 + [{"x": "2"}], [f"h{rank}" for rank in range(6)]).values()
-    assert "1 on ranks [0-4] (h0, h1, h2 and 2 more)" in text
+    assert "1 on ranks 0-4 (h0, h1, h2 and 2 more)" in text
 
 
 def test_of_long_values_the_part_is_shown_in_which_they_differ() -> None:

@@ -108,7 +108,7 @@ def test_different_backends_are_a_contradiction() -> None:
 
     assert verdict.refusal is Refusal.CONTRADICTION
     assert (
-        "the ranks would use different backends; backend differs: cpu:gloo,cuda:nccl on ranks [0, 1] (a), "
+        "the ranks would use different backends; backend differs: cpu:gloo,cuda:nccl on ranks 0-1 (a), "
         "gloo on rank 2 (b)"
     ) in verdict.text
 
@@ -166,8 +166,8 @@ def test_lines_for_people() -> None:
         "there before pid 101 on b: "
     )
     assert "another rank 1 was there before" in duplicate_text(None, info(1), where)
-    assert "Remove it (rm /shared/meet) and start all ranks anew" in stale_text(old, where, path)
-    assert "End all ranks and start them anew" in stale_text(old, "tcp://gpu1:4711", "")
+    assert "Remove it (rm /shared/meet) and start all ranks again" in stale_text(old, where, path)
+    assert "End all ranks and start them again" in stale_text(old, "tcp://gpu1:4711", "")
     assert "remove the file (rm /shared/meet)" in unknown_claim_text(old, info(1, "b"), where, path)
     assert "end all ranks" in unknown_claim_text(old, info(1, "b"), "tcp://gpu1:4711", "")
     assert "in a world of 4, rank 1 (pid 101 on b) in a world of 3" in world_text(
@@ -176,13 +176,13 @@ def test_lines_for_people() -> None:
     assert missing_text([1], [info(0)], where, 60).startswith(
         "rank 1 of 2 has not come to file:///shared/meet in 60 s; rank 0 (pid 100 on a) is there. Look at how it was"
     )
-    assert "ranks [0, 1] of 2 have not come to" in missing_text([0, 1], [], where, 60)
+    assert "ranks 0-1 of 2 have not come to" in missing_text([0, 1], [], where, 60)
     assert "nobody is there" in missing_text([0, 1], [], where, 60)
     assert vanished_text([info(2)], where, 60).startswith("rank 2 (pid 102 on a) had come to file:///shared/meet, and")
 
 
 def test_many_ranks_are_told_by_their_machines() -> None:
-    assert who_has_come(infos("a" * 9 + "b" * 3)) == "ranks [0-8] on a, ranks [9-11] on b"
+    assert who_has_come(infos("a" * 9 + "b" * 3)) == "ranks 0-8 on a, ranks 9-11 on b"
 
 
 @pytest.mark.parametrize(

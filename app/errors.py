@@ -1,19 +1,19 @@
-"""The console's errors, by who must act.
+"""The console's errors, by who can fix them.
 
     AppError                      exit code, hint
-      UsageError                  2   the person at the keyboard
+      UsageError                  2   the user at the keyboard
       SessionError                2   the machine the console runs on (no directory, no memory)
-      HostUnreachableError        3   whoever keeps the host, the network or the keys
-        HostKeyError              3   the host is not, or not known to be, who it says
-        AnswerNeededError         3   the person at the keyboard, whom we cannot ask now
+      HostUnreachableError        3   who administers the host, the network or the keys
+        HostKeyError              3   the host's key is unknown, changed or revoked
+        AnswerNeededError         3   the user at the keyboard, who cannot be asked now
       AgentUnreachableError       3   the operator of the node
-        NoAgentError              3   whoever starts agents: none serves there
-        FrozenAgentError          3   whoever stopped its process
-      AgentRefusedError           4   the agent said why
-      NotInstalledError           4   whoever keeps the Python of the host
-      IncompatibleAgentError      5   versions do not fit
+        NoAgentError              3   who starts agents: none serves there
+        FrozenAgentError          3   who stopped its process
+      AgentRefusedError           4   the agent's message gives the reason
+      NotInstalledError           4   who administers the host's Python
+      IncompatibleAgentError      5   who installs: the versions differ
 
-An error formats itself from facts and never prints itself: `app.cli.main.main` does, in one line.
+`app.cli.main.main` prints an error in one line; the error itself only formats its facts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the command `rankdeck` tells the shell."""
+    """Exit codes of the command `rankdeck`."""
 
     WELL = 0
     JOB_FAILED = 1
@@ -35,11 +35,11 @@ class ExitCode(IntEnum):
 
 
 class AppError(Exception):
-    """Something a person must know: what happened, to whom, and what to do.
+    """An error that a user must see: what happened, where, and what to do.
 
     Attributes:
-        exit_code: For the shell.
-        hint: What to do about it, empty when the message says it.
+        exit_code: The command's exit code.
+        hint: What to do about it; empty when the message contains it.
     """
 
     exit_code = ExitCode.JOB_FAILED
@@ -50,15 +50,15 @@ class AppError(Exception):
 
     @property
     def whole(self) -> str:
-        """The message, and in brackets what to do."""
+        """The message, followed by the hint in brackets."""
         return self._with_hint(str(self))
 
     def text_for(self, host: str) -> str:
-        """Return the message for a place where the host's name stands already; the name of another one stays in it."""
+        """Return the message without this host's name, for a place that shows it already; other names stay."""
         return str(self).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
 
     def whole_of(self, host: str) -> str:
-        """Return the same, and in brackets what to do."""
+        """Return `text_for(host)`, followed by the hint in brackets."""
         return self._with_hint(self.text_for(host))
 
     def _with_hint(self, message: str) -> str:
@@ -78,10 +78,10 @@ class SessionError(AppError):
 
 
 class HostUnreachableError(AppError):
-    """A host cannot be reached by SSH, or does not let us in.
+    """A host cannot be reached by SSH, or refuses the login.
 
     Attributes:
-        is_answerable: Whether an answer of a person would help, and one may be asked for.
+        is_answerable: Whether a user's answer would help and can be asked for.
     """
 
     exit_code = ExitCode.UNREACHABLE
@@ -97,7 +97,7 @@ class HostKeyError(HostUnreachableError):
 
 
 class AnswerNeededError(HostUnreachableError):
-    """A host lets nobody in without an answer of a person, such as a second factor, and there is nobody to ask now."""
+    """A login needs a user's answer, such as a second factor, and there is nobody to ask now."""
 
     is_answerable = True
 
@@ -113,7 +113,7 @@ class AgentUnreachableError(AppError):
 
 
 class NoAgentError(AgentUnreachableError):
-    """There is a way to a node, and no agent serves there."""
+    """The node is reachable, and no agent serves there."""
 
 
 class FrozenAgentError(AgentUnreachableError):
@@ -124,7 +124,7 @@ class FrozenAgentError(AgentUnreachableError):
         self.detail = f"its process (pid {pid}) is frozen"
 
     def text_for(self, host: str) -> str:
-        """Return the message for a place where the agent is spoken of already."""
+        """Return the message for a place that names the agent already."""
         return super().text_for(host) if host not in str(self) else self.detail
 
 
@@ -140,7 +140,7 @@ class AgentRefusedError(AppError):
 
 
 class NotInstalledError(AppError):
-    """The Python of a host takes no rankdeck."""
+    """rankdeck cannot be installed into a host's Python."""
 
     exit_code = ExitCode.REFUSED
 
@@ -149,7 +149,7 @@ class NotInstalledError(AppError):
 
 
 class IncompatibleAgentError(AppError):
-    """An agent speaks another version of the vocabulary."""
+    """An agent speaks another version of the wire protocol."""
 
     exit_code = ExitCode.INCOMPATIBLE
 

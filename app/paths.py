@@ -1,10 +1,10 @@
-"""Where a console keeps its files, how many it may open, and how it reads a user's files with care.
+"""The console's directories, its limit of open files, and safe reading of a user's files.
 
-`state_directory` is for what is to stay: `$XDG_STATE_HOME/rankdeck`. `TunnelDir` and `runtime_directory` are for what
-lives as long as the console itself: directories that only its user can enter.
+`state_directory` is for files that stay: `$XDG_STATE_HOME/rankdeck`. `TunnelDir` and `runtime_directory` are for files
+that live as long as the console: directories that only its user can enter.
 
-`make_room_for_nodes` raises how many files this process may have open at the same time. `read_regular_file` refuses
-what is no regular file, is too large or would keep us waiting.
+`make_room_for_nodes` raises this process's limit of open files. `read_regular_file` refuses a file that is not regular,
+is too large, or would block.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from app.errors import SessionError
 
 
 def state_directory() -> Path:
-    """Return it; it need not exist. Source: XDG base directory specification."""
+    """Return the state directory; it need not exist. Source: XDG base directory specification."""
     home = os.environ.get("XDG_STATE_HOME", "")
     state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
     return state / "rankdeck"
 
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+"""Bytes of `sun_path` without its closing zero. Source: unix(7)."""
 _PREFIX = "rankdeck-ssh-"
 _LOCK = "lock"
 _LONGEST_NAME = f"/{_PREFIX}12345678/4095/control.sock"
 
 
 def runtime_directory(longest_name: str) -> Path:
-    """Return where sockets and other short-lived files go: $XDG_RUNTIME_DIR, else the temporary directory.
+    """Return the directory for sockets and other short-lived files: $XDG_RUNTIME_DIR, else the temporary directory.
 
     Args:
-        longest_name: The longest path of a socket below it, from its first slash.
+        longest_name: The longest path of a socket below the directory, from its first slash.
 
     Raises:
-        SessionError: Neither can be written, or their names are too long.
+        SessionError: Neither directory is writable, or their names are too long.
     """
     candidates = [Path(text) for text in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if text]
     for candidate in candidates:
@@ -57,13 +57,13 @@ def runtime_directory(longest_name: str) -> Path:
 
 
 class TunnelDir:
-    """A 0700 directory for the near ends of tunnels. A console that was killed leaves it; the next one removes it."""
+    """A 0700 directory for the local ends of tunnels. The next console removes what a killed one left."""
 
     def __init__(self) -> None:
-        """Make it.
+        """Create the directory.
 
         Raises:
-            SessionError: There is no place for it.
+            SessionError: No directory can hold it.
         """
         parent = runtime_directory(_LONGEST_NAME)
         try:
@@ -72,7 +72,7 @@ class TunnelDir:
             new = self.path / "new"
             self._lock_fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            new.rename(self.path / _LOCK)  # held before anybody can find it
+            new.rename(self.path / _LOCK)  # locked before another console can find it
         except OSError as error:
             raise SessionError(f"cannot make a directory in {parent}: {error.strerror}", "set TMPDIR") from error
 
@@ -83,7 +83,7 @@ class TunnelDir:
         self.remove()
 
     def remove(self) -> None:
-        """Remove it with all it holds; safe to call twice."""
+        """Remove the directory with its content; safe to call twice."""
         if self._lock_fd < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -92,7 +92,7 @@ class TunnelDir:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed consoles of this user have left: nobody holds its lock."""
+    """Remove this user's directories whose lock nobody holds: their consoles were killed."""
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():
@@ -106,13 +106,13 @@ def _sweep(parent: Path) -> None:
 
 
 FILES_A_NODE = 12
-"""The socket of its reports and the connection to its agent; over SSH the connection, two listeners and their
+"""Open files per node: its report socket and its agent connection; over SSH the connection, two listeners and their
 connections."""
 SPARE_FILES = 256
 
 
 def make_room_for_nodes(num_nodes: int) -> None:
-    """Allow as many files as so many nodes take, as far as this user may: a process often has 1,024."""
+    """Raise the limit of open files for so many nodes, as far as this user may: it is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_A_NODE * num_nodes + SPARE_FILES
     if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
@@ -120,30 +120,30 @@ def make_room_for_nodes(num_nodes: int) -> None:
 
 
 class NotRegularError(ValueError):
-    """It is a directory, a pipe or a device."""
+    """The file is a directory, a pipe or a device."""
 
 
 class TooLargeError(ValueError):
-    """It holds more than it may."""
+    """The file is larger than `max_bytes`."""
 
 
 class ForeignFileError(ValueError):
-    """Somebody else may write it."""
+    """Another user owns or can write the file."""
 
 
 def read_regular_file(path: Path, max_bytes: int, *, is_own: bool = False) -> bytes:
-    """Return the content of a file; never waits for a pipe.
+    """Return the content of a file; never blocks on a pipe.
 
     Args:
-        path: Where it is.
-        max_bytes: A larger one is refused.
-        is_own: So is one that others than this user and root may write.
+        path: The file.
+        max_bytes: Limit; a larger file is refused.
+        is_own: Whether a file that others than this user and root can write is refused.
 
     Raises:
-        OSError: It cannot be read.
-        NotRegularError: See there.
-        TooLargeError: See there.
-        ForeignFileError: See there.
+        OSError: The file cannot be read.
+        NotRegularError: The file is a directory, a pipe or a device.
+        TooLargeError: The file is larger than `max_bytes`.
+        ForeignFileError: Another user owns or can write the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:

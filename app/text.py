@@ -1,11 +1,11 @@
-"""Formats units, ranges and places as text, and makes foreign text safe to show.
+"""Formats units, ranges and code places as text, and escapes unsafe characters in text from others.
 
-The functions for units serve the screen, printed lines and sentences alike: `..._text` is for sentences; `..._cell` is
-narrow and never wider than its documented width, for columns that must not jump.
+The unit functions serve the screen, printed lines and sentences alike: `..._text` is for sentences; `..._cell` is never
+wider than its documented width, for columns that must not jump.
 
 `clean` and `clean_name` make text from ranks and nodes safe: no control, escape, bidirectional or invisible character
-survives. Whatever a rank prints may contain terminal escapes (OSC 52 writes the clipboard, CSI 2J clears the screen) or
-characters that reorder the line. Each such character is shown as an escape of its code point, visibly.
+survives. A rank's output may contain terminal escapes (OSC 52 writes the clipboard, CSI 2J clears the screen) or
+characters that reorder the line. Each such character is shown as an escape of its code point.
 
 Source: Unicode categories Cc, Cf, Zl, Zp and Cs; Trojan Source (CVE-2021-42574).
 """
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ddpcore.wire import Place
 
 UNKNOWN = "-"
-"""Stands for a value that is not known."""
+"""Text of a value that is not known."""
 
 MAX_RANGES = 12
-"""A sentence names this many ranges of ranks and counts the rest."""
+"""Limit of rank ranges that a sentence names; it counts the rest."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -81,7 +81,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def short_seconds_text(seconds: float) -> str:
-    """Return `0.4 ms` or `12 ms` of less than a second, else as `seconds_text`."""
+    """Return `0.4 ms` or `12 ms` below one second, else as `seconds_text`."""
     return f"{_three_digits(1000 * seconds)} ms" if seconds < 1 else seconds_text(seconds)
 
 
@@ -121,7 +121,7 @@ def loss_text(loss: float | None) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Return `1:05` or `1:02:05`, as players of anything show where they are."""
+    """Return `1:05` or `1:02:05`, as media players show a position."""
     minutes, whole = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
@@ -150,7 +150,7 @@ def number_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def ranges_text(numbers: Iterable[int], max_ranges: int = MAX_RANGES) -> str:
-    """Return `0-3, 7`; beyond `max_ranges` runs the rest is counted: `0, 2, 4 and 13 more`."""
+    """Return `0-3, 7`; runs beyond `max_ranges` are counted: `0, 2, 4 and 13 more`."""
     runs = number_ranges(numbers)
     shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:max_ranges])
     num_left = sum(last - first + 1 for first, last in runs[max_ranges:])
@@ -167,7 +167,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def nodes_text(nodes: Sequence[str], max_named: int = 2) -> str:
     """Return `demo-0`, `demo-0 and demo-1`, `demo-0, demo-1 and demo-2` or `demo-0, demo-1 and 3 more`.
 
-    Of more than `max_named` some are counted, unless it is only one.
+    Names all of `max_named + 1` nodes; of more, the rest beyond `max_named` is counted.
     """
     if len(nodes) <= max_named + 1:
         return " and ".join(filter(None, [", ".join(nodes[:-1]), *nodes[-1:]]))
@@ -175,7 +175,7 @@ def nodes_text(nodes: Sequence[str], max_named: int = 2) -> str:
 
 
 def place_text(place: Place | None) -> str:
-    """Return `file.py:line in function`, the file without its directory; empty when it is not known."""
+    """Return `file.py:line in function` without the file's directory; empty when it is not known."""
     return "" if place is None else clean_name(f"{place.file.rpartition('/')[2]}:{place.line} in {place.function}")
 
 
@@ -212,7 +212,7 @@ def finite(value: float | None) -> float | None:
 def json_value(value: object) -> object:
     """Return a row, or a list of rows, as built-in types for JSON.
 
-    Floats keep six significant digits; what is not finite becomes None, since JSON has no word for it.
+    Floats keep six significant digits; values that are not finite become None, since JSON cannot express them.
     """
     return _rounded(msgspec.to_builtins(value))
 
@@ -233,7 +233,7 @@ NAME_LIMIT = 256
 LINE_LIMIT = 4096
 
 _SUSPECT = re.compile(r"[^\x20-\x7e\xa1-\xac\xae-\u02ff\u2500-\u27ff\u4e00-\u9fff]")
-"""Everything outside the harmless blocks that logs are made of; each hit is looked at by its category."""
+"""Characters outside the harmless blocks common in logs; each match is checked by its category."""
 
 _BANNED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 TAB_WIDTH = 4
@@ -263,5 +263,5 @@ def clean(text: str, limit: int = NAME_LIMIT) -> str:
 
 @lru_cache(maxsize=4096)
 def clean_name(text: str) -> str:
-    """Return `clean(text)`, remembered: names of nodes, operations and files come again in every report."""
+    """Return `clean(text)`, cached: names of nodes, operations and files recur in every report."""
     return clean(text)

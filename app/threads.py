@@ -1,7 +1,7 @@
-"""Runs what blocks in daemon threads, which nobody waits for at the end.
+"""Runs blocking calls in daemon threads, which the process does not wait for at exit.
 
-`run_parallel` does one thing to many at the same time. `in_daemon_thread` awaits one blocking call: for asyncio's own
-threads its loop waits at the end.
+`run_parallel` calls a function for many items in parallel. `in_daemon_thread` awaits one blocking call; asyncio's own
+threads would delay exit, since the event loop waits for them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MAX_PARALLEL = 32
-"""Each takes a thread, and a process of ssh for a moment."""
+"""Limit of threads; each may start an ssh process."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 def run_parallel(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Answer | AppError]:
-    """Yield what `do` returned or raised of each, in their order and as soon as it is known; one stops no other.
+    """Yield what `do` returned or raised for each item, in their order, as soon as known; an error stops no other item.
 
     Args:
-        items: At most `MAX_PARALLEL` at a time.
+        items: The items; `MAX_PARALLEL` run at the same time.
         do: Called in a thread.
     """
     todo: queue.SimpleQueue[tuple[Item, Future[Answer]]] = queue.SimpleQueue()
@@ -48,10 +48,10 @@ def run_parallel(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterato
                 except AppError as error:
                     answer.set_exception(error)
                 finally:
-                    if not answer.done():  # the thread itself tells of what is no fault of ours
+                    if not answer.done():  # the thread itself prints any other exception
                         answer.set_exception(RuntimeError("a thread has failed"))
 
-    # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest has answered.
+    # Not a pool: after Ctrl-C a pool would keep the user waiting for the slowest call.
     for _ in range(min(MAX_PARALLEL, len(items))):
         threading.Thread(target=work, name="rankdeck-host", daemon=True).start()
     for answer in answers:
@@ -65,10 +65,10 @@ Result = TypeVar("Result")
 
 
 async def in_daemon_thread(call: Callable[[], Result]) -> Result:
-    """Return what a call returns that blocks; whoever is cancelled meanwhile leaves it to itself.
+    """Return the result of a blocking call; a cancelled caller leaves the call running.
 
     Raises:
-        AppError: The call has raised it; whatever else it raises is told by its thread, and a RuntimeError here.
+        AppError: The call raised it. The thread prints any other exception, and a RuntimeError is raised here.
     """
     answer: Future[Result] = Future()
 

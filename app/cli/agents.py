@@ -1,7 +1,7 @@
-"""The verbs that manage the agents of hosts: `up`, `down`, `doctor`, `install`.
+"""The commands that manage the agents of hosts: `up`, `down`, `doctor`, `install`.
 
-`up` and `down` start and end agents. `doctor` checks whether hosts are fit for a job, before there is one. `install`
-puts rankdeck onto hosts.
+`up` and `down` start and end agents. `doctor` checks whether hosts are fit for a job, before one starts. `install`
+installs rankdeck on hosts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what says which hosts are meant: they are what the command is about, not where its job is."""
+    """Add the argument and option that choose the hosts a command manages; no job is chosen."""
     return click.argument("hosts", nargs=-1, metavar="[HOST]...")(exclude_option(command))
 
 
@@ -96,7 +96,7 @@ def _down_result(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
 
 
 def jobs_left(num_left: int) -> str:
-    """Return what becomes of the jobs of an agent that ends."""
+    """Return what happens to the jobs of an agent that ends."""
     return {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
 
 
@@ -121,7 +121,7 @@ _STYLES: dict[Tone, dict[str, Any]] = {
 def doctor(
     *, hosts: tuple[str, ...], exclude: tuple[str, ...], python: str, ssh_config: str, is_json: bool, **how: Any
 ) -> None:
-    """Look at each HOST before a job does, compare them, and say what to do about what is wrong.
+    """Check each HOST before a job starts, compare them, and print how to fix what is wrong.
 
     It changes nothing, and needs no agent that runs. HOST is as for `up`.
     """
@@ -162,7 +162,7 @@ def _print(found: Preflight, *, shows_all: bool) -> None:
 
 
 def json_object(found: Preflight) -> dict[str, Any]:
-    """Return what `--json` prints, but for the schema's number."""
+    """Return the object of `--json`, without the schema's number."""
     return {
         "exit_code": int(found.exit_code),
         "rows": msgspec.to_builtins(found.rows),
@@ -171,7 +171,7 @@ def json_object(found: Preflight) -> dict[str, Any]:
 
 
 def _json_host(one: HostFindings) -> dict[str, Any]:
-    """Return a host as `up --json` has it, with its rows; its files one by one would be thousands of lines."""
+    """Return a host as `up --json` prints it, with its rows; its files are left out, they are thousands of lines."""
     facts = one.facts
     if facts is not None and facts.code is not None:
         facts = msgspec.structs.replace(facts, code=msgspec.structs.replace(facts.code, files=[]))
@@ -218,7 +218,7 @@ def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, 
     entries = chosen = named_hosts(hosts, exclude)
     named = python = named_python(how["python"])
     if how["venv"]:
-        # The Python that the inventory or the environment names may be the one that is to be made.
+        # The Python of the inventory or the environment may be the one to be created.
         chosen = tuple(HostEntry(entry.host) for entry in entries)
         named, python = f"{how['venv'].rstrip('/')}/bin/python", python or DEFAULT_PYTHON
     with tempfile.TemporaryDirectory(prefix="rankdeck-wheel-") as directory:
@@ -258,9 +258,9 @@ def _install_result(host: str, done: Installed, named: str) -> tuple[str, Mappin
     """Return a sentence and JSON fields.
 
     Args:
-        host: Where.
-        done: How it went there.
-        named: The Python, if later commands do not find it by themselves.
+        host: The host.
+        done: The result of the installation.
+        named: The host's Python, if later commands do not find it by themselves.
     """
     what = f"rankdeck {clean(done.version)}"
     if done.is_new:
@@ -282,7 +282,7 @@ def _install_result(host: str, done: Installed, named: str) -> tuple[str, Mappin
 
 
 def _advise(python: str, entries: Sequence[HostEntry]) -> None:
-    """Say where to write the Python of a new virtual environment, unless it is there."""
+    """Print where to configure the Python of a new virtual environment, unless it is configured."""
     if any(entry.python != python for entry in entries):
         line = f"python = {msgspec.json.encode(python).decode()}"
         print_line(f"rankdeck: so that every command finds it, write {line} into rankdeck.toml, or name it by --python")

@@ -1,9 +1,9 @@
 """Which hosts a command names, and one action on all of them.
 
-`HostsWanted` and `reached`: how a command names the hosts of a job, and connects to all of them at the same time; those
+`HostsWanted` and `reached`: how a command names the hosts of a job, and connects to all of them in parallel. Hosts
 that cannot be reached are reported.
 
-`on_each` and `print_each`: one action on many hosts at the same time; each answer is printed in the order of the hosts,
+`on_each` and `print_each`: one action on many hosts in parallel; answers are printed in the order of the hosts, each
 as soon as it is known.
 """
 
@@ -74,18 +74,18 @@ _choice_options = (
 
 
 class HostsWanted(NamedTuple):
-    """What a command line says of hosts.
+    """The hosts that a command line chooses.
 
     Attributes:
-        entries: The hosts, each with what the inventory says of it.
-        typed: What was typed to name them.
-        is_named: Whether any was typed, and not only some to leave out.
-        include: Patterns of those to take; empty is all.
-        exclude: Patterns of those to leave out.
-        python: As typed, or of the environment.
-        named_python: As typed; empty where it was not.
-        ssh_config: Read instead of ~/.ssh/config.
-        hub: The relay whose nodes they are; None where SSH goes to each.
+        entries: The hosts with their entries of the inventory.
+        typed: The options that chose them, as typed.
+        is_named: Whether hosts were typed, not only exclusions.
+        include: Patterns of hosts to take; empty takes all.
+        exclude: Patterns of hosts to leave out.
+        python: The Python, as typed or from the environment.
+        named_python: The Python, as typed; empty when none was typed.
+        ssh_config: File read instead of ~/.ssh/config.
+        hub: The relay whose nodes the hosts are; None when SSH goes to each.
     """
 
     entries: tuple[HostEntry, ...]
@@ -99,7 +99,7 @@ class HostsWanted(NamedTuple):
     hub: RelayHub | None = None
 
     def with_workdirs(self, workdir: str) -> HostsWanted:
-        """Return the hosts with the directories that a program runs in: this one on all, unless it is empty."""
+        """Return the hosts with their working directories: `workdir` on all, or each host's own where it is empty."""
         entries = (
             msgspec.structs.replace(entry, workdir=workdir_on(entry.host, workdir or entry.workdir))
             for entry in self.entries
@@ -107,10 +107,10 @@ class HostsWanted(NamedTuple):
         return self._replace(entries=tuple(entries))
 
     def narrowed(self, patterns: tuple[str, ...]) -> HostsWanted:
-        """Return those hosts that match any pattern, unless they were named one by one.
+        """Return the hosts that match any pattern; all of them when they were named one by one.
 
         Raises:
-            UsageError: A pattern matches none.
+            UsageError: A pattern matches no host.
         """
         if not patterns or self.is_named:
             return self
@@ -120,12 +120,12 @@ class HostsWanted(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The hosts, as a person calls them."""
+        """Names of the hosts, as the user types them."""
         return [entry.host for entry in self.entries]
 
 
 def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name hosts and say how they are reached; give the command what they mean, as `wanted`."""
+    """Add the options that choose hosts and how they are reached; the command gets the result as `wanted`."""
 
     @functools.wraps(command)
     def with_hosts(*, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, **how: Any) -> None:
@@ -172,15 +172,15 @@ def reach(wanted: HostsWanted, group: LinkGroup, then: Callable[[AgentLink], obj
 
 @contextmanager
 def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_all: bool) -> Iterator[Hosts]:
-    """Lend the hosts, gone to and looked at; the `with` block lets go of them.
+    """Yield the connected hosts; the `with` block's end disconnects them.
 
     Args:
-        wanted: Which.
-        then: Done on each: `AgentLink.find` or `bring_up`.
-        needs_all: One that cannot be reached ends the command; else it is told of, as long as another can be.
+        wanted: The hosts.
+        then: Called for each connected host: `AgentLink.find` or `bring_up`.
+        needs_all: Whether an unreachable host ends the command; else it is reported while another is reachable.
 
     Raises:
-        AppError: What keeps the only host away; of several each is told before.
+        AppError: The only host is unreachable; errors of several hosts are printed before.
     """
     with LinkGroup() as group:
         link(wanted, group)
@@ -226,7 +226,7 @@ def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool,
 
 
 def _new_nodes(wanted: HostsWanted) -> Callable[[], NewNodes]:
-    """Return what says which nodes have come to a relay since they were chosen, and are meant, too."""
+    """Return a function that returns the wanted nodes that came to a relay since the hosts were chosen."""
     hub, known = wanted.hub, frozenset(wanted.names)
     if hub is None:
         return NewNodes
@@ -287,20 +287,20 @@ Answer = TypeVar("Answer")
 def on_each(
     hosts: Sequence[HostEntry], python: str, ssh_config: str, do: Callable[[AgentLink], Answer]
 ) -> Iterator[tuple[str, Answer | AppError]]:
-    """Yield each host and what `do` returned or raised there; one that fails stops no other.
+    """Yield each host and what `do` returned or raised for it; an error stops no other host.
 
     Args:
-        hosts: Where; some at a time.
-        python: Of hosts for which the inventory says nothing else.
-        ssh_config: Read instead of ~/.ssh/config.
-        do: Called in a thread, with a link that is connected.
+        hosts: The hosts; a limited number run at the same time.
+        python: The Python of hosts whose inventory entry names none.
+        ssh_config: File read instead of ~/.ssh/config.
+        do: Called in a thread, with a connected link.
     """
     named = named_python(python)
 
     def visit(entry: HostEntry) -> Answer:
         with link_by(entry.host, named, entry.python, python, ssh_config) as link:
             link.connect()
-            return do(link)  # told once the link is gone: the command may end with the last answer
+            return do(link)  # yielded after the link has closed: the command may end with the last answer
 
     yield from zip((entry.host for entry in hosts), run_parallel(hosts, visit), strict=True)
 
@@ -312,13 +312,13 @@ def print_each(
     *,
     is_json: bool,
 ) -> ExitCode:
-    """Print a line a host, or one JSON object of all, and write it down; return the exit code of the first that failed.
+    """Print a line a host, or one JSON object, and log it for audit; return the exit code of the first failed host.
 
     Args:
-        answers: As `on_each` yields them.
-        result_of: Makes a sentence and JSON fields of a host's answer.
-        action: What was done, for the log of such things.
-        is_json: Print the object.
+        answers: The pairs that `on_each` yields.
+        result_of: Returns the sentence and the JSON fields of a host's answer.
+        action: The name of the action, for the audit log.
+        is_json: Whether to print one JSON object.
     """
     code = ExitCode.WELL
     rows: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
-"""The verbs of the configuration: `config` shows every setting and its origin, `init` writes `rankdeck.toml`.
+"""The commands for configuration: `config` shows every setting and its origin, `init` writes `rankdeck.toml`.
 
-`init` writes the hosts of a cluster, after a question to the user.
+`init` asks the user before it writes the hosts of a cluster.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ SOURCES = ("ssh", "slurm", "hostfile")
 def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: bool, **which: Any) -> None:
     """Write the hosts of a cluster into rankdeck.toml: from ~/.ssh/config, a hostfile or a Slurm allocation.
 
-    A file that is there keeps all that it says of settings; one that has hosts already is left alone.
+    An existing file keeps its settings; a file that already names hosts is not changed.
     """
     if source is None:
         source = "hostfile" if hostfile is not None else "slurm" if os.environ.get(NODE_LIST) else "ssh"
@@ -170,7 +170,7 @@ def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
 
 
 def _hostnames(nodes: str) -> list[str]:
-    """Return the names that a list of nodes stands for, as Slurm itself expands it."""
+    """Return the host names of a Slurm node list, expanded by Slurm itself."""
     argv = ["scontrol", "show", "hostnames", "--", nodes]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SCONTROL_S, check=False)
@@ -185,7 +185,7 @@ def _hostnames(nodes: str) -> list[str]:
 
 
 def _before(output: Path, shown: str) -> str:
-    """Return what a file says already; nothing where there is none."""
+    """Return the file's present text; empty when there is no file."""
     if not os.path.lexists(output):
         return ""
     text = text_of(output)
@@ -196,10 +196,10 @@ def _before(output: Path, shown: str) -> str:
 
 
 def _checked(text: str, inventory: Inventory, shown: str) -> str:
-    """Return what is to be written, once it has been read back.
+    """Return the text to write, after reading it back.
 
     Raises:
-        UsageError: It would be read as something else.
+        UsageError: It would be read differently.
     """
     read = read_inventory(text, shown)
     if (read.name, read.hosts) != (inventory.name, inventory.hosts):
@@ -214,7 +214,7 @@ def _agrees(question: str) -> bool:
 
 
 def _write(output: Path, text: str, shown: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     target = Path(os.path.realpath(output))
     new = target.with_name(f".{target.name}.new")
     try:

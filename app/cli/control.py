@@ -1,4 +1,4 @@
-"""The verbs that act on a job of some hosts: stop, kill, restart, fault."""
+"""The commands that act on a job on some hosts: stop, kill, restart, fault."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCEEDED)
-"""Of the states in which a job has ended, on one of its nodes."""
+"""States of an ended job on one node, the worst first."""
 
 
 @click.command()
@@ -52,7 +52,7 @@ def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
 @json_option
 @takes_hosts
 def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
-    """End every process of a job at once."""
+    """Kill every process of a job immediately."""
     _end(wanted, job_id, lambda control: control.kill(job_id), is_json=is_json)
 
 
@@ -68,7 +68,7 @@ def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
 @json_option
 @takes_hosts
 def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
-    """End a job in an orderly way if it runs, and begin its next attempt, with what it was started with."""
+    """End a job in an orderly way if it runs, and start its next attempt with the same options."""
     check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
@@ -97,7 +97,7 @@ def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> N
 @json_option
 @takes_hosts
 def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: Any) -> None:
-    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    """Inject a fault into one rank of a job that allows it (`run --allow-faults`), to see what follows."""
     harm = make_fault(FaultKind(kind), **how)
     if job_id:
         check_job_id(job_id)
@@ -110,7 +110,7 @@ def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: 
 
 
 async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str, str]:
-    """Do harm to a rank of a job, or of the only one that runs; return the job's id and the node it was done on."""
+    """Inject a fault into a rank of a job, or of the only running one; return the job's id and the rank's node."""
     try:
         await session.connect()
         if not job_id:
@@ -147,7 +147,7 @@ def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable
 async def _wait_for_end(
     session: RemoteSession, job_id: str, ask: Callable[[JobControl], Awaitable[str]]
 ) -> tuple[dict[str, JobState], int]:
-    """Ask for a job's end; return how it stands on each node once it has come, and of how many nobody knows."""
+    """End a job and wait; return its state on each node, and the number of nodes whose state is unknown."""
     done = ""
     try:
         await session.connect()
@@ -159,7 +159,7 @@ async def _wait_for_end(
     except AgentRefusedError as error:
         if not done or error.reason != RefusalReason.UNKNOWN_JOB:
             raise
-        # It had been prepared and never begun: now nobody knows it any more.
+        # The job was prepared but never started, and no agent knows it any more.
         return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
     finally:
         await session.close()
@@ -167,7 +167,7 @@ async def _wait_for_end(
 
 
 async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
-    """Wait for the end of a job that was asked to; see `_wait_for_end`."""
+    """Wait until a job that was asked to end has ended; return as `_wait_for_end`."""
     patience_s = await session.end_patience_s(job_id)
     deadline_s = time.monotonic() + patience_s
     shown: list[JobState] = []
@@ -188,7 +188,7 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
 async def _restart(
     session: RemoteSession, job_id: str, *, num_ranks: int | None, now: bool, is_here: bool
 ) -> tuple[str, JobStatus]:
-    """Return what was done, and how the job stands then; `num_ranks` is of each node."""
+    """Return what was done, and the job's status after it; `num_ranks` counts per node."""
     try:
         await session.connect()
         control = session.job_control

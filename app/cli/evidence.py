@@ -1,4 +1,4 @@
-"""The verbs `evidence` and `record`, which keep what is known of a job, and `replay`, which shows it again."""
+"""The commands `evidence` and `record`, which save what is known of a job, and `replay`, which shows it again."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from app.settings.schema import Settings
 
 LISTENING_S = 2.0
-"""Of reports of now, behind what the agent remembers."""
+"""Seconds of current reports that are collected after the agent's history."""
 MAX_LISTENING_S = 15.0
-"""Until all lines that it keeps are here, the last ones last."""
+"""Limit of seconds until all lines that the agent keeps have come; the last lines come last."""
 POLL_S = 0.1
 ON_REQUEST = "asked for by a person"
 EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does rankdeck record FILE"
@@ -56,7 +56,7 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 @takes_settings
 @takes_hosts
 def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
-    """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
+    """Save what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
     check_job_id(job_id)
     options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
@@ -77,7 +77,7 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
-    """Record all that is heard of a job into FILE until it ends, for `rankdeck replay`; what is full becomes FILE.1.
+    """Record all reports of a job into FILE until it ends, for `rankdeck replay`; a full file becomes FILE.1.
 
     Lines say meanwhile how it stands, as with `attach --headless`.
     """
@@ -103,12 +103,12 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
 @takes_settings
 def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
-    """Show a bundle of evidence, or a recording, again, as if it happened now."""
+    """Show a bundle of evidence, or a recording, as if it happened now."""
     recording = _read(file)
     session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)
     if headless or is_json or not is_terminal():
         raise SystemExit(_print(session, recording, is_json=is_json))
-    # What was recorded has ended as it has: that is no failure of this command.
+    # The end of the recorded job is no failure of this command.
     shown = asyncio.run(show_session(session, settings.console))
     raise SystemExit(ExitCode.INTERRUPTED if shown is ExitCode.INTERRUPTED else ExitCode.WELL)
 
@@ -128,7 +128,7 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
 async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
-        await session.job_control.statuses(job_id)  # one that nobody knows is refused at once
+        await session.job_control.statuses(job_id)  # refuses an unknown job immediately
         answers = Answers()
         await session.take_stacks(job_id, answers)
         await session.replay_history()

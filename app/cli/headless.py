@@ -29,15 +29,15 @@ _LINE_AWAY = "\r\x1b[K"
 LINE_PERIOD_S = 2.0
 FRAME_PERIOD_S = 0.1
 VERDICT_DEADLINE_S = 60.0
-"""From the step at which a fault strikes to the verdict that it must bring."""
+"""Seconds from the step of a fault until a verdict must name it."""
 SETTLE_S = 1.0
-"""From a verdict to the summary: by then the ranks that wait for the culprit have said so."""
+"""Seconds from a verdict to the summary: by then the waiting ranks have reported that they wait for the culprit."""
 EXPLANATION_PATIENCE_S = 8.0
-"""After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
+"""Seconds to wait for a verdict after a job failed; a node whose agent died counts as lost within this time."""
 CAUSE_PATIENCE_S = 2.0
-"""The same, where the job's nodes know why it failed: a verdict on a death comes within this time."""
+"""Seconds to wait likewise where the nodes know why the job failed: a verdict on a death comes within this time."""
 END_PATIENCE_S = 5.0
-"""After a rank has ended, for torchrun to end the others and for the job to have an exit code."""
+"""Seconds after a rank ended, for torchrun to end the others and for the job to have an exit code."""
 
 CAUSES_OF_FAULT = {
     FaultKind.FREEZE: frozenset({Cause.FROZEN}),
@@ -47,30 +47,30 @@ CAUSES_OF_FAULT = {
     FaultKind.SKIP_BARRIER: frozenset({Cause.MISMATCH, Cause.FEWER_CALLS}),
     FaultKind.MISMATCH: frozenset({Cause.MISMATCH}),
     FaultKind.OOM: frozenset({Cause.OOM}),
-    # A rank of the engine that leaves waits for the others at the close of the process group.
+    # An engine rank that leaves waits for the others when it closes the process group.
     FaultKind.LEAVE: frozenset({Cause.FEWER_CALLS, Cause.MISMATCH}),
 }
 ENDING_FAULTS = frozenset({FaultKind.KILL, FaultKind.OOM, FaultKind.LEAVE})
-"""Of which the job ends."""
+"""Faults that end the job."""
 
 
 class Followed(Protocol):
-    """What is followed; the methods are those of `app.tui.source.ConsoleSource`."""
+    """The source that `Headless` follows; the methods are those of `app.tui.source.ConsoleSource`."""
 
     started_at_s: float
 
     @property
     def watched_job(self) -> str:
-        """The job whose end is the end; empty is whichever is shown."""
+        """Id of the job whose end ends the session; empty for whichever is shown."""
 
     async def start(self) -> None:
-        """Start what is to be followed, or reach it."""
+        """Start the job, or connect to it."""
 
     def view(self) -> View:
-        """Return the rows of now."""
+        """Return the current rows."""
 
     def drain_notices(self) -> Sequence[str]:
-        """Return clean sentences about the session."""
+        """Return clean sentences about the session since the last call."""
 
     @property
     def starting(self) -> Progress | None:
@@ -89,14 +89,14 @@ class Headless:
         self._printed_at_s = float("-inf")
         self._notes = NoteWatch()
         self._hint = ""
-        """What was said last to do about it; said again only when it is something else."""
+        """Last hint printed; it is printed again only when it changes."""
         self._progress = UpdatingLine()
 
     async def run(self) -> tuple[View, bool]:
         """Start the job and follow it; return the last view and whether an injected fault went unnamed.
 
         Raises:
-            AppError: It could not be started, or cannot be followed.
+            AppError: The job could not be started, or cannot be followed.
         """
         starting = asyncio.create_task(self._followed.start())
         try:
@@ -108,7 +108,7 @@ class Headless:
                     starting.result()
                 if self._is_settled(view, now_s):
                     return view, False
-                # Until it has begun, what is shown may be an earlier job of the same name.
+                # Until the job has started, an earlier job of the same name may be shown.
                 if starting.done() and (self._is_explained(view, now_s) or self._is_overdue(view, now_s)):
                     return view, self._fault is not None
                 await asyncio.sleep(FRAME_PERIOD_S)
@@ -134,7 +134,7 @@ class Headless:
             self._progress.show(f"{elapsed}  {starting.text}")
 
     def _is_settled(self, view: View, now_s: float) -> bool:
-        """Say whether the injected fault is named and what follows from it is known."""
+        """Return whether the injected fault is named and its effect is known."""
         fault = self._fault
         if fault is None or not any(_names(verdict, fault) for verdict in view.verdicts()):
             self._named_at_s = None
@@ -148,7 +148,7 @@ class Headless:
         return named_s > SETTLE_S and has_ended
 
     def _is_explained(self, view: View, now_s: float) -> bool:
-        """Say whether the job has ended, and if badly, why."""
+        """Return whether the job has ended, and after a failure whether the reason is known."""
         if not is_over(view, self._followed.watched_job) or self._named_at_s is not None:
             return False
         if self._over_at_s is None:
@@ -172,21 +172,21 @@ class Headless:
 
 
 class UpdatingLine:
-    """A line on standard error that is written anew, for what will not be true for long; nothing without a terminal."""
+    """A line on standard error that is overwritten, for progress; not written without a terminal."""
 
     def __init__(self) -> None:
         self._is_possible = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._is_there = False
 
     def show(self, text: str) -> None:
-        """Write it over what was there; `text` is clean."""
+        """Overwrite the line with `text`, which must be clean."""
         if self._is_possible:
             width = shutil.get_terminal_size().columns - 1
             self._write(f"{_LINE_AWAY}{text[:width]}")
             self._is_there = True
 
     def clear(self) -> None:
-        """Take it away: what lasts is printed in its place."""
+        """Erase the line; permanent output is printed in its place."""
         if self._is_there:
             self._write(_LINE_AWAY)
             self._is_there = False
@@ -196,7 +196,7 @@ class UpdatingLine:
 
 
 async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
-    """Await what starts a job, and print meanwhile how far it has come."""
+    """Await the start of a job, and print its progress until it is done."""
     line = UpdatingLine()
     task = asyncio.ensure_future(doing)
     try:
@@ -215,7 +215,7 @@ async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
 
 
 def print_line(text: str) -> None:
-    """Write a line for people."""
+    """Print a line to standard error, for the user."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
 
 

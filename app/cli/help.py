@@ -1,4 +1,4 @@
-"""The verb `help`: the manual, a file of `app/help` for each topic, laid out for the terminal."""
+"""The command `help`: the manual, one file of `app/help` per topic, rendered for the terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOPICS = (
     "samplers",
     "barriers",
 )
-"""In the order in which they are listed; each is a file of `app/help`."""
+"""Topics in the order of the list; each is a file of `app/help`."""
 COLUMNS = 79
 CODE_INDENT = "  "
 _CODE = re.compile(r"^```.*?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -55,7 +55,7 @@ def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a v
         for name in TOPICS:
             click.echo(f"  {name:<{width}}  {summary(name)}")
     elif topic in TOPICS:
-        # less ends by itself where the text fits the screen, and leaves it there.
+        # less exits by itself and leaves the text on the screen when it fits.
         os.environ.setdefault("LESS", "-FRX")
         has_styles = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         click.echo_via_pager("\n".join(rendered(markdown(topic))), color=None if has_styles else False)
@@ -75,18 +75,18 @@ def _verb_help(context: click.Context, name: str) -> str:
 
 
 def markdown(topic: str) -> str:
-    """Return the text of a topic, as its file holds it."""
+    """Return the text of a topic's file."""
     return (files("app") / "help" / f"{topic}.md").read_text(encoding="utf-8")
 
 
 def summary(topic: str) -> str:
-    """Return what a topic is about: its first heading, without its name."""
+    """Return the subject of a topic: its first heading, without the topic's name."""
     heading, _, _ = markdown(topic).partition("\n")
     return _plain(heading.partition(": ")[2])
 
 
 def rendered(text: str) -> Iterator[str]:
-    """Yield the lines of a page for a terminal: headings are bold, tables stand in columns, marks are gone."""
+    """Yield the lines of a page for a terminal: headings are bold, tables are aligned, markup is removed."""
     for number, part in enumerate(_CODE.split(_COMMENT.sub("", text))):
         if number % 2:
             yield from (f"{CODE_INDENT}{line}".rstrip() for line in part.splitlines())
@@ -117,7 +117,7 @@ def _columns(table: list[list[str]]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without marks; a link to another topic is the command that prints it."""
+    """Return a text without markup; a link to another topic becomes the command that prints it."""
 
     def without(match: re.Match[str]) -> str:
         link, target = match["link"], match["target"]

@@ -1,4 +1,4 @@
-"""The verbs that look at a job of some hosts: `attach`, `status`, `stacks`, `serve`, and `rankdeck` alone.
+"""The commands that watch a job on some hosts: `attach`, `status`, `stacks`, `serve`, and `rankdeck` alone.
 
 `serve` shows the console in a browser. `rankdeck` alone opens the console on the hosts of the nearest rankdeck.toml
 (`console_argv`), else it prints what to type first (`first_lines`).
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 FIRST_REPORTS_S = 5.0
-"""Waited for the first report of a node whose agent serves."""
+"""Seconds to wait for the first report of a node whose agent serves."""
 WATCH_PERIOD_S = 1.0
 STATUS_REPORTS_S = 1.0
-"""A second of reports: rates need two, and a wait must have been seen twice to be one."""
+"""Seconds of reports before a status: rates need two reports, and a wait must be seen twice."""
 
 
 @click.command()
@@ -75,7 +75,7 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
     """Watch JOB, or the job that was started last of those under way, whoever has started it."""
     options = session_options(**how)
     job_id = check_job_id(job_id) if job_id else ""
-    with contextlib.suppress(UsageError):  # where this directory is gone one can still look on
+    with contextlib.suppress(UsageError):  # watching works even where this directory is gone
         wanted = wanted.with_workdirs("")
     job = Watch(
         AgentLink.find,
@@ -93,7 +93,7 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
-    """Print how hosts and JOB stand, or the job that was started last of those under way.
+    """Print the state of hosts and JOB, or of the job that was started last of those under way.
 
     Exit code 10 while a verdict stands, 1 if the job has failed.
     """
@@ -104,7 +104,7 @@ def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watchin
 
 @contextlib.contextmanager
 def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> Iterator[RemoteSession]:
-    """Lend a session that looks at a job of some hosts; raises as `reached`."""
+    """Yield a session that watches a job on some hosts; raises as `reached`."""
     job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
@@ -144,10 +144,10 @@ async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) 
 
 
 async def first_view(session: RemoteSession) -> View:
-    """Connect, and return the rows after a second of reports; whoever calls it closes the session.
+    """Connect, and return the view after a second of reports; the caller closes the session.
 
     Raises:
-        AppError: No host can be reached, one does not report, or none knows the job.
+        AppError: No host can be reached, a host does not report, or none knows the job.
     """
     await session.connect()
     await session.check_job()
@@ -168,10 +168,10 @@ async def first_view(session: RemoteSession) -> View:
 
 
 async def look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
-    """Show the rows of now, once or every second until the job has ended; return what the shell is told.
+    """Show the current rows, once or every second until the job has ended; return the exit code.
 
     Raises:
-        AppError: As of `first_view`, or the connection is lost for good.
+        AppError: As `first_view`, or the connection is permanently lost.
     """
     if is_watching:
         follow_one_job(session)
@@ -192,7 +192,7 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
 
 
 def _nodes_line(view: View) -> str:
-    """Return `gpu1: up`, or of several how many are in each state, and some of their names."""
+    """Return `gpu1: up`; of many nodes, some names and the number of the others, by state."""
     by_state: dict[str, list[str]] = {}
     for row in view.nodes():
         by_state.setdefault(row.state, []).append(row.node)
@@ -224,13 +224,13 @@ rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
 
 
 def console_argv(assignments: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments that open the console on the nearest `rankdeck.toml`; empty where it names no hosts.
+    """Return the arguments that open the console on the nearest `rankdeck.toml`; empty when it names no hosts.
 
     Args:
         assignments: Settings as `KEY=VALUE`, as typed.
 
     Raises:
-        UsageError: Something is wrong with the file.
+        UsageError: The file has an error.
     """
     inventory = load_inventory()
     if not inventory.hosts and not inventory.relay:
@@ -239,16 +239,16 @@ def console_argv(assignments: Sequence[str]) -> tuple[str, ...]:
 
 
 def inventory_text() -> str:
-    """Return the path of the nearest `rankdeck.toml`, clean; empty where there is none."""
+    """Return the path of the nearest `rankdeck.toml`, clean; empty when there is none."""
     path = inventory_path()
     return "" if path is None else clean(str(path), LINE_LIMIT)
 
 
 def first_lines(assignments: Sequence[str], *, has_files: bool) -> str:
-    """Return what to type first, where there is no cluster.
+    """Return what to type first, for a user without a cluster.
 
     Raises:
-        UsageError: Something is wrong with the settings.
+        UsageError: The settings have an error.
     """
     read_settings(assignments, has_files=has_files)
     if not has_files:
@@ -261,7 +261,7 @@ def first_lines(assignments: Sequence[str], *, has_files: bool) -> str:
 
 
 SERVED_VERBS = ("attach", "demo", "replay")
-"""Verbs that open a console, and may be opened once more with each page."""
+"""Commands that open a console, and may run once more for each page."""
 
 
 @click.command()
@@ -274,13 +274,13 @@ def serve(
 ) -> None:
     """Serve the console to a browser of this machine: `serve -- attach --host gpu1`, `serve -- replay FILE`.
 
-    The address that is printed holds a secret; whoever has it may look on. From another machine: `ssh -L`.
+    The printed address holds a secret; whoever has it may watch. From another machine: `ssh -L`.
     """
-    # A page could not say it: what is wrong with the settings is said here, before there is one.
+    # Errors of the settings are reported here, before any page exists that could show them.
     read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)
     verb, *others = served_command(command, may_control=control)
     chosen = [*([NO_FILES] if has_no_files else []), *(f"--set={assignment}" for assignment in assignments)]
-    # No shell stays between: a console notices when its server is gone.
+    # exec leaves no shell between, so that a console notices the end of its server.
     line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", verb, *chosen, *others])
     if importlib.util.find_spec("textual_serve") is None:
         raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
@@ -292,10 +292,10 @@ def serve(
 
 
 def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
-    """Return the command that each page runs.
+    """Return the command that runs for each page.
 
     Raises:
-        UsageError: It opens no console, or one that cannot be opened twice.
+        UsageError: The command opens no console, or one that cannot be opened twice.
     """
     verb, *others = command
     if verb not in SERVED_VERBS:

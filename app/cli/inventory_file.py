@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def inventory_path() -> Path | None:
-    """Return the nearest file; None where there is none."""
+    """Return the path of the nearest file; None when there is none."""
     try:
         return project_file(Path.cwd())
     except OSError:
@@ -32,24 +32,24 @@ def inventory_path() -> Path | None:
 
 
 def load_inventory() -> Inventory:
-    """Return what the nearest file says of hosts; an empty inventory where there is none.
+    """Return the hosts and jobs of the nearest file; an empty inventory when there is none.
 
     Raises:
-        UsageError: It cannot be read, or something in it cannot be.
+        UsageError: The file cannot be read, or has an error.
     """
     path = inventory_path()
     if path is None:
         return Inventory()
     inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
-    # It says which program is run there, and here: whoever may write it may run what he wants.
+    # The file names programs to run, there and here: whoever can write it can run any program.
     return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
 
 
 def text_of(path: Path, *, is_own: bool = False) -> str:
-    """Return the text of a file that a person has written.
+    """Return the text of a user's file.
 
     Raises:
-        UsageError: It cannot be read, is no text, or, where that is wanted, may be written by others.
+        UsageError: The file cannot be read, is no text, or, with `is_own`, can be written by others.
     """
     shown = clean(str(path), LINE_LIMIT)
     try:
@@ -69,15 +69,15 @@ def text_of(path: Path, *, is_own: bool = False) -> str:
 def named_hosts(
     names: Sequence[str], exclude: Sequence[str] = (), inventory: Inventory | None = None
 ) -> tuple[HostEntry, ...]:
-    """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
+    """Return the named hosts: by patterns of the inventory, or any other host; without a name all of the inventory.
 
     Args:
-        names: As typed.
-        exclude: Patterns of those to leave out.
-        inventory: To choose from; None is that of this directory.
+        names: Names and patterns, as typed.
+        exclude: Patterns of hosts to leave out.
+        inventory: The inventory; None loads that of this directory.
 
     Raises:
-        UsageError: Nothing is meant by a name, or there is nothing to choose from.
+        UsageError: A name matches no host, or there is no inventory to choose from.
     """
     inventory = load_inventory() if inventory is None else inventory
     if not inventory.hosts and (exclude or not names):
@@ -106,23 +106,23 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def ssh_config_file() -> str:
-    """Return the configuration of ssh that is read here, as a person writes its name."""
+    """Return the name of the ssh configuration file, as the user wrote it."""
     return os.environ.get(SSH_CONFIG_VARIABLE) or SSH_CONFIG
 
 
 def expanded(path: str) -> Path:
-    """Return a path with `~` for what it stands for, where it stands for something."""
+    """Return a path with `~` expanded, where it can be."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises for a user who is not there
 
 
 def known_hosts(config_file: Path) -> tuple[str, ...] | None:
-    """Return the hosts that a configuration of ssh names, and those it includes; None where it cannot be read."""
+    """Return the hosts that an ssh configuration and its included files name; None when it cannot be read."""
     num_left = MAX_CONFIG_FILES
 
     def included(pattern: str) -> Iterator[str]:
         nonlocal num_left
         place = expanded(pattern)
-        # As ssh does for a person's own file, whichever that is.
+        # ssh includes relative to ~/.ssh for a user's own file, wherever that file is.
         for path in sorted(glob.glob(str(expanded("~/.ssh") / place))):  # noqa: PTH207 - it may be absolute
             if num_left and (text := _text(Path(path))) is not None:
                 num_left -= 1
@@ -135,7 +135,7 @@ def known_hosts(config_file: Path) -> tuple[str, ...] | None:
 def _text(path: Path) -> str | None:
     try:
         if not path.is_file():
-            return None  # a pipe would be waited for
+            return None  # reading a pipe would block
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(MAX_CONFIG_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""The verbs that print one kind of rows of a job: `ranks`, `barriers`, `memory`, `events`, `logs`."""
+"""The commands that print one kind of rows of a job: `ranks`, `barriers`, `memory`, `events`, `logs`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 LAST_LINES_S = 0.5
-"""After a job's end, for what its ranks printed last to be told of."""
+"""Seconds to wait after a job's end for the last lines of its ranks."""
 SILENT_S = 5.0
-"""Waited for lines that a node has told of: it may have ended meanwhile."""
+"""Seconds to wait for lines that a node announced; the node may have gone."""
 NO_JOB = "no job is known there"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
-    """Return which ranks are meant: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
+    """Return the chosen ranks: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
     if value is None:
         return None
     found = read_filter(f"rank={value}", LOG_KEYS)
@@ -85,7 +85,7 @@ rank_option = click.option(
 
 
 def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what the verbs of rows have in common."""
+    """Add the options that the commands of rows share."""
     for option in (click.argument("job_id", metavar="[JOB]", required=False), takes_hosts, takes_settings, json_option):
         command = option(command)
     return command
@@ -119,7 +119,7 @@ def barriers(**how: Any) -> None:
 @rank_option
 @lists_rows
 def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print what each rank of a job holds, beside the median of all, and the limit to which it comes first.
+    """Print what each rank of a job holds, compared with the median, and the limit that it reaches first.
 
     Exit codes are those of `status`.
     """
@@ -167,10 +167,10 @@ def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: 
 
 
 class _LineWish(NamedTuple):
-    """Which lines are wanted, and whether as JSON.
+    """The lines that the user wants, and whether as JSON.
 
     Attributes:
-        untimed: Nodes whose agents do not say how old a line is; theirs are all wanted.
+        untimed: Nodes whose agents report no line ages; all their lines are printed.
     """
 
     is_json: bool
@@ -180,7 +180,7 @@ class _LineWish(NamedTuple):
     untimed: set[str]
 
     def among(self, pairs: Iterable[tuple[str, LogLine]], job_id: str) -> Iterator[tuple[str, LogLine]]:
-        """Yield the (node, line) pairs of a job that are wanted."""
+        """Yield the (node, line) pairs of a job that match."""
         for node, line in pairs:
             if line.age_s is None:
                 self.untimed.add(node)
@@ -192,7 +192,7 @@ class _LineWish(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One kind of rows: the name of their list in JSON, what returns them, and as text; what is said without a row."""
+    """One kind of rows: their name in JSON, functions for rows and for text, and the text without a row."""
 
     name: str
     rows: Callable[[View], Sequence[Any]]
@@ -203,7 +203,7 @@ class _Table(NamedTuple):
 def _list(
     table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str | None
 ) -> None:
-    """Print rows, and end with the code that `status` has."""
+    """Print rows, and end with the exit code of `status`."""
 
     def show(view: View) -> None:
         found = table.rows(view)
@@ -232,7 +232,7 @@ async def _events(session: RemoteSession) -> list[Event]:
 
 
 async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:
-    """Print the lines there are, and those that come until the job has ended, if it is followed."""
+    """Print the existing lines, and with `is_following` new ones until the job has ended."""
     if is_following:
         follow_one_job(session)
     try:
@@ -260,7 +260,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
 
 
 async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
-    """Return lines that have come, nothing once all that the nodes have told of are here, or none comes any more."""
+    """Return new lines; empty once all announced lines have come, or when no more come."""
     deadline_s = time.monotonic() + SILENT_S
     session.view()
     while not (pairs := session.drain_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
@@ -273,7 +273,7 @@ def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
     for node, line in pairs:
         if wish.is_json:
             fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text, "age_s": line.age_s}
-            click.echo(json.dumps(fields))  # ASCII alone: a line may hold what a terminal obeys
+            click.echo(json.dumps(fields))  # ASCII only: a line may contain terminal escapes
             continue
         who = "launcher" if line.rank == LAUNCHER_RANK else line.rank
         click.echo(f"{click.style(f'{clean_name(node)}:{who}', dim=True)}  {clean(line.text, LINE_LIMIT)}")

@@ -1,6 +1,6 @@
-"""The command `rankdeck`: parses, runs one thing, and turns errors into one line and an exit code.
+"""The command `rankdeck`: parses, runs one command, and turns errors into one line and an exit code.
 
-`LazyGroup` imports each command only when it is wanted: a user waits for one of them, not for all.
+`LazyGroup` imports a command only when it is used, so that a user waits for one import, not for all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LazyGroup(click.Group):
-    """A group that knows where its commands are.
+    """A group that imports its commands from given modules.
 
     Source: Click's documentation, "Lazily Loading Subcommands".
     """
@@ -36,7 +36,7 @@ class LazyGroup(click.Group):
         return sorted({*super().list_commands(ctx), *self.places})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported now; None if there is none of that name."""
+        """Return a command, imported now; None if there is no such command."""
         if cmd_name not in self.places:
             return super().get_command(ctx, cmd_name)
         module, example = self.places[cmd_name]
@@ -76,8 +76,8 @@ COMMANDS = {
 }
 """By verb, the module in which it is, and what one may type behind it."""
 START_OBJECTS = 50_000
-"""Made between two looks of the collector: what is imported stays, and looking for garbage in it takes a fifth of a
-start at Python's own pace."""
+"""New objects between two garbage collections: imported objects stay, and at Python's own pace the search for garbage
+takes a fifth of a start."""
 
 
 @click.group(
@@ -92,15 +92,15 @@ start at Python's own pace."""
 def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_files: bool) -> None:
     """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why.
 
-    Alone it opens the console on the hosts of the nearest rankdeck.toml, here or above; --set and --no-config are for
-    that. Without such a file it says what to type first.
+    Alone it opens the console on the hosts of the nearest rankdeck.toml, here or above; --set and --no-config
+    are for that. Without such a file it prints what to type first.
     """
     if context.invoked_subcommand is not None:
         if assignments or has_no_files:
             hint = f"rankdeck {context.invoked_subcommand} --help says which it takes"
             raise UsageError("--set and --no-config stand behind the command", hint)
         return
-    # Whoever types a command does not wait for these.
+    # Imported late: other commands do not wait for these.
     from app.cli.hosts import console_argv, first_lines, inventory_text  # noqa: PLC0415
 
     if not has_no_files and (argv := console_argv(assignments)):
@@ -111,7 +111,7 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
 
 
 def main() -> NoReturn:
-    """Run the command; an error of ours is one line on stderr, with what to do about it."""
+    """Run the command; print an `AppError` as one line on stderr, with its hint."""
     gc.set_threshold(START_OBJECTS)
     try:
         rankdeck.main(standalone_mode=False)

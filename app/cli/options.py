@@ -1,6 +1,6 @@
-"""The options that several verbs share: how hosts are reached, relays, and how an answer is printed.
+"""The options that several commands share: how hosts are reached, relays, and how an answer is printed.
 
-`reaches` and `link_by` are for verbs that reach a host. `relay_options` and `through_relay` are for a relay and the
+`reaches` and `link_by` are for commands that reach a host. `relay_options` and `through_relay` are for a relay and the
 nodes behind it. `audit_log` is the log of what commands do to jobs and agents (`app.session.audit`).
 """
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 
 def audit_log() -> AuditLog:
-    """Return this user's."""
+    """Return this user's audit log."""
     return AuditLog(default_path())
 
 
 def print_trouble(audit: AuditLog) -> None:
-    """Say why nothing is written down, if it is so."""
+    """Print why the audit log cannot be written, if so."""
     for notice in audit.drain_notices():
         print_line(f"rankdeck: {notice}")
 
 
 HEADLESS_PATIENCE_S = 600.0
-"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
+"""Seconds for which a script retries a lost connection; the screen retries without end."""
 _access_options = (
     click.option(
         "--python",
@@ -96,28 +96,28 @@ read_only_option = click.option(
     "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
 )
 SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only", "settings")
-"""What `session_options` takes."""
+"""Parameters of `session_options`."""
 no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
 
 
 def reaches(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say how a host is reached."""
+    """Add the options of how a host is reached."""
     for option in _access_options:
         command = option(command)
     return command
 
 
 def named_python(python: str) -> str:
-    """Return the Python if the command line names it; empty where it comes from anywhere else."""
+    """Return the Python if it was typed; empty when it comes from elsewhere."""
     source = click.get_current_context().get_parameter_source("python")
     return python if source is ParameterSource.COMMANDLINE else ""
 
 
 def link_by(host: str, named_python: str, inventory_python: str, default_python: str, ssh_config: str) -> AgentLink:
-    """Return the way to a host, by what is said of its Python: the first of the three that is not empty."""
+    """Return the link to a host; its Python is the first of the three that is not empty."""
     if host == THIS_MACHINE:
         return LocalLink(named_python or inventory_python)
-    # Only who goes to another host pays for paramiko.
+    # Imported here: only another host needs paramiko.
     from app.cli.terminal import LOGINS  # noqa: PLC0415
     from app.fleet.host_link import Access, HostLink  # noqa: PLC0415
 
@@ -125,21 +125,22 @@ def link_by(host: str, named_python: str, inventory_python: str, default_python:
 
 
 def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:
-    """Return what a person wants of a session.
+    """Return the session's options, from those that the user typed.
 
     Raises:
-        click.UsageError: See `evidence_place`; and so `SessionError`.
+        click.UsageError: See `evidence_place`.
+        SessionError: See `evidence_place`.
     """
     place = evidence_place(evidence_dir, keeps_none=keeps_none)
     return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds, audit_log())
 
 
 def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:
-    """Return where a session keeps evidence, None where it keeps none.
+    """Return the directory in which a session keeps evidence; None when it keeps none.
 
     Raises:
-        click.UsageError: A person wants both.
-        SessionError: A person wants it where it cannot be kept.
+        click.UsageError: The user typed both --evidence and --no-evidence.
+        SessionError: The directory that the user typed cannot be used.
     """
     if evidence_dir is not None and keeps_none:
         raise click.UsageError("--evidence and --no-evidence contradict each other")
@@ -157,7 +158,7 @@ def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | Non
 
 
 def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
-    """Show a session on the screen, or print it where there is none, and end with its code."""
+    """Show a session on the screen, or print it without one; exit with its code."""
     session.guards_rest = True
     if is_headless or is_json or not is_terminal():
         follow_one_job(session)
@@ -174,7 +175,7 @@ def on_screen(session: RemoteSession) -> RemoteSession:
 
 
 def follow_one_job(session: RemoteSession) -> None:
-    """Let a script follow the job that is shown to its end; call it before the session connects."""
+    """Make a script follow the shown job to its end; call it before the session connects."""
     session.patience_s = HEADLESS_PATIENCE_S
     session.choice.stays = True
 
@@ -194,7 +195,7 @@ def question_desk() -> QuestionDesk | None:
 
 
 def print_json(fields: dict[str, Any]) -> None:
-    """Print an object with the schema's number."""
+    """Print an object as JSON, with the schema's number."""
     click.echo(msgspec.json.encode({"schema": SCHEMA, **fields}).decode())
 
 
@@ -212,10 +213,10 @@ relay_options = (
 
 
 def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Inventory | None:
-    """Return an inventory whose hosts are behind a relay, before that is asked; None where SSH goes to each.
+    """Return an inventory whose hosts are behind a relay, not yet contacted; None when SSH goes to each host.
 
     Raises:
-        UsageError: What names the relay is no host, or there is none that a directory could be of.
+        UsageError: The relay's name is no host, or --relay-dir is given without a relay.
     """
     inventory = Inventory() if has_no_files else load_inventory()
     relay = THIS_MACHINE if relay == LOCAL else relay
@@ -234,7 +235,7 @@ def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Invent
 
 @contextmanager
 def through_relay(inventory: Inventory, python: str, named_python: str, ssh_config: str) -> Iterator[RelayHub]:
-    """Lend the connection to an inventory's relay; raises as `RelayHub.connect`."""
+    """Yield the connection to an inventory's relay; raises as `RelayHub.connect`."""
     from app.fleet.relay_hub import RelayHub  # noqa: PLC0415 - only who goes through one pays for paramiko
 
     own = next((entry for entry in inventory.hosts if entry.host == inventory.relay), None)
@@ -248,10 +249,10 @@ def through_relay(inventory: Inventory, python: str, named_python: str, ssh_conf
 def relayed_hosts(
     inventory: Inventory, hub: RelayHub, names: Sequence[str], exclude: Sequence[str]
 ) -> tuple[HostEntry, ...]:
-    """Return the nodes of a relay that a person means.
+    """Return the chosen nodes of a relay.
 
     Raises:
-        UsageError: It knows none, or not those.
+        UsageError: The relay knows no nodes, or not those.
     """
     nodes = hub.nodes
     num_here = sum(entry.is_here for node in nodes if (entry := hub.entry(node)) is not None)
@@ -266,10 +267,10 @@ def relayed_hosts(
 
 
 def refuse_relay(action: str) -> None:
-    """Refuse what does not go through a relay, where the inventory has one.
+    """Refuse an action that does not go through a relay, when the inventory has one.
 
     Raises:
-        UsageError: It has one.
+        UsageError: The inventory has a relay.
     """
     if relay := load_inventory().relay:
         raise UsageError(

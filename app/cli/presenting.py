@@ -1,4 +1,4 @@
-"""A session and a person: on the screen, or as printed lines; and what signals do to it."""
+"""Presents a session to the user, on the screen or as printed lines, and handles signals."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Presented(ConsoleSource, Followed, Protocol):
-    """What can be shown either way."""
+    """A session that the screen and the printed lines can show."""
 
     @property
     def evidence_notices(self) -> Sequence[str]:
-        """All clean sentences about evidence that was kept."""
+        """Clean sentences about all evidence that was kept."""
 
     def farewell(self) -> str:
-        """Return what to tell a person who has left: what goes on, and how to come back. Empty when nothing does."""
+        """Return the text for a user who leaves: what keeps running, and how to come back; empty when nothing does."""
 
 
 def is_terminal() -> bool:
-    """Say whether there is a terminal that a screen can be drawn on, or a browser in its place."""
+    """Return whether a terminal for a screen exists, or a browser in its place."""
     if is_served():
         return True
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on stderr
     return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_served() -> bool:
-    """Say whether the screen is a page of `rankdeck serve`."""
+    """Return whether the screen is a page of `rankdeck serve`."""
     return bool(os.environ.get("TEXTUAL_DRIVER"))
 
 
 async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCode:
-    """Open the console at once, as a person has chosen it, and start the session beside it."""
+    """Open the console immediately, with the user's settings, and start the session in parallel."""
     from app.tui.console import Console  # noqa: PLC0415 - only the screen pays for Textual
 
     console = Console(session, settings=settings)
@@ -113,9 +113,9 @@ async def _opened(console: Console, session: Presented) -> Presented:
 
 
 async def _leave_with_server(leave: Callable[[], object]) -> None:
-    """Leave once the server of the page is gone: one that was killed has told nobody."""
+    """Leave once the page's server is gone; a killed server sends no signal."""
     server = os.getppid()
-    while os.getppid() == server:  # noqa: ASYNC110 - nobody tells
+    while os.getppid() == server:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(SERVER_PERIOD_S)
     leave()
 
@@ -139,7 +139,7 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
 
 
 def print_summary(view: View, *, is_json: bool) -> None:
-    """Print how a job stands, as data."""
+    """Print the job's summary, as text or JSON."""
     summary = summary_object(view)
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
@@ -150,7 +150,7 @@ def _print_farewell(session: Presented) -> None:
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:
-    """Let a signal end the session in an orderly way instead of the process."""
+    """Make signals end the session in an orderly way instead of ending the process."""
     loop = asyncio.get_running_loop()
     for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end)

@@ -1,4 +1,4 @@
-"""The verbs that start a job: `run` any program, `start` one of the inventory's jobs, `demo` an example.
+"""The commands that start a job: `run` any program, `start` one of the inventory's jobs, `demo` an example.
 
 `demo` runs on this machine, over two private agents.
 """
@@ -69,7 +69,7 @@ INSTEAD = {
     "--no-python": "name a Python script, or -m MODULE",
     "--run-path": "name a Python script, or -m MODULE",
 }
-"""What to write for an option of torchrun."""
+"""Replacement for each option of torchrun."""
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
@@ -86,19 +86,19 @@ _watch_options = (
 
 
 def _starts(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say where a job is started, and how it is watched."""
+    """Add the options of where a job is started, and how it is watched."""
     for option in reversed(_watch_options):
         command = option(command)
     return command
 
 
 class ProgramCommand(click.Command):
-    """A command whose first word that is no option of its own begins the program's line, as behind torchrun."""
+    """A command whose first argument that is no option of its own begins the program's command line, as in torchrun."""
 
     allow_interspersed_args = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take `-m MODULE` for the beginning of the program; say what to write for torchrun's other options."""
+        """Treat `-m MODULE` as the beginning of the program; name the replacement for torchrun's other options."""
         try:
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:
@@ -111,7 +111,7 @@ class ProgramCommand(click.Command):
 
 
 def _module_in(args: list[str]) -> tuple[int, list[str]]:
-    """Return where `-m` stands, and the module if it is in the same word, as Python takes it."""
+    """Return the index of `-m`, and the module if it is in the same argument, as Python accepts it."""
     at = next(at for at, word in enumerate(args) if word.startswith("-m"))
     return at, [args[at][2:]] if len(args[at]) > 2 else []
 
@@ -161,7 +161,7 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 def run(*, wanted: HostsWanted, **job: Any) -> None:
     """Start COMMAND under torchrun, and watch it: `run train.py --epochs 3`, `run --host gpu1 --host gpu2 -m train`.
 
-    Without --host it runs on the hosts of rankdeck.toml, without that on this machine.
+    Without --host it runs on the hosts of rankdeck.toml, or on this machine when that names none.
     """
     command = check_command(tuple(job["command"]))
     request = RunRequest(
@@ -188,7 +188,7 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
 def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], **job: Any) -> None:
     """Start JOB of rankdeck.toml, and watch it; ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`.
 
-    Without a name it says which jobs there are.
+    Without a name it lists the jobs.
     """
     if click.get_current_context().params.get(NO_FILES_PARAMETER):
         raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
@@ -281,14 +281,14 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
     """Return if several hosts are fit for a job together.
 
     Raises:
-        AppError: They are not; each thing that is in the way has been told.
+        AppError: The hosts are not fit; each problem was printed.
     """
     if not all(link.runs_programs for link in hosts.links):
         print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
         return
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
-        found = found.without("reach")  # the job takes another way than was tried; its nodes will try that one
+        found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one
     for problem in found.problems:
         print_line(f"rankdeck: {problem}")
     if found.exit_code:

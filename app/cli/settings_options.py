@@ -28,14 +28,14 @@ _options = (
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options, which the command gets as `assignments` and `has_no_files`."""
+    """Add the options; the command gets them as `assignments` and `has_no_files`."""
     for option in reversed(_options):
         command = option(command)
     return command
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options, and give the command what they, the environment and the files say, as `settings`."""
+    """Add the options; the command gets the settings from options, environment and files as `settings`."""
 
     @settings_options
     @functools.wraps(command)
@@ -46,7 +46,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_settings(assignments: Sequence[str], *, has_files: bool) -> Loaded:
-    """Return what there is, and what is wrong with it."""
+    """Return all settings, and the errors in them."""
     from app.settings.loading import load  # noqa: PLC0415 - `--help` does not pay for it
     from app.tui.actions import ACTIONS  # noqa: PLC0415
 
@@ -57,6 +57,6 @@ def read_settings(assignments: Sequence[str], *, has_files: bool) -> Settings:
     """Return the settings.
 
     Raises:
-        UsageError: Something is wrong with them.
+        UsageError: The settings have an error.
     """
     return load_settings(assignments, has_files=has_files).settings()

@@ -1,9 +1,9 @@
 """Asks the user at the terminal, for all logins of this command.
 
-`TerminalPrompter` asks there and nowhere else, one question at a time, and not while a screen is drawn.
+`TerminalPrompter` asks only on the terminal, one question at a time, and not while a screen is drawn.
 
-`LOGINS` are the logins of this command, whichever hosts they lead to: it has one terminal, and one user. Import this
-module where the first host is connected to: it costs paramiko.
+`LOGINS` holds the logins of this command to all hosts: it has one terminal and one user. Import this module only where
+the first host is connected to: it imports paramiko, which is slow.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TERMINAL = "/dev/tty"
-"""Also where input and output are turned elsewhere; a program without a terminal has none."""
+"""Path that works with redirected input and output too; a program without a terminal has none."""
 MAX_ANSWER_BYTES = 4096
-"""A terminal gives no more in a line."""
+"""Limit of bytes in one line of a terminal."""
 _LOCAL_MODES = 3
-"""Where termios has them in its list."""
+"""Index of the local modes in termios's list."""
 
 
 class TerminalPrompter:
-    """Asks on the terminal, as `ssh` does: what is typed is not shown, unless it is no secret, and is kept nowhere."""
+    """Asks on the terminal, as `ssh` does: input is hidden unless it is no secret, and is stored nowhere."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def can_ask(self) -> bool:
-        """Say whether a person sits there: whose output goes elsewhere, as a script's does, is not asked."""
+        """Return whether a user can answer; not with redirected output, as a script's is."""
         return sys.stdin.isatty() and sys.stderr.isatty() and not self._has_screen()
 
     def ask(self, text: str, *, is_shown: bool = False) -> str | None:
-        """Return what the person types; None when they do not for two minutes, or end it by Ctrl-D."""
+        """Return the user's answer; None after two minutes or Ctrl-D."""
         with self._lock, contextlib.suppress(OSError, termios.error), _opened() as terminal:
             if _is_raw(terminal):
                 return None
@@ -53,7 +53,7 @@ class TerminalPrompter:
         return None
 
     def show(self, text: str) -> None:
-        """Say something on standard error, unless a screen is drawn."""
+        """Print a text to standard error, unless a screen is drawn."""
         with self._lock:
             if not self._has_screen():
                 print_line(text)
@@ -74,13 +74,13 @@ def _opened() -> Iterator[int]:
 
 
 def _is_raw(terminal: int) -> bool:
-    """Say whether somebody reads the terminal key by key: it is theirs then, as it is the console's."""
+    """Return whether a program reads the terminal key by key, as the console does; the terminal is in use then."""
     return not termios.tcgetattr(terminal)[_LOCAL_MODES] & termios.ICANON
 
 
 @contextlib.contextmanager
 def _typed_line(terminal: int, *, is_shown: bool) -> Iterator[None]:
-    """Throw away what was typed before, and hide what is typed now."""
+    """Discard what was typed before, and hide what is typed now."""
     before = termios.tcgetattr(terminal)
     wanted = termios.tcgetattr(terminal)
     if not is_shown:
@@ -90,7 +90,7 @@ def _typed_line(terminal: int, *, is_shown: bool) -> Iterator[None]:
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
-    # A thread that waits here when the program ends, as Ctrl-C makes it, would leave a terminal that shows nothing.
+    # A thread that waits here when Ctrl-C ends the program would leave a terminal that shows no input.
     atexit.register(restore)
     try:
         termios.tcsetattr(terminal, termios.TCSAFLUSH, wanted)
@@ -111,5 +111,5 @@ def _line(terminal: int) -> str | None:
 
 
 DESK = QuestionDesk(TerminalPrompter())
-"""Asks on the terminal until a console takes that over."""
+"""Asks on the terminal until a console replaces that."""
 LOGINS = Logins(DESK)

@@ -1,1 +1,1 @@
-"""The console's face: everything that knows Textual."""
+"""The console's screens: every module that uses Textual."""

@@ -1,6 +1,6 @@
-"""The one table of what a user can do: keys, footer, help and palette are all made from it.
+"""The one table of user actions: keys, footer, help and palette are made from it.
 
-`Keymap` holds the keys of this run: what the user's settings give, else those of `ACTIONS`.
+`Keymap` holds the keys in use: those of the user's settings, else those of `ACTIONS`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Action(NamedTuple):
-    """Something a key does.
+    """An action of the user, by key or palette.
 
     Attributes:
-        name: How a person's file calls it (`[keys]`): it never changes.
-        call: The action in Textual's words.
-        keys: Textual's names of its usual keys, separated by commas; none of what is only in the palette.
-        title: For the footer and the palette.
-        help: A sentence.
-        footer: Place in the footer, the lowest stays longest; 0 is not in it.
-        is_fault: Only there where faults may be injected.
-        is_control: Only there where something may be done to the job.
-        is_start: Only there where another program can be started.
-        is_doctor: Only there where hosts can be looked at; on a recording its key says that they cannot.
-        is_question: Only there while a host wants an answer.
-        is_replay: Only there where a recording is played.
-        in_palette: False for what only makes sense on a key.
+        name: The name in a user's file (`[keys]`); it never changes.
+        call: The action as Textual's action string.
+        keys: Textual's names of its default keys, separated by commas; empty for an action only in the palette.
+        title: Title in the footer and the palette.
+        help: Sentence for the help screen.
+        footer: Place in the footer, the lowest stays longest; 0 leaves it out.
+        is_fault: Whether it exists only where faults may be injected.
+        is_control: Whether it exists only where the user may act on the job.
+        is_start: Whether it exists only where another program can be started.
+        is_doctor: Whether it exists only where hosts can be checked; in a replay its key shows that they cannot.
+        is_question: Whether it exists only while a host wants an answer.
+        is_replay: Whether it exists only in a replay.
+        in_palette: False for an action that only makes sense on a key.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Action(NamedTuple):
 
     @property
     def contexts(self) -> frozenset[str]:
-        """In which consoles it is there: on what is live, on a recording, or on both."""
+        """Consoles that have the action: `live`, `replay` or both."""
         if self.is_replay:
             return frozenset({"replay"})
         return frozenset({"live"} if self.is_fault or self.is_control or self.is_question else {"live", "replay"})
@@ -373,7 +373,7 @@ class Keymap:
     """The keys of every action, by its name."""
 
     def __init__(self, chosen: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        """Take Textual's names of keys that were chosen; actions that are not named keep their usual ones."""
+        """Take the chosen keys, as Textual's names; actions that are not in `chosen` keep their default keys."""
         usual = {action.name: tuple(filter(None, action.keys.split(","))) for action in ACTIONS}
         self._keys = {**usual, **(chosen or {})}
 
@@ -382,21 +382,21 @@ class Keymap:
         return self._keys[name]
 
     def shown(self, name: str) -> str:
-        """Return an action's keys as people write them, empty where it has none."""
+        """Return an action's keys as users write them; empty when it has none."""
         return " ".join(map(shown_key, self._keys[name]))
 
     def first(self, name: str) -> str:
-        """Return the first of an action's keys as people write it, empty where it has none."""
+        """Return the first of an action's keys as users write it; empty when it has none."""
         keys = self._keys[name]
         return shown_key(keys[0]) if keys else ""
 
     def hint(self, name: str, text: str, *, head: str = "") -> str:
-        """Return `head` and `s: text`; nothing where the action has no key."""
+        """Return `head` and `s: text`; empty when the action has no key."""
         key = self.first(name)
         return f"{head}{key}: {text}" if key else ""
 
     def views(self) -> str:
-        """Return the keys of the views in short, `1-8`; where they are not in a row, that of the next view."""
+        """Return the keys of the views in short, `1-8`; the key of the next view when they are not consecutive."""
         keys = [self.first(name) for name in VIEW_NAMES]
         row = [str(int(keys[0]) + place) for place in range(len(keys))] if keys[0].isdigit() else []
         return f"{keys[0]}-{keys[-1]}" if keys == row else self.first("next_view")

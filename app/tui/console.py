@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 DEFAULT_SETTINGS = ConsoleSettings()
 FRAMES_PER_S = 10
-"""Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
+"""Rate at which logs move; a higher one shows no more and overloads a slow terminal."""
 
 
 class Console(PersonalApp):
-    """Shows a session until the person quits.
+    """Shows a session until the user quits.
 
     Attributes:
-        failure: Why the session could not go on; None when the person quit.
+        failure: The error that ended the session; None when the user quit.
     """
 
     TITLE = "rankdeck"
@@ -48,7 +48,7 @@ class Console(PersonalApp):
     def __init__(
         self, source: ConsoleSource, look: Look | None = None, settings: ConsoleSettings = DEFAULT_SETTINGS
     ) -> None:
-        """Show a source as a person has chosen; `look` stands for what the settings say of it."""
+        """Show a source with the user's settings; `look` replaces the look of the settings."""
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
         self.has_painted = asyncio.Event()
@@ -56,7 +56,7 @@ class Console(PersonalApp):
         self.printed: list[str] = []
         """What was printed while prints were taken: the terminal is not to be written on."""
         self._left_undone = ""
-        """What a person has been warned of who wants to leave."""
+        """Restart in progress that the user was warned about when quitting."""
 
     def get_default_screen(self) -> Screen[None]:
         return keyed_screen(self.ui)
@@ -81,11 +81,11 @@ class Console(PersonalApp):
         self.start_frames()
 
     def start_frames(self) -> None:
-        """Let frames come; a console that is held still for a test or a picture overrides this."""
+        """Start the frame timer; a console that stands still for a test or a picture overrides this."""
         self.set_interval(1 / FRAMES_PER_S, self.frame)
 
     def on_ready(self) -> None:
-        """Have the collector out of the way of keys."""
+        """Keep garbage collection from delaying keys."""
         calm_collector()
         self.has_painted.set()
 
@@ -94,7 +94,7 @@ class Console(PersonalApp):
         self.ui.take_notices(filter(None, event.text.splitlines()))
 
     def on_resize(self, _event: Resize) -> None:
-        """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
+        """Rearrange the views; the app's own size is the new one only after this message."""
         self.call_later(self._arrange)
 
     def action_show_view(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Console(PersonalApp):
         self._arrange()
 
     def action_next_view(self, steps: int) -> None:
-        """Show the view so many places on."""
+        """Show the view that is so many places further."""
         self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self._header.active) + steps) % len(VIEW_NAMES)])
 
     def action_scroll(self, how: str, amount: int) -> None:
@@ -136,7 +136,7 @@ class Console(PersonalApp):
         await ask_for_program(self)
 
     async def action_quit(self) -> None:
-        """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
+        """End the session and leave; a second call leaves immediately. Warns first when an action is in progress."""
         if self.ui.farewell:
             self.exit()
             return
@@ -165,7 +165,7 @@ class Console(PersonalApp):
         self.paint()
 
     def frame(self) -> None:
-        """Take what has come and paint it, as far as the terminal is ready for it."""
+        """Take what is new and paint it, as far as the terminal can take it."""
         try:
             has_new_rows = self.ui.take_frame()
         except AppError as error:

@@ -1,4 +1,4 @@
-"""What a person does to the job from the console: asked first, done beside the frames, told in a notice."""
+"""The user's actions on the job: each is confirmed first, runs beside the frames, and is reported in a notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def ask_for_fault(console: PersonalApp, selected: int) -> None:
-    """Ask which fault to inject, and inject it; `selected` is the rank that is looked at."""
+    """Ask which fault to inject, and inject it; `selected` is the selected rank."""
     from app.tui.dialogs.confirm import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
 
     ui = console.ui
@@ -59,7 +59,7 @@ async def ask_for_control(console: PersonalApp) -> None:
 
 
 async def ask_for_program(console: PersonalApp) -> None:
-    """Ask which program to start, and start it; not beside a job that runs."""
+    """Ask which program to start, and start it; refused while a job runs."""
     from app.tui.dialogs.program_form import ProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
 
     ui = console.ui
@@ -85,7 +85,7 @@ async def ask_for_program(console: PersonalApp) -> None:
 
 
 async def _is_fit(console: PersonalApp, job: Program | Again, action: str) -> bool:
-    """Look at the hosts; return whether they are fit for a job, or a person wants it all the same."""
+    """Check the hosts; return whether they are fit for a job, or the user goes on anyway."""
     from app.tui.dialogs.doctor import DoctorScreen  # noqa: PLC0415 - as above
 
     doctor = console.ui.source.doctor

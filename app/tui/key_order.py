@@ -1,8 +1,8 @@
-"""Keys that come together mean what they mean one by one.
+"""Handles keys one after the other, also when several arrive together.
 
-Textual gives a key to whoever has the focus when it comes, though what the key before it does may not be done: typed
-ahead, or come together over a link that stutters, the letters of `/step` would be commands. So a key waits until a mark
-that was sent after the one before it has come all the way up, and again for what that one has set off.
+Textual gives a key to the widget with the focus when it arrives, though the previous key may be in progress. Typed
+ahead, or arriving together over a slow link, the letters of `/step` would be commands. So a key waits until a mark that
+was sent after the previous key has bubbled up to the app, and again for the messages that this key has caused.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from textual.events import Event
 
 NUM_MARKS = 3
-"""For the key itself, for the messages of whoever took it, and for what those have done."""
+"""Marks per key: for the key itself, for the messages of its receiver, and for those that these cause."""
 PATIENCE_S = 0.5
-"""With a mark that is lost, as with a screen that has closed meanwhile."""
+"""Seconds to wait for a mark; one is lost when its screen closes."""
 
 
 class KeyDone(Message, bubble=True):
-    """Comes up behind a key."""
+    """The mark that follows a key."""
 
     def __init__(self, number: int, num_left: int) -> None:
-        """Of which key, and how many marks follow."""
+        """Take the key's number, and how many marks follow this one."""
         super().__init__()
         self.number = number
         self.num_left = num_left
 
 
 class KeysInOrder(App[None]):
-    """An app that takes one key, or one paste, after the other."""
+    """An app that handles one key, or one paste, at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class KeysInOrder(App[None]):
         self._is_key_under_way = False
 
     async def on_event(self, event: Event) -> None:
-        """Hold a key back while one is under way."""
+        """Hold a key back while another one is in progress."""
         if not isinstance(event, Key | Paste) or event.is_forwarded:
             await super().on_event(event)
         elif self._is_key_under_way:
@@ -66,7 +66,7 @@ class KeysInOrder(App[None]):
             self.post_message(mark)
 
     def on_key_done(self, mark: KeyDone) -> None:
-        """Go on, once what was left for later before the mark came is done, as to move the focus."""
+        """Continue after callbacks that were queued before the mark, such as moving the focus."""
         self.call_later(self._pass, mark)
 
     async def _pass(self, mark: KeyDone) -> None:

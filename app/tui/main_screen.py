@@ -1,6 +1,6 @@
-"""The screen below every dialog, and every view on it.
+"""The screen below every dialog, and the actions of its keys.
 
-`make_views` has the views by name, in the order of the number keys, and the page of a rank, which has no number.
+`make_views` returns the views by name, in the order of the number keys, and the page of a rank, which has no number.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SKIP_S = 10.0
 
 
 class MainScreen(Screen[None], inherit_bindings=False):
-    """Its keys are the action table's, and no others: see `keyed_screen`."""
+    """The screen whose keys are those of the action table only; see `keyed_screen`."""
 
-    AUTO_FOCUS = ""  # keys are the screen's until somebody types a filter
+    AUTO_FOCUS = ""  # keys belong to the screen until the user types a filter
 
     @property
     def console(self) -> PersonalApp:
@@ -46,7 +46,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     @property
     def ui(self) -> UiState:
-        """What the views read."""
+        """State that the views read."""
         return self.console.ui
 
     def action_help(self) -> None:
@@ -56,17 +56,17 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.app.push_screen(HelpScreen(self.ui))
 
     def action_filter(self) -> None:
-        """Type a filter for what is shown; where that cannot be filtered, for the ranks."""
+        """Open the filter of the shown view; of the ranks when it has none."""
         self.query_one(FilterBar).open(self._filtered())
 
     def action_problems(self) -> None:
-        """Show only what is not well, or everything; where that cannot be filtered, of the ranks."""
+        """Show only problems, or everything; in the ranks when the shown view has no filter."""
         is_shown = isinstance(self.console.shown, FilteredView)
         view = self._filtered()
         view.show_problems(is_wanted=not (is_shown and view.is_problems_only))
 
     def action_open(self) -> None:
-        """Open the rank that is selected, or that the selected row is about; on its page, its log lines."""
+        """Open the selected rank, or that of the selected row; on its page, its log lines."""
         shown, page = self.console.shown, self.query_one(RankPage)
         if shown is page:
             logs = self.query_one(LogsView)
@@ -82,7 +82,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view(RANK_PAGE)
 
     def action_back(self) -> None:
-        """Leave the page of a rank; elsewhere, take the filter away."""
+        """Leave the page of a rank; elsewhere, clear the filter."""
         shown = self.console.shown
         if isinstance(shown, RankPage):
             self.console.action_show_view(shown.came_from)
@@ -90,7 +90,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             shown.clear()
 
     def action_copy(self) -> None:
-        """Copy what is selected, or the verdict, into the clipboard of the terminal (OSC 52)."""
+        """Copy the selection, or the verdict, into the terminal's clipboard (OSC 52)."""
         copied = self.console.shown.copied
         if copied is None:
             self._show_notice("There is nothing to copy yet.")
@@ -100,24 +100,24 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.show_notice(f"Copied {what}: {text.splitlines()[0]}")
 
     def action_freeze(self) -> None:
-        """Let the picture stand still, or go on."""
+        """Freeze the picture, or let it go on."""
         self.ui.freeze()
         self.console.paint()
 
     def action_sort(self, order: str = "") -> None:
-        """Show the ranks sorted by something, or by the next in turn."""
+        """Show the ranks sorted by `order`, or by the next order in turn."""
         self.console.action_show_view("ranks")
         self.query_one(RanksView).sort_by(RankOrder(order) if order else None)
 
     def action_shape(self) -> None:
-        """Show the ranks as a grid; where they are one, as a table."""
+        """Show the ranks as a grid, or as a table when they are one."""
         ranks = self.query_one(RanksView)
         is_grid = self.console.shown is ranks and ranks.is_grid
         self.console.action_show_view("ranks")
         ranks.show_grid(is_wanted=not is_grid)
 
     def action_error(self, direction: int) -> None:
-        """Show the next log line at level error, or the one before."""
+        """Show the next log line at level error, or the previous one."""
         logs = self.query_one(LogsView)
         self.console.action_show_view("logs")
         if not logs.to_error(direction):
@@ -127,12 +127,12 @@ class MainScreen(Screen[None], inherit_bindings=False):
             )
 
     def action_collapse(self) -> None:
-        """Show log lines that several ranks print alike as one, or each again."""
+        """Show log lines that several ranks print alike as one, or separately again."""
         self.console.action_show_view("logs")
         self.query_one(LogsView).collapse()
 
     def action_root_cause(self) -> None:
-        """Show why the job failed; asked again, the lines of the logs."""
+        """Show why the job failed; a second call shows the log lines again."""
         logs = self.query_one(LogsView)
         if logs.cause is None:
             self._show_notice("No rank has failed.")
@@ -141,7 +141,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view("logs")
 
     def action_zoom(self, steps: int) -> None:
-        """Let the charts show a longer time, or a shorter one; elsewhere, show them first."""
+        """Make the charts show a longer or a shorter time; elsewhere, show the charts first."""
         charts = self.query_one(ChartsView)
         if self.console.shown is charts:
             charts.zoom(steps)
@@ -149,7 +149,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.console.action_show_view("charts")
 
     def action_play(self, how: str) -> None:
-        """Do something to the recording that is played; nothing to what is live."""
+        """Control the replay; does nothing in a live session."""
         player = self.ui.source.player
         if player is None:
             return
@@ -164,7 +164,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
                 player.change_speed(1 if how == "faster" else -1)
 
     def action_answer(self) -> None:
-        """Go to the hosts that want an answer, and ask what they want to know."""
+        """Connect to the hosts that want an answer, and ask their questions."""
         questions = self.ui.source.questions
         if questions is None:
             self._show_notice("From this console nobody is asked anything.")
@@ -175,7 +175,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.run_worker(questions.begin())
 
     def action_doctor(self) -> None:
-        """Look at all hosts, as before a job."""
+        """Check all hosts, as before a job."""
         doctor = self.ui.source.doctor
         if doctor is None:
             self._show_notice("There are no hosts to look at: not in a recording, nor behind a relay.")
@@ -185,13 +185,12 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.app.push_screen(DoctorScreen(self.ui, doctor))
 
     def action_stacks(self) -> None:
-        """Show where every rank stands, frame by frame."""
         from app.tui.dialogs.stacks import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
 
         self.app.push_screen(StacksScreen(self.ui))
 
     def _filtered(self) -> FilteredView:
-        """Return the view that is shown, or that of the ranks, which is shown then."""
+        """Return the shown view; switches to the ranks when it has no filter."""
         if not isinstance(self.console.shown, FilteredView):
             self.console.action_show_view("ranks")
         return cast("FilteredView", self.console.shown)
@@ -201,9 +200,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
 
 def keyed_screen(ui: UiState) -> MainScreen:
-    """Return the screen with the keys of this run; one key may be of two actions that are never there together.
+    """Return the screen with the chosen keys; two actions that never exist together may share a key.
 
-    Textual's own keymap (`App.set_keymap`, 8.2) is not used: it gives an action other keys but cannot take a key away.
+    Textual's own keymap (`App.set_keymap`, 8.2) is not used: it gives an action other keys but cannot remove a key.
     """
     context = "live" if ui.source.player is None else "replay"
     bound = [

@@ -1,11 +1,11 @@
-"""When to paint, by the terminal's own answers: a slow link costs frames, not keys.
+"""Decides when to paint, by the terminal's answers: a slow link costs frames, not keys.
 
-What is written to a terminal behind a slow link waits in buffers that hold seconds of it, and the answer to a key waits
-behind all that. So each paint ends in a question that every terminal answers at once, and what moves by itself is
-painted only while no answer is owed; of a large change only as much as the link carries in a moment. What a key changes
-does not wait, unless the link is behind by more than a screenful: then several keys are answered by one paint.
+Output to a terminal behind a slow link waits in buffers that hold seconds of it, and the answer to a key waits behind
+all of it. So each paint ends in a question that every terminal answers immediately. Automatic changes are painted only
+while no answer is outstanding, and of a large change only as much as the link carries in a moment. The effect of a key
+is painted immediately, unless more than a screenful is unanswered: then several keys share one paint.
 
-A terminal that never answers is painted at the pace of the frames, as one without questions.
+A terminal that never answers is painted at the rate of the frames, without questions.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NUM_TAGS = 16
-"""Questions are told apart by the column that they ask from."""
+"""Number of questions that differ by the column of the cursor."""
 PATIENCE_S = 2.0
-"""An answer that takes longer is not waited for."""
+"""Seconds to wait for an answer."""
 MAX_UNANSWERED = 3
-"""So many in a row, and the terminal is one that does not answer; until it does."""
+"""Unanswered questions in a row after which the terminal counts as one that does not answer, until it answers."""
 SLICE_S = 0.025
-"""What moves by itself keeps the link busy for so long at a time."""
+"""Seconds for which automatic changes may keep the link busy."""
 MIN_SLICE_BYTES = 2_048
 CHOKED_BYTES = 65_536
-"""More than a screenful that has not been answered for: from here keys share a paint."""
+"""Unanswered bytes, more than a screenful, above which keys share a paint."""
 MEASURED_BYTES = 2_048
-"""A smaller paint tells how long the way is, not how wide."""
+"""Smallest paint that measures the link's rate; a smaller one only measures its delay."""
 QUICK_S = 0.002
-"""What is carried in less says nothing about the link."""
+"""Shortest transfer time that measures the link's rate."""
 SMOOTHING = 0.3
 
 
@@ -36,16 +36,16 @@ class _Question(NamedTuple):
 
 
 class Pacer:
-    """Asks, and hears answers; times are of any one clock.
+    """Decides by questions and answers; all times are of one clock.
 
     Attributes:
-        is_pacing: Whether the terminal is one that answers, as far as is known.
+        is_pacing: Whether the terminal answers, as far as known.
     """
 
     def __init__(self) -> None:
         self.is_pacing = True
         self._open: dict[int, _Question] = {}
-        """By tag, the oldest first."""
+        """Open questions by tag, the oldest first."""
         self._next_tag = 0
         self._num_unanswered = 0
         self._round_trip_s = float("inf")
@@ -53,21 +53,21 @@ class Pacer:
 
     @property
     def may_move(self) -> bool:
-        """Whether what moves by itself may be painted now."""
+        """Whether automatic changes may be painted now."""
         return not self._open
 
     @property
     def is_choked(self) -> bool:
-        """Whether even the answer to a key has to wait."""
+        """Whether even the effect of a key has to wait."""
         return len(self._open) > 1 and sum(question.num_bytes for question in self._open.values()) > CHOKED_BYTES
 
     @property
     def slice_bytes(self) -> float:
-        """How much of what moves by itself may be painted at once; infinity on a link that has never been slow."""
+        """Limit of bytes of automatic changes in one paint; infinity on a link that was never slow."""
         return max(MIN_SLICE_BYTES, self._bytes_s * SLICE_S)
 
     def ask(self, num_bytes: int, now_s: float) -> int | None:
-        """Return the tag of the question that ends a paint of some bytes; None where none is to be asked."""
+        """Return the tag of the question that ends a paint of some bytes; None when no question is due."""
         if not self.is_pacing or len(self._open) >= NUM_TAGS - 1:
             return None
         tag = self._next_tag
@@ -78,7 +78,7 @@ class Pacer:
     def answered(self, tag: int, now_s: float) -> None:
         """Take an answer; it answers earlier questions too.
 
-        A stray one, or one that comes too late, only says that the terminal does answer.
+        An unexpected or late answer only shows that the terminal answers.
         """
         self.is_pacing, self._num_unanswered = True, 0
         if tag not in self._open:
@@ -93,7 +93,7 @@ class Pacer:
                 return
 
     def look(self, now_s: float) -> None:
-        """Give up on answers that are overdue."""
+        """Drop overdue questions."""
         for tag, question in list(self._open.items()):
             if now_s - question.asked_s < PATIENCE_S:
                 break
@@ -104,7 +104,7 @@ class Pacer:
             self.is_pacing = False
 
     def restart(self) -> None:
-        """Forget what was asked and learnt: the terminal was given away, or is another one."""
+        """Forget questions and measurements: the terminal was released, or is another one."""
         self.is_pacing = True
         self._open.clear()
         self._num_unanswered = 0

@@ -1,4 +1,4 @@
-"""Every style that is used to paint, by meaning, made from a theme."""
+"""The paint styles by meaning, made from a theme."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Palette(NamedTuple):
-    """Every style that is used to paint, by meaning."""
+    """The paint styles by meaning."""
 
     ink: Style
     strong: Style
@@ -27,28 +27,28 @@ class Palette(NamedTuple):
     tab: Style
     key: Style
     chosen: Style
-    """What somebody has chosen to see or to leave out, in a heading."""
+    """Style of a user's choice in a heading, such as a filter."""
     found: Style
-    """What was looked for, in a line."""
+    """Style of a match in a line."""
     cell: Style
-    """Laid over the selected cell of a grid."""
+    """Style laid over the selected cell of a grid."""
     raised: Style
-    """Laid over what stands in a heading."""
+    """Style laid over the text of a heading."""
     selected: Style
-    """Laid over a line's own styles."""
+    """Style laid over a line's own styles."""
     ok: Style
     busy: Style
     warning: Style
     critical: Style
     alarm: Style
-    """The headline's band when something is critical."""
+    """Style of the headline's band at severity critical."""
     caution: Style
-    """The headline's band when something is odd."""
+    """Style of the headline's band at severity warning."""
     ranks: tuple[Style, ...]
 
 
 def palette_of(theme: str) -> Palette:
-    """Return the palette of a theme, by its name."""
+    """Return the palette of a theme, given its name."""
     chosen = THEMES[theme]
     if chosen.colours is not None:
         return _coloured_palette(chosen.colours)
@@ -56,7 +56,7 @@ def palette_of(theme: str) -> Palette:
 
 
 def _coloured_palette(colours: Colours) -> Palette:
-    """Return a palette of true colours; every style carries its ground, since live views paint whole lines."""
+    """Return a palette of true colours; every style sets its background, since live views paint whole lines."""
 
     def on_ground(colour: str, *, bold: bool = False) -> Style:
         return Style(color=colour, bgcolor=colours.ground, bold=bold or None)
@@ -95,10 +95,10 @@ def _coloured_palette(colours: Colours) -> Palette:
 
 
 def _terminal_palette() -> Palette:
-    """Return a palette of the terminal's own colours, whatever its ground is.
+    """Return a palette of the terminal's own colours, for any background.
 
     Of the first eight only red and magenta are readable on black and on white alike (xterm's: 3.6 and 5.8 to 1, 4.5 and
-    4.7 to 1), and the bright ones are greys in some palettes: all else is weight, reversal, and the terminal's own ink.
+    4.7 to 1), and the bright ones are greys in some palettes: the rest uses weight, reversal and default colours.
     """
     plain = plain_palette()
     magenta, red = Style(color="magenta"), Style(color="red")
@@ -113,7 +113,7 @@ def _terminal_palette() -> Palette:
 
 
 def plain_palette() -> Palette:
-    """Return the palette of a terminal that asked for no colour: weight and reversal only."""
+    """Return the palette of a terminal without colour: weight and reversal only."""
     normal, bold, dim = Style(), Style(bold=True), Style(dim=True)
     return Palette(
         ink=normal,

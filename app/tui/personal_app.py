@@ -1,4 +1,4 @@
-"""An app as a person has chosen it: our themes and no others, keys and palette from the action table."""
+"""An app with the user's settings: its own themes only, keys and palette from the action table."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 class PersonalApp(KeysInOrder, PacedApp):
-    """What of the console a person may choose.
+    """The base of the console: the parts that follow the user's settings.
 
     Attributes:
-        look: What the views wear; the stock widgets wear the theme of the same name.
-        ui: What the views read.
-        active: Name of the view that is shown.
+        look: The look of the views; the stock widgets have the theme of the same name.
+        ui: State that the views read.
+        active: Name of the shown view.
     """
 
-    ENABLE_COMMAND_PALETTE = False  # Textual's own key for it, not the palette: the key is a person's to give
-    # Work above every dialog, whatever keys a person has chosen.
+    ENABLE_COMMAND_PALETTE = False  # only Textual's own key for the palette: the user's settings choose the key
+    # These work above every dialog, whatever keys the user has chosen.
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True, system=True)]
 
     def __init__(self, source: ConsoleSource, look: Look, settings: ConsoleSettings) -> None:
-        # The settings have heeded it already; Textual would gray out a theme that a person has named all the same.
+        # The settings have applied it already; Textual would gray out even a theme that the user has chosen.
         os.environ.pop("NO_COLOR", None)
         super().__init__()
         self.look = look
@@ -64,7 +64,7 @@ class PersonalApp(KeysInOrder, PacedApp):
         self._question_screen: QuestionScreen | None = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Take away the colours that a stock widget brings and the theme does not."""
+        """Add a filter of colours that stock widgets use and the theme does not have."""
         filters, theme = super().get_line_filters(), THEMES[self.look.theme]
         if theme.colours is not None:
             return filters
@@ -73,7 +73,7 @@ class PersonalApp(KeysInOrder, PacedApp):
     @property
     @abstractmethod
     def shown(self) -> LineView:
-        """The view that is shown."""
+        """View that is shown."""
 
     @abstractmethod
     def action_show_view(self, name: str) -> None:
@@ -81,31 +81,31 @@ class PersonalApp(KeysInOrder, PacedApp):
 
     @abstractmethod
     def paint(self) -> None:
-        """Build and paint all that is shown."""
+        """Build and paint everything shown."""
 
     def action_command_palette(self) -> None:
-        """Open the palette; Textual's own placeholder is not ASCII."""
+        """Open the palette, with an ASCII placeholder, unlike Textual's."""
         self.push_screen(CommandPalette(placeholder="Search for commands"))
 
     def action_suspend_process(self) -> None:
-        """Go to the shell; where none has started this console, nobody could bring it back."""
+        """Suspend to the shell; refused when no shell started this console, since nothing could resume it."""
         if _has_shell():
             super().action_suspend_process()
         else:
             self.show_notice("No shell has started this console: there is nothing to go to.", "warning")
 
     def paint_anew(self, _app: App[object]) -> None:
-        """Paint every line, also those that have not changed: the shell has had the terminal meanwhile."""
+        """Paint every line, also unchanged ones: the shell has used the terminal."""
         for screen in self.screen_stack:
             for widget in screen.walk_children():
                 widget.refresh()
 
     def show_notice(self, text: str, severity: SeverityLevel = "information") -> None:
-        """Show a sentence above the keys, for some seconds."""
+        """Show a sentence above the keys for some seconds."""
         self.notify(self.ui.tellable(text), severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
-        """Fill the palette from the action table: Textual's own commands, its themes among them, are not in it."""
+        """Fill the palette from the action table, without Textual's own commands and themes."""
         for action in available(self.ui.source):
             if action.in_palette:
                 run = partial(self.call_later, self.run_action, action.call)
@@ -113,7 +113,7 @@ class PersonalApp(KeysInOrder, PacedApp):
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
     def follow_questions(self) -> None:
-        """Show what the person is asked, as long as it is a question."""
+        """Show the present question of a host, and close it when it is over."""
         questions = self.ui.source.questions
         question = questions.question if questions is not None else None
         if self._question_screen is not None and (question is None or question.number != self._question_screen.number):
@@ -126,7 +126,7 @@ class PersonalApp(KeysInOrder, PacedApp):
             self.push_screen(self._question_screen)
 
     def action_wear(self, theme: str) -> None:
-        """Change the colours of everything."""
+        """Change the theme of the whole app."""
         self._wear(theme)
         self.refresh_css(animate=False)
         for screen in self.screen_stack:
@@ -142,6 +142,6 @@ class PersonalApp(KeysInOrder, PacedApp):
 
 
 def _has_shell() -> bool:
-    """Return whether a shell with jobs has started this process: in a group of its own, of the same session."""
+    """Return whether a job-control shell started this process: same session, its own process group."""
     parent = os.getppid()
     return os.getsid(0) == os.getsid(parent) and os.getpgid(parent) != os.getpgrp()

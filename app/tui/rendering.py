@@ -1,13 +1,13 @@
-"""All that leans on how Textual is built inside, and one switch to do without it.
+"""Everything that depends on Textual's internals, and a switch that turns it off.
 
-Textual 8 paints a widget's lines through a cache of decorated strips, and a strip caches its own cuts inside itself: a
-live view pays for both on every line and leaves cyclic garbage behind, which the collector then stops the screen for.
-Live views have no borders, padding or tint, so they hand their lines over directly, as strips that remember nothing.
-A strip is written with what changes from one of its segments to the next, not with every style in full, and only lines
-that have changed are written at all. `RANKDECK_STOCK_STRIPS=1` goes back to the stock way; the picture is the same.
+Textual 8 paints a widget's lines through a cache of decorated `Strip`s, and a strip caches its own cuts inside itself. A
+live view pays for both on every line and leaves cyclic garbage, whose collection stops the screen. Live views have no
+borders, padding or tint, so they hand their lines over directly, as `Strip`s without a cache. A strip is written with the
+changes from one segment to the next, not with every style in full, and only changed lines are written.
+`RANKDECK_STOCK_STRIPS=1` restores Textual's own rendering; the picture is the same.
 
-Textual writes each paint into a queue, and whatever lies between it and the eye queues it again. `PacedApp` ends each
-paint in a question to the terminal and has `app.tui.pacing` decide by the answers; `RANKDECK_PACING=0` goes back.
+Textual writes each paint into a queue, and every buffer up to the screen queues it again. `PacedApp` ends each paint in
+a question to the terminal, and `app.tui.pacing` decides by the answers; `RANKDECK_PACING=0` turns this off.
 
 Source: textual.strip.Strip, textual.widget.Widget.render_lines, textual._compositor, textual.driver.Driver and
 textual.drivers.linux_driver of Textual 8.2.8.
@@ -48,16 +48,16 @@ HAS_STOCK_RENDERING = os.environ.get("RANKDECK_STOCK_STRIPS", "") == "1"
 
 
 YOUNG_OBJECTS = 20_000
-"""Made and not yet let go of before the collector looks at them; the reports of a fleet are more than Python's 700."""
+"""New objects before a garbage collection; the reports of a fleet are more than Python's default of 700."""
 STYLE_BYTES = 20
-"""What it takes to turn the terminal to another colour."""
+"""Estimated bytes of a change of colour."""
 
 
 class _NoCache(FIFOCache[Any, Any]):
-    """Takes everything and remembers nothing; one serves all strips."""
+    """A cache that stores nothing; one serves all `Strip`s."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Forget."""
+        """Store nothing."""
 
     set = __setitem__  # type: ignore[assignment]  # the parameters' names are the same
 
@@ -69,7 +69,7 @@ _NO_CACHE = _NoCache(1)
 
 
 class LiveStrip(Strip):
-    """A strip that is painted once: no caches, so no reference to itself."""
+    """A strip that is painted once: it has no caches, so no reference to itself."""
 
     __slots__ = ()
 
@@ -88,14 +88,14 @@ class LiveStrip(Strip):
         self._cell_count = None
 
     def divide(self, cuts: Iterable[int]) -> list[Strip]:
-        """Return its parts; where nothing lies over it, itself."""
+        """Return the strip's parts; the strip itself when there is only one."""
         places = list(cuts)
         if places == [self._cell_length]:
             return [self]
         return [LiveStrip(part._segments, part.cell_length) for part in super().divide(places)]
 
     def render(self, console: Console) -> str:
-        """Return what is written to the terminal."""
+        """Return the text to write to the terminal."""
         color_system = console._color_system or ColorSystem.TRUECOLOR
         written: list[str] = []
         before = _PLAIN
@@ -114,7 +114,7 @@ _PLAIN = Style.null()
 
 @lru_cache(maxsize=4096)
 def _turn(before: Style, now: Style, color_system: ColorSystem) -> str:
-    """Return what turns the terminal from one style to another."""
+    """Return the escape sequence that changes the terminal from one style to another."""
     if before == now:
         return ""
     if before.without_color == now.without_color and before.bgcolor == now.bgcolor and now.color is not None:
@@ -126,15 +126,15 @@ def _turn(before: Style, now: Style, color_system: ColorSystem) -> str:
 
 
 def _codes(style: Style, color_system: ColorSystem) -> str:
-    """Return the numbers of a style that has no link, as in `ESC [ numbers m`."""
+    """Return the codes of a style without a link, as in `ESC [ codes m`."""
     return style.render("m", color_system=color_system).partition("m")[0].removeprefix("\x1b[")
 
 
 def calm_collector() -> None:
-    """Take what lives as long as the app out of the collector's sight: its pauses fall from 80 ms to 2.
+    """Freeze objects that live as long as the app, so that garbage collections pause it for 2 ms, not 80.
 
-    Reports are many, live for half a second each and hold no cycles: at Python's own pace the collector would look
-    through all of them several times a second.
+    Reports are many, live for half a second each and hold no cycles: at Python's default threshold the collector would
+    scan all of them several times a second.
     """
     gc.collect()
     gc.freeze()
@@ -156,18 +156,18 @@ class DirectWidget(Widget):
 
     @property
     def size(self) -> Size:
-        """What there is to paint on: all of it, which spares looking for borders at every line."""
+        """Size of the widget, all of it paintable; skips the search for borders at every line."""
         return self._size
 
     def show(self, rendered: Sequence[Strip], max_bytes: float = math.inf) -> bool:
-        """Take all lines of the widget, and have those painted that are not as they were.
+        """Take all lines of the widget, and paint those that have changed.
 
         Args:
             rendered: The lines.
-            max_bytes: About how much of it may be painted now; what is left out is told apart the next time.
+            max_bytes: Approximate limit of bytes painted now; the rest is painted by later calls.
 
         Returns:
-            Whether anything was left out.
+            Whether lines were left out.
         """
         before, self._rendered = self._rendered, rendered
         is_resized = len(before) != len(rendered) or self._rendered_width != self.size.width
@@ -188,7 +188,7 @@ class DirectWidget(Widget):
         return len(painted) < len(changed)
 
     def _first(self, changed: list[int], max_bytes: float) -> list[int]:
-        """Return as many lines as may be painted, at least one, going on from where it was left off the last time."""
+        """Return as many lines as may be painted, at least one, continuing after the last call's."""
         in_turn = [y for y in changed if y >= self._next_line] + [y for y in changed if y < self._next_line]
         taken: list[int] = []
         room = max_bytes
@@ -204,7 +204,7 @@ class DirectWidget(Widget):
         """Return the lines of a region of the widget."""
         if HAS_STOCK_RENDERING:
             return super().render_lines(crop)
-        # Until it has been built for a new size, what is there is fitted to it.
+        # Until the widget is rebuilt for a new size, its old lines are fitted to it.
         is_current = len(self._rendered) == self.size.height and self._rendered_width == self.size.width
         rendered = [self._rendered[y] if is_current else self.render_line(y) for y in crop.line_range]
         if crop.x == 0 and crop.width == self.size.width:
@@ -218,16 +218,16 @@ def _regions(lines: list[int], width: int) -> list[Region]:
 
 
 QUESTION_ROW = 2
-"""Where the cursor stands when it is asked after; the answers in the first row are those of F3 with another key."""
+"""Row of the cursor in a question; answers from the first row look like F3 with modifiers."""
 
 
 LAST_ANSWER_S = 0.5
-"""How long an answer is waited for on the way out: a shell would take it for keys."""
+"""Seconds to wait for answers on exit; a shell would read a late answer as keys."""
 LAST_ANSWER_LOOK_S = 0.01
 
 
 class PacedDriver(Driver):
-    """What is added to the driver of a terminal: it counts what is written, asks, and hears the answers."""
+    """Mixin for a terminal's driver: counts written bytes, asks questions, and takes the answers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.num_bytes = 0
@@ -239,19 +239,19 @@ class PacedDriver(Driver):
         super().write(data)  # type: ignore[safe-super]  # the terminal's driver comes next
 
     def ask(self, tag: int) -> None:
-        """Ask where the cursor is, from a column of its own; it stays where it was."""
+        """Ask for the cursor's position, from a column that identifies the tag; the cursor stays where it was."""
         self._open_tags.add(tag)
         super().write(f"\x1b7\x1b[{QUESTION_ROW};{tag + 1}H\x1b[6n\x1b8")  # type: ignore[safe-super]
         self.flush()
 
     def start_application_mode(self) -> None:
-        """Take the terminal, or take it again."""
+        """Start, or restart, the use of the terminal."""
         self._open_tags.clear()
         cast("PacedApp", self._app).pacer.restart()
         super().start_application_mode()  # type: ignore[safe-super]
 
     def process_message(self, message: Message) -> None:
-        """Take the answers out of what comes from the terminal; called by the input's thread."""
+        """Take answers out of the terminal's input; called by the input thread."""
         if isinstance(message, CursorPosition) and message.y == QUESTION_ROW - 1:
             self._open_tags.discard(message.x)
             self._loop.call_soon_threadsafe(cast("PacedApp", self._app).take_answer, message.x)
@@ -259,7 +259,7 @@ class PacedDriver(Driver):
         super().process_message(message)
 
     def disable_input(self) -> None:
-        """Let answers that are on their way come in before the terminal is given back."""
+        """Wait for outstanding answers before the terminal is released."""
         deadline_s = time.monotonic() + LAST_ANSWER_S
         is_owed = cast("PacedApp", self._app).pacer.is_pacing
         while is_owed and self._open_tags and time.monotonic() < deadline_s:
@@ -268,10 +268,10 @@ class PacedDriver(Driver):
 
 
 class PacedApp(App[None]):
-    """An app whose paints end in a question to the terminal, and that knows when to paint.
+    """An app whose paints end in a question to the terminal, and that decides by the answers when to paint.
 
     Attributes:
-        pacer: Decides.
+        pacer: The `Pacer` that decides.
     """
 
     def __init__(self, *, ansi_color: bool | None = None) -> None:
@@ -282,19 +282,19 @@ class PacedApp(App[None]):
         super().__init__(ansi_color=ansi_color)
 
     def get_driver_class(self) -> type[Driver]:
-        """Return the terminal's driver, or the browser's, with what paces it."""
+        """Return the driver of the terminal or the browser, with pacing."""
         driver_class = super().get_driver_class()
         return type("PacedDriver", (PacedDriver, driver_class), {}) if HAS_PACING else driver_class
 
     @property
     def may_move(self) -> bool:
-        """Whether what moves by itself may be painted now; look from time to time."""
+        """Whether automatic changes may be painted now; call it regularly."""
         self.pacer.look(time.monotonic())
         self._let_go()
         return self.pacer.may_move
 
     def post_display_hook(self) -> None:
-        """End a paint in a question."""
+        """End a paint with a question, and hold further paints while the link is choked."""
         driver = self._driver
         if not isinstance(driver, PacedDriver) or driver.num_bytes == self._num_bytes_seen:
             return
@@ -311,7 +311,7 @@ class PacedApp(App[None]):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Paint what was held, once the link has room for it."""
+        """Paint what was held once the link is no longer choked."""
         if self._is_holding and not self.pacer.is_choked:
             self._is_holding = False
             self._holding.close()

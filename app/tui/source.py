@@ -1,4 +1,4 @@
-"""What the screen needs from a session: the only door between the console's face and the rest of the package."""
+"""The protocols through which the screen uses a session; the screen uses no other part of it."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 
 class Player(Protocol):
-    """What plays a recording; nothing of it waits."""
+    """Controls a replay; no method blocks."""
 
     num_rewinds: int
-    """How often it has gone back: what was gathered from the session until then is void."""
+    """Number of jumps back; data collected from the session before the last one is invalid."""
 
     def pause(self) -> None:
-        """Stand still, or go on; at the end, begin anew."""
+        """Pause, or resume; at the end, restart from the beginning."""
 
     def change_speed(self, steps: int) -> None:
-        """Play faster, or slower, by so many notches."""
+        """Play faster, or slower, by so many steps."""
 
     def skip(self, seconds: float) -> None:
-        """Go on, or back, by so many seconds of the recording."""
+        """Move forward, or back, by so many seconds of the recording."""
 
     def to_next_verdict(self) -> None:
-        """Go on to where something new is said, and stand still there."""
+        """Move forward to the next new verdict, and pause there."""
 
 
 class Control(Protocol):
-    """What can be done to a job; each returns a clean sentence about what was done, and raises AppError if it was not.
+    """Actions on a job; each returns a clean sentence about what was done, or raises AppError.
 
-    The newest wish counts: a stop or a kill takes the place of a restart that still waits for the job's end.
+    The last action counts: a stop or a kill replaces a restart that still waits for the job's end.
     """
 
     @property
     def doing(self) -> str:
-        """What is under way, in a few clean words; empty while nothing is."""
+        """Action in progress, as clean text; empty when there is none."""
 
     async def stop(self, job_id: str, *, is_agreed: bool) -> str:
         """End a job in an orderly way: after a step and a checkpoint where its ranks can, else by SIGTERM."""
@@ -62,106 +62,106 @@ class Control(Protocol):
         is_immediate: bool = False,
         without: Collection[str] | None = None,
     ) -> str:
-        """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`.
+        """End a job if it still runs, and start its next attempt with as many ranks, or with `num_ranks`.
 
         Args:
-            job_id: Which.
-            num_ranks: Of the whole job.
-            is_immediate: Kill it first.
-            without: On the nodes that answer but for these, whichever made up the last attempt; None is those that did.
+            job_id: The job.
+            num_ranks: Number of ranks of the whole job.
+            is_immediate: Whether to kill it first.
+            without: Nodes to leave out of all that answer; None takes the nodes of the last attempt.
         """
 
 
 class Starter(Protocol):
-    """What starts another program where the last job has ended, or where there is none."""
+    """Starts another program when the last job has ended, or when there is none."""
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Where it starts it."""
+        """Hosts on which it starts the program."""
 
     @property
     def where(self) -> str:
-        """Where that is, in a few clean words."""
+        """Those hosts as clean text."""
 
     async def past(self) -> Sequence[Program]:
-        """Return what was started before, the newest first; what looks like a secret may be hidden in it.
+        """Return the earlier programs, the latest first; secrets may be hidden in them.
 
         Raises:
             AppError: The host does not answer.
         """
 
     async def start(self, program: Program) -> str:
-        """Start it, and follow it from now on; return a clean sentence that says so.
+        """Start a program and follow it from now on; return a clean sentence about it.
 
         Raises:
-            AppError: A job runs there already, or the host refused; nothing of the program runs then.
+            AppError: A job runs there already, or the host refused; no part of the program runs then.
         """
 
 
 class Doctor(Protocol):
-    """What looks at the hosts before a job does."""
+    """Checks the hosts before a job starts."""
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Which it looks at."""
+        """Hosts that it checks."""
 
     async def look(self, notify: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
-        """Return what is to be said of the hosts; takes some seconds, a minute at most.
+        """Return the findings about the hosts; takes some seconds, a minute at most.
 
         Args:
-            notify: Takes a host and how far it is, in the loop.
-            job: What is to be started there; None is whatever comes.
+            notify: Called with a host and its step, in the event loop.
+            job: The program to be started; None checks for any.
         """
 
 
 class Questions(Protocol):
-    """What hosts want to know of the person that cannot be reached without an answer; nothing of it waits."""
+    """Questions of hosts that cannot be reached without the user's answer; no method but `begin` waits."""
 
     @property
     def waiting(self) -> Sequence[str]:
-        """Hosts that want an answer; empty while the person is asked."""
+        """Hosts that want an answer; empty while the user is asked."""
 
     @property
     def question(self) -> Question | None:
-        """What the person is asked now; only after `begin`."""
+        """Present question to the user; only after `begin`."""
 
     async def begin(self) -> None:
-        """Go to the hosts that want an answer, one after the other; returns when none is left, or not now was said."""
+        """Connect to the hosts that want an answer, one by one; return when none is left, or the user puts it off."""
 
     def answer(self, number: int, text: str | None) -> None:
-        """Answer a question, unless it is over already; None is not now."""
+        """Answer a question unless it is over; None puts it off."""
 
 
 class ConsoleSource(Protocol):
-    """A session as the screen sees it.
+    """A session as the screen uses it.
 
-    `view`, the two drains and the properties are called from the frame loop, several times a second: they return at
-    once. The coroutines run on the same event loop, beside the frames.
+    The frame loop calls `view`, the two drains and the properties several times a second: they return immediately. The
+    coroutines run on the same event loop, beside the frames.
     """
 
     @property
     def title(self) -> str:
-        """What this session is, in a few clean words: `rankdeck demo`."""
+        """Command of this session, as clean text: `rankdeck demo`."""
 
     @property
     def player(self) -> Player | None:
-        """What plays the recording that is shown; None for what is live."""
+        """Control of the replay; None in a live session."""
 
     @property
     def control(self) -> Control | None:
-        """What acts on the job; None where only looking is allowed, which takes the action off keys and palette."""
+        """Actions on the job; None in a read-only session, which has no keys or palette entries for them."""
 
     @property
     def starter(self) -> Starter | None:
-        """What starts another program; None where none can be started from here."""
+        """Start of another program; None where none can be started from here."""
 
     @property
     def doctor(self) -> Doctor | None:
-        """What looks at the hosts; None of a recording."""
+        """Check of the hosts; None in a replay."""
 
     @property
     def questions(self) -> Questions | None:
-        """What hosts want to know; None where nobody may be asked: in a replay, on a page, where one only looks on."""
+        """Questions of the hosts; None where nobody may be asked: in a replay, on a page, in a read-only session."""
 
     @property
     def starting(self) -> Progress | None:
@@ -169,60 +169,60 @@ class ConsoleSource(Protocol):
 
     @property
     def how_to_begin(self) -> str:
-        """The command that brings a job while there is none, clean; empty where one comes by itself."""
+        """Command that starts a job while there is none, clean; empty when a job comes by itself."""
 
     @property
     def can_inject(self) -> bool:
-        """True when faults may be injected; False takes the action off the keys, the footer and the palette."""
+        """Whether faults may be injected; False removes the action from keys, footer and palette."""
 
     @property
     def leaving(self) -> str:
-        """What happens when the person leaves, in a few clean words: `the job goes on`."""
+        """What happens when the user leaves, as clean text: `the job goes on`."""
 
     @property
     def stall_s(self) -> float:
-        """From here a wait is a stall: the full length of the bars of waits."""
+        """Seconds after which a wait is a stall: the full length of the bars of waits."""
 
     def view(self) -> View:
-        """Return the rows of now.
+        """Return the current rows.
 
         Raises:
             AppError: The session cannot go on; the console ends and keeps the error for its caller.
         """
 
     def drain_logs(self) -> Sequence[tuple[str, LogLine]]:
-        """Return the (node, line) pairs that have come since the last call, in order of arrival; not yet cleaned."""
+        """Return the (node, line) pairs since the last call, in order of arrival; not yet cleaned."""
 
     def drain_notices(self) -> Sequence[str]:
-        """Return clean sentences about what the session did since the last call, oldest first."""
+        """Return clean sentences about the session since the last call, the oldest first."""
 
     @property
     def events(self) -> EventLog:
-        """What has happened until now."""
+        """Events until now."""
 
     @property
     def history(self) -> History:
-        """How the figures of the job went until now."""
+        """History of the job's figures until now."""
 
     def time_text(self, at_s: float) -> str:
-        """Return when an event was, in a few clean characters: by the clock, or by the place in a recording."""
+        """Return the time of an event as clean text: the clock time, or the position in a recording."""
 
     async def inject(self, fault: Fault) -> str:
-        """Do harm to a rank; return a sentence that says what was done.
+        """Inject a fault into a rank; return a sentence about it.
 
         Raises:
-            AppError: It was not done, and why.
+            AppError: It was refused or failed.
         """
 
     async def stacks(self, *, is_native: bool) -> Sequence[NodeStacks]:
-        """Return the stacks of the job that is shown, by node; takes seconds where a rank is stuck.
+        """Return the stacks of the shown job, by node; takes seconds when a rank is stuck.
 
         Args:
-            is_native: With the frames of C and C++; stops each rank for up to half a second.
+            is_native: Whether to add the frames of C and C++; this stops each rank for up to half a second.
 
         Raises:
             AppError: There is no job, or no node has stacks of it.
         """
 
     async def close(self) -> None:
-        """End what the session holds; called once, when the person quits."""
+        """Release what the session holds; called once, when the user quits."""

@@ -1,9 +1,9 @@
-"""How things look: colours, glyphs and words of states and severities, also without colour or UTF-8.
+"""The look of the console: colours, glyphs and names of states and severities, also without colour or UTF-8.
 
-Colour is never alone: a state is a glyph, a word and a colour. The colours themselves are app/settings/themes.py's.
+Colour is never alone: a state is a glyph, a name and a colour. The colours are defined in app/settings/themes.py.
 
-`OwnColours` is a filter for a terminal's own colours: what a stock widget paints in any that may not be readable
-becomes default.
+`OwnColours` is a filter for a terminal's own colours: stock widgets' colours that may be unreadable become the
+default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Glyphs(NamedTuple):
-    """Every character beyond ASCII that the console itself paints, or its stand-in."""
+    """The characters beyond ASCII that the console itself paints, or their ASCII replacements."""
 
     states: Mapping[RankState, str]
     severities: Mapping[Severity, str]
@@ -59,7 +59,7 @@ class Glyphs(NamedTuple):
     thick: str
     dotted: str
     levels: str
-    """From little to all; none reaches the line above."""
+    """Bars from low to full; none touches the line above."""
 
 
 UNICODE_GLYPHS = Glyphs(
@@ -162,10 +162,10 @@ _TERMINAL_VARIABLES = (
 
 
 class Look:
-    """A theme and a set of glyphs for this terminal; views take their styles from here whenever they build."""
+    """A theme and a set of glyphs for this terminal; views read their styles from here on every build."""
 
     def __init__(self, *, theme: str = DECK, has_colour: bool = True, is_ascii: bool = False) -> None:
-        """Wear a theme by its name; without colour it is the plain one."""
+        """Use a theme by its name; without colour the plain one."""
         self.is_ascii = is_ascii
         self.glyphs = ASCII_GLYPHS if is_ascii else UNICODE_GLYPHS
         self.wear(theme if has_colour else PLAIN)
@@ -196,18 +196,18 @@ class Look:
 
     @classmethod
     def chosen(cls, settings: ConsoleSettings) -> Look:
-        """Return the look that a person has chosen; what was left to the terminal is as its encoding says."""
+        """Return the look of the user's settings; `auto` follows the terminal's encoding."""
         if settings.ascii == "auto":
             encoding = getattr(sys.__stderr__, "encoding", None) or locale.getpreferredencoding()
             return cls(theme=settings.theme, is_ascii=encoding.lower().replace("-", "") != "utf8")
         return cls(theme=settings.theme, is_ascii=settings.ascii == "true")
 
     def severity_style(self, severity: Severity) -> Style:
-        """Return the style of a severity's glyph and word."""
+        """Return the style of a severity's glyph and name."""
         return self._severity_styles[severity]
 
     def state_style(self, state: RankState) -> Style:
-        """Return the style of a state's glyph and word."""
+        """Return the style of a state's glyph and name."""
         return self._state_styles[state]
 
     def rank_style(self, rank: int) -> Style:
@@ -215,14 +215,14 @@ class Look:
         return self.palette.ranks[rank % len(self.palette.ranks)] if rank >= 0 else self.palette.muted
 
     def shown(self, text: str) -> str:
-        """Return text as this terminal can print it: in an ASCII look, other characters as escapes."""
+        """Return text as this terminal can print it: an ASCII look shows other characters as escapes."""
         if not self.is_ascii or text.isascii():
             return text
         return text.encode("ascii", "backslashreplace").decode()
 
 
 def textual_theme(name: str) -> Theme:
-    """Return the theme of the stock widgets (dialogs, palette) that fits one of ours, by its name."""
+    """Return the theme of the stock widgets (dialogs, palette) that matches one of the console's."""
     chosen = THEMES[name]
     if chosen.colours is None:
         default = "ansi_default"
@@ -241,7 +241,7 @@ def textual_theme(name: str) -> Theme:
             surface=default,
             panel=default,
             boost=default,
-            # Textual's own style sheets ask for these of every theme of terminal colours.
+            # Textual's own style sheets need these variables in every theme of terminal colours.
             variables=dict.fromkeys(_TERMINAL_VARIABLES, default) | {"input-cursor-text-style": "reverse"},
         )
     colours = chosen.colours
@@ -272,10 +272,10 @@ READABLE = frozenset({1, 5})
 
 
 class OwnColours(LineFilter):
-    """Works on every painted line."""
+    """Filters every painted line."""
 
     def apply(self, segments: list[Segment], background: TextualColor) -> list[Segment]:  # noqa: ARG002 (Textual's)
-        """Return the segments in colours that are readable whatever the terminal's ground is."""
+        """Return the segments in colours that are readable on any background."""
         return [Segment(text, style and _in_own_colours(style), control) for text, style, control in segments]
 
 

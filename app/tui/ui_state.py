@@ -1,4 +1,4 @@
-"""What a frame brings to the views: the newest rows, the log lines so far, the events, how the figures went."""
+"""The state that the views read each frame: latest rows, log lines, events and the figures' history."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 MAX_NOTICES = 100
 MAX_SHOWN = 300
-"""Characters of a notification: it covers a part of the screen, not all of it."""
+"""Limit of characters in a notification: it covers part of the screen only."""
 FRAMES_PER_VIEW = 2
-"""The agents report five times a second: rows are made every second frame."""
+"""Frames between two views: agents report five times a second, so every second frame makes rows."""
 MAX_FRAMES_PER_VIEW = 10
 LOOK_FRAC = 0.02
-"""Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
+"""Share of a core for making rows: rows of 16,384 ranks take ten times as long as of 1,024, and are made less
 often."""
 FRAME_S = 0.1
 SEARCH_S = 0.01
-"""What a frame may spend on looking for log lines: keys do not wait."""
+"""Seconds per frame for the search of log lines, so that keys do not wait."""
 
 
 class UiState:
-    """Written by the console once per frame, read by the views when they build.
+    """The state of the screen: the console writes it once per frame, the views read it when they build.
 
-    A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
+    While the picture is frozen, the views keep their data, and new data is collected behind it.
 
     Attributes:
-        view: The rows that are shown; None before the first frame.
-        latest_view: The rows of now, also while the picture is frozen: what is done is done to these.
-        notices: The newest sentences about the session.
-        tick: Counts frames, for what moves while one waits.
-        noticed_at_tick: When the newest notice came.
-        farewell: What the console is doing on its way out; empty while it stays.
-        frozen_s: How old the picture is that is frozen; None while it moves.
-        max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
-        is_owed: Whether something has been left out for want of room on the way to the terminal.
-        max_frames_per_view: From look to look at the model, however long one takes.
+        view: The shown rows; None before the first frame.
+        latest_view: The latest rows, also while the picture is frozen; actions apply to these.
+        notices: The latest sentences about the session.
+        tick: Number of frames, for animations.
+        noticed_at_tick: Tick of the latest notice.
+        farewell: What the console does while it leaves; empty while it stays.
+        frozen_s: Age in seconds of the frozen picture; None while it moves.
+        max_bytes: Approximate limit of bytes for automatic changes of a view; infinity for answers to the user.
+        is_owed: Whether changes were left out because the link was full.
+        max_frames_per_view: Limit of frames between two views, however long one takes.
     """
 
     def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
@@ -76,35 +76,35 @@ class UiState:
         self.max_frames_per_view = MAX_FRAMES_PER_VIEW
         self._errors = LogMatches(ERRORS, self.logs)
         self._own_lines: LogMatches | None = None
-        """Of the job, where others have printed some too."""
+        """Lines of the shown job, when other jobs have printed lines too."""
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
         self._num_rewinds = 0
         self._next_look = 0
-        """Beat at which the model is looked at again."""
+        """Tick of the next view."""
         self._live_logs: LogStore | None = None
-        """What a recording has printed since it went back while the picture was frozen."""
+        """Lines of a replay since it went back while the picture was frozen."""
 
     @property
     def events(self) -> EventLog:
-        """What has happened, until now or until the picture was frozen."""
+        """Events until now, or until the picture was frozen."""
         return self._frozen_events if self._frozen_events is not None else self.source.events
 
     @property
     def history(self) -> History:
-        """How the figures of the job went, until now or until the picture was frozen."""
+        """History of the job's figures until now, or until the picture was frozen."""
         return self._frozen_history if self._frozen_history is not None else self.source.history
 
     @property
     def errors(self) -> LogMatches:
-        """The log lines at level error."""
+        """Log lines at level error."""
         if self._errors.logs is not self.logs or self._errors.wish.job_id != self.job_of_logs:
             self._errors = LogMatches(msgspec.structs.replace(ERRORS, job_id=self.job_of_logs), self.logs)
         return self._errors
 
     def latest_lines(self, num_lines: int) -> list[StoredLine]:
-        """Return the newest log lines of the job, as far as its own have been looked for."""
+        """Return the latest log lines of the job, as far as they have been found."""
         logs, job_id = self.logs, self.job_of_logs
         if not job_id:
             return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
@@ -116,11 +116,11 @@ class UiState:
 
     @property
     def job_of_logs(self) -> str:
-        """The job whose log lines are shown; empty while there are none of others."""
+        """Job whose log lines are shown; empty while no other job has lines."""
         return self.view.job_id if self.view is not None and self.logs.has_several_jobs else ""
 
     def take_frame(self) -> bool:
-        """Take what has come; return whether there are new rows.
+        """Take what is new; return whether there are new rows.
 
         Raises:
             AppError: The session cannot go on.
@@ -144,7 +144,7 @@ class UiState:
         return True
 
     def freeze(self) -> None:
-        """Let the picture stand still, or go on."""
+        """Freeze the picture, or let it go on."""
         if self.frozen_s is not None:
             self.frozen_s = self._frozen_events = self._frozen_history = None
             if self._live_logs is not None:
@@ -156,7 +156,7 @@ class UiState:
         self.logs.hold(is_held=self.frozen_s is not None)
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
-        """Look for log lines, or let threads do so, for as long as a frame may."""
+        """Search log lines for a frame's share of time, directly or by threads."""
         now_s = time.monotonic()
         deadline_s = now_s + SEARCH_S
         while lines.search():
@@ -166,7 +166,7 @@ class UiState:
                 return
 
     def _follow(self, player: Player) -> None:
-        """Let go of what was gathered of a recording once it has gone back."""
+        """Discard data collected from a replay once it has gone back."""
         if player.num_rewinds != self._num_rewinds:
             self._num_rewinds = player.num_rewinds
             self.notices.clear()
@@ -182,7 +182,7 @@ class UiState:
             self.noticed_at_tick = self.tick
 
     def tellable(self, text: str) -> str:
-        """Return text for a notification: what an agent says comes from another machine, and may be anything."""
+        """Return text for a notification, clean and cut: an agent on another machine may send anything."""
         shown = self.look.shown(clean(text, LINE_LIMIT))
         return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + self.look.glyphs.ellipsis
 

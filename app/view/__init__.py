@@ -1,1 +1,1 @@
-"""Facts and verdicts as rows and sentences for people. Pure."""
+"""Facts and verdicts as rows and sentences for users. Pure."""

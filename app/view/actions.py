@@ -1,7 +1,7 @@
-"""Actions on a whole job, as text: whom they strike, and what becomes of them.
+"""Texts of actions on a whole job: which ranks they affect, and how.
 
-`action_title` and `action_question` are for stop, kill and the like. `parse_fault` reads a fault as a user asks for it,
-`fault_text` is its effect as text.
+`action_title` and `action_question` are for stop, kill and the like. `parse_fault` parses a fault as a user types it,
+`fault_text` describes its effect.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 MAX_NODES_NAMED = 3
 MAX_PIDS_NAMED = 4
-"""Of each node."""
+"""Process ids named per node."""
 
 NOT_AGAIN = "the job ends and will not begin again"
-"""What becomes of a restart that is left undone."""
+"""Effect of leaving the console while it restarts a job."""
 
 
 class JobAction(StrEnum):
-    """What can be done to a job as a whole."""
+    """An action on a job as a whole."""
 
     STOP = "stop"
     STOP_NOW = "stop now"
@@ -39,11 +39,11 @@ class JobAction(StrEnum):
     RESTART = "restart"
     RESTART_NOW = "restart now"
     RESTART_WITHOUT = "restart without"
-    """Of a job that has lost nodes: go on with the others."""
+    """Restart on the nodes that are left, without the lost ones."""
 
     @property
     def begins_again(self) -> bool:
-        """True where the job's next attempt follows."""
+        """True when the job's next attempt follows."""
         return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
 
@@ -55,16 +55,16 @@ ACTION_EFFECTS = {
     JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
     JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
 }
-"""What becomes of the ranks."""
+"""What happens to the ranks."""
 
 
 def max_ranks(num_nodes: int) -> int:
-    """Return how many ranks a job can have on so many nodes: what agents take and this console believes."""
+    """Return the most ranks of a job on so many nodes; agents and this console accept no more."""
     return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
 
 
 def lost_nodes(view: View, job: JobRow) -> list[str]:
-    """Return the nodes without which a job could go on: they are its own, there is no way to them, but to others."""
+    """Return the job's nodes that are lost and could be left out; empty when no other node is left."""
     ranks = [view.ranks_on(index) for index in range(view.num_nodes)]
     may_be_unheard = sum(map(bool, ranks)) < job.num_nodes
     named = zip(view.node_names, view.node_codes.tolist(), ranks, strict=True)
@@ -73,7 +73,7 @@ def lost_nodes(view: View, job: JobRow) -> list[str]:
 
 
 def action_title(action: JobAction, job: JobRow, *, has_ended: bool) -> str:
-    """Return what a button says: `Stop job demo`."""
+    """Return a button's text: `Stop job demo`."""
     if action is JobAction.RESTART_WITHOUT:
         return f"Restart job {job.job_id} without lost nodes"
     if action.begins_again and has_ended:
@@ -83,7 +83,7 @@ def action_title(action: JobAction, job: JobRow, *, has_ended: bool) -> str:
 
 
 def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
-    """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
+    """Return the question asked before the action, with nodes, ranks and processes."""
     title = action_title(action, job, has_ended=has_ended)
     if action is JobAction.RESTART_WITHOUT:
         nodes = nodes_text(lost_nodes(view, job))
@@ -100,7 +100,7 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
 
 
 def whom(view: View) -> str:
-    """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
+    """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`; other nodes are counted."""
     parts: list[str] = []
     num_others = 0
     for index, node in enumerate(view.node_names):
@@ -123,9 +123,9 @@ def whom(view: View) -> str:
 
 DEFAULT_FAULT_STEP = 10
 AT_START = tuple(kind for kind in FaultKind if kind is not FaultKind.THAW)
-"""What a job can be started with."""
+"""Kinds of faults that a job can be started with."""
 SIGNALS = frozenset({FaultKind.FREEZE, FaultKind.THAW, FaultKind.KILL})
-"""What acts at once, unless it is to wait for a step; so does `SLOW`."""
+"""Kinds that take effect immediately unless they wait for a step; `SLOW` does too."""
 
 _FAULT = re.compile(r"(?P<kind>[a-z-]+):(?P<rank>\d{1,5})(?:@(?P<step>\d{1,9}))?")
 
@@ -134,7 +134,7 @@ def parse_fault(text: str) -> Fault:
     """Return the fault in `KIND:RANK@STEP`.
 
     Raises:
-        UsageError: The text is not of that form, or the kind is not known.
+        UsageError: The text does not have that form, or the kind is unknown.
     """
     kinds = ", ".join(AT_START)
     match = _FAULT.fullmatch(text)
@@ -152,10 +152,10 @@ def parse_fault(text: str) -> Fault:
 def make_fault(
     kind: FaultKind, rank: int, at_step: int | None = None, factor: float | None = None, duration_s: float | None = None
 ) -> Fault:
-    """Return a fault from options, where None is one that was not given.
+    """Return a fault from options; None is an option that was not given.
 
     Raises:
-        UsageError: An option does not go with the kind.
+        UsageError: An option does not fit the kind.
     """
     if factor is not None and kind is not FaultKind.SLOW:
         raise UsageError(f"--factor goes with slow, not with {kind}", "leave --factor out")
@@ -173,7 +173,7 @@ def make_fault(
 
 
 def fault_text(fault: Fault) -> str:
-    """Return what a rank has been made to do, or will do: `is frozen (SIGSTOP)`, `will leave with exit code 0 ...`."""
+    """Return what is or will be done to a rank: `is frozen (SIGSTOP)`, `will leave with exit code 0 ...`."""
     is_immediate = fault.at_step is None and (fault.kind in SIGNALS or fault.kind is FaultKind.SLOW)
     when = "" if is_immediate else f" at step {fault.at_step}" if fault.at_step is not None else " at its next step"
     is_ = "is" if is_immediate else "will be"

@@ -1,4 +1,4 @@
-"""GPUs in rows and words: what each is doing, who holds its memory, what is wrong, and what to do about it."""
+"""GPUs in rows and sentences: what each is doing, who holds its memory, what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import GpuMemoryReport
 
 RECENT_XID_S = 3600.0
-"""An error of the driver is worth a warning for this long, and is shown after that."""
+"""Seconds for which a driver error is a warning; older ones are only shown."""
 USUAL_FIX = "call torch.cuda.set_device(local_rank) before the first CUDA call, and give torch.load a map_location"
 
 CONDITION_TEXTS = {
@@ -38,7 +38,7 @@ SLOW_TEXTS = {
     ThrottleReason.HW_THERMAL: "slowed by its hardware: too hot",
     ThrottleReason.HW_POWER_BRAKE: "slowed by the power supply",
 }
-"""At its power cap a busy GPU always is, and a synchronised one follows another."""
+"""Reasons worth showing: a busy GPU is always at its power cap, and a synchronised one follows another."""
 XID_TEXTS = {
     13: "a kernel raised an exception",
     31: "a kernel touched memory that it must not",
@@ -57,11 +57,11 @@ XID_TEXTS = {
 }
 """Source: https://docs.nvidia.com/deploy/xid-errors/."""
 BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
-"""Signs of broken hardware or a dead driver; most others are a program's doing."""
+"""Errors that mean broken hardware or a dead driver; a program causes most others."""
 
 
 class Held(NamedTuple):
-    """What a rank holds on the GPU that it is at home on; None is not known."""
+    """Memory that a rank holds on its home GPU; None is not known."""
 
     gpu: int | None = None
     used_bytes: int | None = None
@@ -76,7 +76,7 @@ _ORDER = {severity: order for order, severity in enumerate((Severity.CRITICAL, S
 
 
 def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
-    """Return what a rank holds on its GPU, as NVML and as torch say."""
+    """Return what a rank holds on its GPU, as NVML and torch report it."""
     worker, owner = job.worker(rank), int(job.node_of[rank])
     if worker is None or worker.exit is not None or owner < 0:
         return NOTHING
@@ -97,7 +97,7 @@ def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
 
 
 def _total_bytes(gpu: GpuReport, uuids: set[str]) -> int | None:
-    """Return the memory of a GPU, or of the parts of it with these UUIDs where it is in parts."""
+    """Return the memory of a GPU, or of its MIG instances with these UUIDs where it has any."""
     if not gpu.figures.mig_instances:
         return gpu.figures.memory_total_bytes
     totals = [part.memory_total_bytes or 0 for part in gpu.figures.mig_instances if part.uuid in uuids]
@@ -116,7 +116,7 @@ def _uuids(gpu: GpuReport) -> Iterator[str]:
 
 
 def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int | None = None) -> list[GpuRow]:
-    """Return a row per GPU of every node; with `max_rows` of the oddest, the worst first."""
+    """Return a row per GPU of every node; with `max_rows` only so many, the most severe first."""
     gpus = [
         (node, gpu, node.report.gpus.age_s + max(0.0, now_s - float(cluster.last_report_s[node.index])))
         for node in cluster.nodes.values()
@@ -129,15 +129,15 @@ def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int
 
 
 class BrokenGpu(NamedTuple):
-    """A GPU that has failed: it is gone, or has told of an error from which it does not recover by itself."""
+    """A GPU that has failed: it is gone, or has reported an error from which it does not recover by itself."""
 
     ranks: list[int]
-    """Of the job, whose home it is."""
+    """Ranks of the job that have it as their home GPU."""
     text: str
 
 
 def broken_gpus(cluster: Cluster, job: JobModel | None, now_s: float) -> list[BrokenGpu]:
-    """Return the GPUs on which something has broken, in the order of the nodes."""
+    """Return the GPUs with a critical failure, in the order of the nodes."""
     broken = []
     for node in cluster.nodes.values():
         for gpu in node.report.gpus.gpus if node.report is not None and node.may_have_broken_gpus else ():
@@ -191,7 +191,7 @@ def _row(node: Node, gpu: GpuReport, job: JobModel | None, age_s: float) -> GpuR
 
 
 def _torch_on(gpu: GpuReport, job: JobModel | None, node: int) -> Iterator[GpuMemoryReport]:
-    """Yield what torch holds on a GPU in each living rank of the job on that node."""
+    """Yield torch's memory on a GPU in each living rank of the job on that node."""
     uuids = set(_uuids(gpu)) - {""}
     for rank in [] if job is None else job.ranks_of(node):
         worker = job.worker(rank) if job is not None else None
@@ -238,7 +238,7 @@ def _anomalies(figures: GpuFigures, gpu: GpuReport) -> Iterator[str]:
 
 
 def findings(gpus: Sequence[GpuRow], nodes: Sequence[NodeRow]) -> list[Finding]:
-    """Return what somebody should look at, the worst first."""
+    """Return the GPU problems that need attention, the worst first."""
     found = [
         Finding(Severity.WARNING, f"{node.node}: {node.gpu_detail}; figures of its GPUs are old or missing", "")
         for node in nodes

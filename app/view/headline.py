@@ -1,10 +1,10 @@
-"""The first line of every view, when there is no verdict, and why a job has failed.
+"""The first line of every view while no verdict stands, and why a job has failed.
 
-`job_headline` is what is being waited for, or how the training goes.
+`job_headline` shows what the job waits for, or how the training goes.
 
-`root_cause_row` decides which node's root cause is that of the whole job. Each node reports its own first failure. A
-rank that lost another, or was asked to end, is no cause while there is any other; of those that failed by themselves,
-the one that a verdict blames, else the first. When a hang ended in deaths, the verdict before them is the cause.
+`root_cause_row` decides which node's root cause counts for the whole job. Each node reports its own first failure. A
+rank that lost another, or was asked to end, is a cause only where there is no other. Of those that failed by
+themselves, the one that a verdict blames counts, else the first. When a hang ended in deaths, its verdict is the cause.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from app.view.rows import JobRow
 
 SHOWN_WAIT_S = 1.0
-"""A shorter wait is not worth the first line."""
+"""Seconds of a wait before the first line shows it."""
 LATE_WAIT_S = 5.0
-"""From here a wait is worth a warning, half-way to a stall."""
+"""Seconds of a wait before it is a warning: half-way to a stall."""
 MAX_HEADLINE = 400
 
 
 def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None = None) -> Headline | None:
-    """Return what is to be said of nodes that do not report, with a job's ranks and waits; None when all report."""
+    """Return the headline about nodes that do not report, with a job's ranks and waits; None when all report."""
     nodes = diagnosis.nodes
     late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
     if late:
@@ -86,7 +86,7 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None =
 
 
 def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> Iterator[str]:
-    """Yield which ranks of a job are on nodes that do not report, and who waits for longest."""
+    """Yield which ranks of a job are on nodes that do not report, and the job's longest wait."""
     if job.is_ended():
         return
     ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
@@ -100,7 +100,7 @@ def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> I
 def _absent_text(
     cluster: Cluster, nodes: AllNodes, absences: Mapping[str, UnreachableReason], unreachable_kind: UnreachableKind
 ) -> str:
-    """Return where there is no such thing, since when and why; empty where all have it."""
+    """Return which nodes are unreachable for this kind of reason, since when and why; empty when there are none."""
     whys = {
         name: unreachable_reason.why
         for name, unreachable_reason in absences.items()
@@ -117,14 +117,14 @@ def _absent_text(
 
 
 def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
-    """Return ` for 12 s`, of the one that has not been heard for longest; empty where none ever was."""
+    """Return ` for 12 s`, the longest time without a report; empty when no node ever reported."""
     indices = [cluster.nodes[name].index for name in names]
     ages_s = nodes.age_s[indices][~nodes.is_unheard[indices]]
     return f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
 
 
 def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:
-    """Return how a job stands."""
+    """Return the headline of a job without a verdict."""
     if row.state == "prepared":
         return _line(Severity.QUIET, f"job {row.job_id} is prepared on {_names(cluster.node_names)}")
     if row.state == "stopping":
@@ -143,7 +143,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
 
 
 def _left(job: JobModel, found: JobDiagnosis) -> str:
-    """Return which ranks have ended, which are left, and where these stand; empty while all are there."""
+    """Return which ranks have ended, and which are left and where; empty while none has ended or none is left."""
     ended, left = np.flatnonzero(found.facts.is_dead).tolist(), np.flatnonzero(found.facts.is_alive).tolist()
     if not ended or not left:
         return ""
@@ -169,7 +169,7 @@ def _detail(row: JobRow) -> str:
 
 
 def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline | None:
-    """Return what the start still waits for, None when it is over."""
+    """Return what the start still waits for; None when it is over."""
     if bool((job.step >= 0).any()):
         return None
     is_here = found.facts.is_dead | ~np.isnan(job.report_at_s)
@@ -209,14 +209,14 @@ def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
 
 
 def _ranks(job: JobModel, found: JobDiagnosis) -> str:
-    """Return `4 ranks`, or `3 of 4 ranks` where some have ended."""
+    """Return `4 ranks`, or `3 of 4 ranks` when some have ended."""
     num_left = int((~found.facts.is_dead).sum())
     of_all = f"{num_left} of " if 0 < num_left < job.world_size else ""
     return f"{of_all}{job.world_size} rank{'' if job.world_size == 1 else 's'}"
 
 
 def _training(row: JobRow) -> str:
-    """Return ` training, step 12, loss 2.31, 24 steps/s`, the step as what it counts."""
+    """Return ` training, step 12, loss 2.31, 24 steps/s`; a counted step is shown as `optimizer step`."""
     if row.step is None:
         loss = "" if row.loss is None else f", loss {loss_text(row.loss)}"
         return f" running, no step reported yet{loss}"
@@ -226,7 +226,7 @@ def _training(row: JobRow) -> str:
 
 
 def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:
-    """Return how a job goes that has no probe in any of its living ranks; None for every other job."""
+    """Return the headline of a job without a probe in any living rank; None for every other job."""
     is_alive = found.facts.is_alive
     if not bool(is_alive.any()) or not bool(job.is_unprobed[is_alive].all()) or job.output.last_s is None:
         return None
@@ -243,7 +243,7 @@ def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> H
 
 
 def wait_text(wait: Wait, sides: Sequence[Side] = ()) -> str:
-    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`; each of several sides with its own call."""
+    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`; several sides are shown with their own calls."""
     waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
     calls = [(side.ranks, call_text(side.group, side.seq, side.op, side.label)) for side in sides]
     calls = calls or [(waiting, call_text(wait.group, wait.seq, wait.op, wait.label))]
@@ -255,7 +255,7 @@ def wait_text(wait: Wait, sides: Sequence[Side] = ()) -> str:
 
 
 def _doing(job: JobModel, wait: Wait) -> str:
-    """Return what the first missing rank is about, when it is something that takes its time."""
+    """Return what the first missing rank is doing, when that takes long by nature: checkpoint, evaluation or data."""
     if not len(wait.missing):
         return ""
     rank = int(wait.missing[0])
@@ -281,7 +281,7 @@ MAX_TRACEBACK_LINES = 1000
 
 
 def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[Verdict]) -> RootCauseRow | None:
-    """Return why a job failed; None while no rank has."""
+    """Return why a job failed; None while no rank has failed."""
     roots = [verdict for verdict in verdicts if verdict.aftermath is not None]
     if roots:
         return _row_of_hang(roots[0])
@@ -292,10 +292,10 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
         for node, assignment in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
         if assignment.status.root_cause is not None
     ]
-    # What ends after a stop, on a node that the stop did not reach, ends by it.
+    # A rank that ends after the stop of its job ends because of it, also on a node that the stop did not reach.
     parts = [one for one in parts if one[0] < job.stop_began_s or not one[2].is_consequence]
     own = [one for one in parts if not one[2].is_consequence]
-    # When something else is to blame, say a rank that left early, its victims are not the cause.
+    # When something else is to blame, such as a rank that left early, its victims are not the cause.
     candidates = own or (parts if not verdicts else [])
     if not candidates:
         return None
@@ -307,7 +307,7 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
 
 
 def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:
-    """Return the row of who kept the others waiting until the job ended; None when that is no certain rank."""
+    """Return the row of the rank that kept the others waiting until the job ended; None when it is uncertain."""
     is_majority = len(verdict.sides) > 1 and len(verdict.sides[-1].ranks) > len(verdict.sides[0].ranks)
     is_certain = verdict.cause is not Cause.MISMATCH or len(verdict.waiting) > 0 or is_majority
     if not verdict.culprits or not is_certain:
@@ -346,7 +346,7 @@ def _row(cause: RootCause, node: str) -> RootCauseRow:
 
 
 def _sentence(cause: RootCause, node: str) -> str:
-    # The words about a launcher's end name it themselves.
+    # The text about a launcher's end names the launcher itself.
     text = f"rank {cause.rank} on {node} {cause.end}" if cause.rank >= 0 else f"on {node} {cause.end}"
     if cause.exception:
         text += f": {cause.exception}"

@@ -1,4 +1,4 @@
-"""The figures of a job that are followed over time: vector operations over its ranks, one pass over its nodes."""
+"""The figures of a job that the charts follow: vector operations over its ranks, one pass over its nodes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
 
 MAX_METRICS = 8
-"""Of one job; the first by name."""
+"""Limit of metrics per job; the first by name are kept."""
 CPU_WINDOW_S = 2.0
-"""A process is known for so long before its node knows how busy it is."""
+"""Seconds after which a node knows how busy a new process is."""
 _NO_FIGURES = frozenset({LOSS_METRIC, STEP_METRIC, EPOCH_METRIC})
-"""Metrics that are shown as what they stand for."""
+"""Metrics that have figures of their own."""
 
 
 def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: AllNodes, now_s: float) -> list[Figure]:
-    """Return the figures of now: of ranks whose processes live and whose nodes are heard, of nodes that are heard.
+    """Return the current figures, over nodes that report and over ranks on them whose processes live.
 
-    Those of GPUs are there where a node of the job has GPUs, those of its ranks' processes else.
+    With GPUs on a node of the job, GPU figures are included; without any, the CPU and memory of its processes are.
     """
     is_up = np.append(nodes.is_up, False)
     is_seen = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
@@ -62,7 +62,7 @@ def _over_workers(key: str, values: Sequence[float], workers: Sequence[WorkerRep
 
 
 def _over(key: str, reported: Sequence[float] | NDArray[np.float64], who: Callable[[int], str]) -> Figure:
-    """Return the mean of what was told, and the extremes of what is finite."""
+    """Return the mean of all values, and the extremes of the finite ones."""
     values = np.asarray(reported, np.float64)
     if not len(values):
         return Figure(key, None)
@@ -76,7 +76,7 @@ def _over(key: str, reported: Sequence[float] | NDArray[np.float64], who: Callab
 
 
 def _of_hosts(nodes: Sequence[Node]) -> Figure:
-    # An agent that has just begun has not looked at its machine yet.
+    # A newly started agent has not sampled its machine yet.
     reported = [node for node in nodes if node.report is not None and node.report.memory_total_bytes]
     busy = [node.report.cpu_frac for node in reported if node.report is not None]
     return _over(FigureKey.HOST_CPU, busy, lambda at: clean_name(reported[at].name))
@@ -87,7 +87,7 @@ def _have_gpus(nodes: Sequence[Node]) -> bool:
 
 
 def _of_gpus(job: JobModel, nodes: Sequence[Node]) -> Iterator[Figure]:
-    """Yield the figures of the GPUs that the job's ranks are at home on; of all where no home is known."""
+    """Yield the figures of the home GPUs of the job's ranks; of all GPUs where no home is known."""
     reported = [gpu for node in nodes for gpu in _watched(node)]
     gpus = [gpu for gpu in reported if gpu.owners and _is_home(gpu, job.job_id)] or reported
 
@@ -101,7 +101,7 @@ def _of_gpus(job: JobModel, nodes: Sequence[Node]) -> Iterator[Figure]:
 
 
 def _watched(node: Node) -> Sequence[GpuReport]:
-    """Return the GPUs of a node whose figures are fresh."""
+    """Return the GPUs of a node whose figures are current."""
     report = node.report
     return report.gpus.gpus if report is not None and report.gpus.state is GpuWatchState.WATCHING else ()
 
@@ -124,7 +124,7 @@ def _memory(job: JobModel, ranks: NDArray[np.int64]) -> Figure:
 
 
 def _metrics(printed: Sequence[WorkerReport]) -> Iterator[Figure]:
-    """Yield what the job's patterns have found in the lines of its ranks."""
+    """Yield the figures that the job's patterns found in its ranks' lines."""
     names = {name for worker in printed for name in worker.metrics} - _NO_FIGURES
     for name in sorted(names)[:MAX_METRICS]:
         reported = [worker for worker in printed if worker.metrics.get(name) is not None]

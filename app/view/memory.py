@@ -1,6 +1,6 @@
-"""The memory of ranks in rows and sentences: how much each holds, how unevenly, and how fast it grows to a limit.
+"""The memory of ranks in rows and sentences: how much each holds, how unevenly, and how fast it grows.
 
-`JobMemory` makes the rows `MemoryRow` and `MemorySummary`. `growth_parts` and the functions below it are for memory
+`JobMemory` makes the rows `MemoryRow` and `MemorySummary`. `growth_parts` and the functions below it describe memory
 that grows towards a limit.
 """
 
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
-    """The memory of one rank beside the others'."""
+    """The memory of one rank, compared with the others'."""
 
     rank: int
     node: str
     rss_bytes: int | None
     pss_bytes: int | None
     peak_rss_bytes: int | None
-    """The highest value that this console has seen."""
+    """Highest RSS in bytes that this console has seen."""
     from_median_frac: float | None
-    """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median. Of a rank that
-    has ended the peak is compared."""
+    """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median. Of an ended rank its
+    peak is compared."""
     severity: Severity
     gpu: int | None = None
-    """This one and the next four as in `RankRow`."""
+    """Index of its home GPU; the next four as in `RankRow`."""
     gpu_used_bytes: int | None = None
     torch_allocated_bytes: int | None = None
     torch_reserved_bytes: int | None = None
     torch_peak_bytes: int | None = None
     gpu_total_bytes: int | None = None
     age_s: float | None = None
-    """Since its node's last report."""
+    """Seconds since its node's last report."""
     has_ended: bool = False
     tree_bytes: int | None = None
-    """What it holds with its child processes."""
+    """Bytes that it holds with its child processes."""
     limit: str = ""
-    """The kind of the limit to which it comes first, or is nearest: machine, cgroup, address_space, data."""
+    """Kind of the limit that it reaches first, or is nearest to: machine, cgroup, address_space, data."""
     limit_bytes: int | None = None
     limit_used_bytes: int | None = None
-    """By whomever the limit counts."""
+    """Bytes used of the limit, by every process that counts towards it."""
     growth_bytes_per_min: float | None = None
-    """None unless its memory grows steadily."""
+    """Growth in bytes a minute; None unless its memory grows steadily."""
     remaining_s: float | None = None
-    """Until the limit is reached at that rate."""
+    """Seconds until the limit is reached at that rate."""
     gpu_growth_bytes_per_min: float | None = None
-    """The same of its GPU's memory."""
+    """Growth of its GPU memory in bytes a minute."""
     gpu_remaining_s: float | None = None
     is_near: bool = False
-    """A limit is ten minutes away or less: there is a verdict on it."""
+    """A limit is at most ten minutes away: a verdict stands."""
 
     @property
     def is_old(self) -> bool:
-        """Whether its figures are no longer those of now."""
+        """Whether its figures are out of date."""
         return self.has_ended or (self.age_s is not None and self.age_s > OLD_S)
 
 
@@ -89,15 +89,15 @@ class MemorySummary(msgspec.Struct, frozen=True):
 
 
 EVEN_FRAC = 0.005
-"""Less than this over the median would be printed as 0 %."""
+"""Smallest share over the median that is shown; less would print as 0 %."""
 UNEVEN_FRAC = 0.5
 UNEVEN_BYTES = 256 * 2**20
-"""A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
+"""A rank with half as much again as the median, and this much more, is a warning; rank 0 often has a little more."""
 
 FRAGMENTED_FRAC = 0.3
 FRAGMENTED_BYTES = 2 * 2**30
-"""A rank for which torch has reserved this much more than its tensors ever took, of them and in bytes, is fragmented:
-large blocks do not fit into what is free."""
+"""Memory that torch has reserved beyond its tensors' peak, as a share of that peak and in bytes. Above both, GPU memory
+is fragmented: large blocks do not fit into what is free."""
 
 
 class JobMemory:
@@ -144,7 +144,7 @@ class JobMemory:
         )
 
     def summary(self) -> MemorySummary | None:
-        """Return the memory of all ranks together, None while none is known."""
+        """Return the memory of all ranks together; None while none is known."""
         of_all = self._rss if self._is_anyone_alive else self._held
         known = of_all[~np.isnan(of_all)]
         if not len(known):
@@ -176,7 +176,7 @@ class JobMemory:
         )
 
     def _old_text(self) -> str:
-        """Return which of the figures are not those of now."""
+        """Return which figures are out of date, as the end of a sentence."""
         node_of = np.where(np.isnan(self._rss), -1, self._job.node_of)
         ages = {int(node): self._age_s(int(node)) or 0.0 for node in np.unique(node_of)}
         old = {node: age_s for node, age_s in ages.items() if age_s > OLD_S}
@@ -186,24 +186,24 @@ class JobMemory:
         return f"; {ranks_text(ranks)} as of {seconds_text(max(old.values()))} ago"
 
     def _age_s(self, owner: int) -> float | None:
-        """Return how old the figures of a node's ranks are; None for ranks that no node has told of."""
+        """Return the age of the figures of a node's ranks; None for ranks that no node has reported."""
         if owner < 0:
             return None
         return max(0.0, self._now_s - float(self._cluster.last_report_s[owner]))
 
     def _pss_of_all(self) -> int | None:
-        """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
+        """Return the living ranks' memory with shared pages counted once; None while one rank's is not known."""
         living = self._job.pss_bytes[~np.isnan(self._rss)]
         return None if np.isnan(living).any() else int(living.sum())
 
     @cached_property
     def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """The memory of each living rank, NaN where there is none."""
+        """Memory in bytes of each living rank; NaN for the others."""
         return np.where(self._job.process == Process.EXITED, np.nan, self._job.rss_bytes)
 
     @cached_property
     def _held(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What each living rank holds, and each other one held at its peak."""
+        """Memory in bytes of each living rank, and the peak of each other rank."""
         return np.where(np.isnan(self._rss), self._job.peak_rss_bytes, self._rss)
 
     @cached_property
@@ -233,7 +233,7 @@ def _severity(rss: float, median: float) -> Severity:
 
 
 def memory_findings(rows: Sequence[MemoryRow], summary: MemorySummary | None) -> list[Finding]:
-    """Return what is odd about memory and no leak: one rank far above the others, and fragmented GPU memory."""
+    """Return memory anomalies other than leaks: one rank far above the others, and fragmented GPU memory."""
     found = []
     growing = {row.rank for row in rows if row.growth_bytes_per_min is not None}
     is_uneven = summary is not None and summary.severity is Severity.WARNING
@@ -272,7 +272,7 @@ LIMIT_TEXTS = {
 
 
 def growth_parts(growth: Growth, whose: str) -> list[str]:
-    """Return `the memory of rank 1 on demo-0 grows by 120 MiB/min` and what is left to which limit."""
+    """Return `the memory of rank 1 on demo-0 grows by 120 MiB/min`, the time left to its limit, and what it holds."""
     report = growth.report
     kind = "GPU memory" if growth.is_of_gpu else "memory"
     is_one = len(growth.ranks) == 1
@@ -283,7 +283,7 @@ def growth_parts(growth: Growth, whose: str) -> list[str]:
 
 
 def past_growth_text(growth: Growth | None) -> str:
-    """Return how memory grew before a rank ended; empty where it did not."""
+    """Return how memory grew before a rank ended; empty when it did not."""
     if growth is None:
         return ""
     its = "its" if len(growth.ranks) == 1 else "their"
@@ -299,7 +299,7 @@ def growth_hint(growth: Growth | None) -> str:
 
 
 def growth_row(growth: Growth | None) -> MemoryGrowthRow | None:
-    """Return the row of `--json`."""
+    """Return the row for `--json`."""
     if growth is None:
         return None
     report = growth.report

@@ -1,7 +1,7 @@
-"""The rows of nodes, and the lines on new nodes and on other jobs of the same nodes.
+"""The rows of nodes, and the lines about new nodes and about other jobs of the same nodes.
 
-`new_nodes_text` reports nodes that have come since the start and that a console has not taken in. `other_job_rows` has
-a row for each job that is not the one that is shown, `other_jobs_text` one line on all of them.
+`new_nodes_text` reports nodes that registered since the start and that this console does not show. `other_job_rows` has
+a row for each job that is not shown, `other_jobs_text` one line about all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Progress(Protocol):
 
 
 LITTLE_MEMORY_FRAC = 0.05
-"""A node with less memory available than this is about to lose a process."""
+"""Share of available memory below which a node is about to lose a process."""
 STATE_SEVERITY = {
     "connecting": Severity.QUIET,
     "up": Severity.OK,
@@ -58,7 +58,7 @@ STATE_SEVERITY = {
 
 
 def node_severity(node: Node, facts: NodeFacts) -> Severity:
-    """Return how much a node wants to be looked at."""
+    """Return how urgently a node needs attention."""
     severity, report = STATE_SEVERITY[facts.state], node.report
     if severity is not Severity.OK or report is None:
         return severity
@@ -68,13 +68,13 @@ def node_severity(node: Node, facts: NodeFacts) -> Severity:
 
 
 def are_well(cluster: Cluster, nodes: AllNodes) -> NDArray[np.bool_]:
-    """Return of which nodes `node_severity` is OK."""
+    """Return for each node whether `node_severity` is OK."""
     return nodes.is_up & (cluster.available_frac >= LITTLE_MEMORY_FRAC)
 
 
 @lru_cache(maxsize=4)
 def clean_names(names: tuple[str, ...]) -> list[str]:
-    """Return the nodes' names, clean; the list is shared, and not to be changed."""
+    """Return the nodes' names, clean; the list is shared and must not be changed."""
     return [clean_name(name) for name in names]
 
 
@@ -109,12 +109,12 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
 
 
 def new_nodes_text(new_nodes: NewNodes) -> str:
-    """Return `2 more nodes have come to the relay: leave and come in again`; empty where none has."""
+    """Return `2 more nodes have come to the relay: leave and come in again`; empty when there is no new node."""
     return f"{_have_come(new_nodes)} the relay: leave and come in again" if new_nodes.nodes else ""
 
 
 def new_nodes_notice(new_nodes: NewNodes, way_in: str) -> str:
-    """Return the same with names, and with the command that leads back."""
+    """Return the same with the nodes' names and the command that opens the console again."""
     named = nodes_text([clean_name(node) for node in new_nodes.nodes])
     where = f"the relay on {clean_name(new_nodes.relay)} ({named})"
     return clean(f"{_have_come(new_nodes)} {where}: leave and come in again to see them, by {way_in}", LINE_LIMIT)
@@ -130,11 +130,11 @@ _BAD_ENDS = frozenset({"failed", "lost"})
 
 
 def job_severity(state: str, verdicts: Sequence[Verdict]) -> Severity:
-    """Return how much a job wants to be looked at.
+    """Return how urgently a job needs attention.
 
     Args:
-        state: As `JobModel.state` has it.
-        verdicts: On the job, the worst first.
+        state: The value of `JobModel.state`.
+        verdicts: The job's verdicts, the worst first.
     """
     if state in _BAD_ENDS:
         return Severity.CRITICAL
@@ -146,7 +146,7 @@ def job_severity(state: str, verdicts: Sequence[Verdict]) -> Severity:
 
 
 def other_job_rows(cluster: Cluster, diagnosis: Diagnosis, shown: JobModel | None) -> list[OtherJobRow]:
-    """Return a row for each job but the one that is shown, the latest start first."""
+    """Return a row for each job but the one shown, the latest start first."""
     others = [job for job in cluster.jobs.values() if job is not shown]
     return [_row(job, diagnosis, shown) for job in sorted(others, key=lambda job: -job.started_s)]
 
@@ -174,9 +174,9 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
 
 
 def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> str:
-    """Return the line on other jobs: how they stand, and the command that shows one of them.
+    """Return the line about other jobs: their states, and the command that shows one of them.
 
-    Empty where no other job has been under way beside the one that is shown.
+    Empty when no other job runs or ran beside the one shown.
     """
     beside = [row for row in others if row.is_concurrent]
     if not beside:

@@ -1,6 +1,6 @@
-"""How ranks spend their time, in rows and sentences: who costs the others time, and what it does in that time.
+"""How ranks spend their time, in rows and sentences: which rank costs the others time, and what it does then.
 
-`JobPace` makes the rows `PaceRow` and `PaceSummary`. `slow_parts` is what slow ranks cost the others.
+`JobPace` makes the rows `PaceRow` and `PaceSummary`. `slow_parts` describes what slow ranks cost the others.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 
 class PaceRow(msgspec.Struct, frozen=True):
-    """How a rank spends its time beside the others; shares 0..1, None where it has not been observed long enough."""
+    """How a rank spends its time compared with the others; shares 0..1, None until it was observed long enough."""
 
     rank: int
     node: str
     severity: Severity
-    """WARNING of a named straggler."""
+    """WARNING for a straggler that a verdict names."""
     cost_frac: float | None
-    """What the others lose to it: how much less it waits than they do in the middle."""
+    """Share of time that the others lose to it: how much less it waits than their median."""
     wait_frac: float | None
     last_frac: float | None
     """Share of the collectives to which it came last among its node's ranks."""
     phases: dict[str, float]
-    """Share of its time in each phase; the rest it waits."""
+    """Share of its time in each phase; it waits for the rest."""
     more_of: list[str]
-    """Phases in which it spends notably more than the others."""
+    """Phases in which it spends clearly more time than the others."""
     where: str
-    """`file.py:line in function`, as last seen."""
+    """Last seen place, as `file.py:line in function`."""
 
     @property
     def is_old(self) -> bool:
-        """False: shares of undisturbed training do not age while a rank is not heard of."""
+        """False: shares of undisturbed training stay valid while a rank does not report."""
         return False
 
 
@@ -60,15 +60,15 @@ class PaceSummary(msgspec.Struct, frozen=True):
     text: str
     """A sentence."""
     window_s: float
-    """Undisturbed time that was looked at."""
+    """Seconds of undisturbed time that the shares cover."""
     phases: list[str]
-    """Those in which any rank spends time, in the order of a step."""
+    """Phases in which any rank spends time, in the order of a step."""
     num_rows: int
-    """Ranks that were observed long enough."""
+    """Number of ranks that were observed long enough."""
 
 
 MIN_SHOWN_FRAC = 0.01
-"""A phase in which no rank spends as much is left out."""
+"""Smallest share shown; a phase below it in all ranks is left out."""
 STEP_ORDER = (
     *(Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
     *(Phase.BARRIER, Phase.EVAL, Phase.CHECKPOINT, Phase.JOINING, Phase.STARTING, Phase.OTHER),
@@ -87,17 +87,17 @@ class JobPace:
         }
         costs = [verdict.cost_frac for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER]
         self._cost_frac = next((cost for cost in costs if cost is not None), None)
-        """Of those named, all together."""
+        """Share of time that all named stragglers cost together."""
 
     def summary(self) -> PaceSummary:
-        """Return what all ranks together show."""
+        """Return the summary over all ranks."""
         highest = self._phase_frac.max(axis=1) if self._order.size else np.zeros(len(PHASES))
         shown = [phase.value for phase in STEP_ORDER if highest[PHASES.index(phase)] >= MIN_SHOWN_FRAC]
         severity, text = self._sentence()
         return PaceSummary(severity, text, self._pace.window_s, shown, len(self._order))
 
     def rows(self, wanted: Sequence[int]) -> list[PaceRow]:
-        """Return rows by their places in the order, the costliest rank first."""
+        """Return the rows at these places in the order, the costliest rank first."""
         return [self._row(int(self._order[place])) for place in wanted if 0 <= place < len(self._order)]
 
     def _row(self, rank: int) -> PaceRow:
@@ -145,7 +145,7 @@ class JobPace:
 
 
 def window_text(summary: PaceSummary) -> str:
-    """Return over what time the shares are taken."""
+    """Return the time that the shares cover, as text."""
     return f"shares of the last {seconds_text(summary.window_s)} of undisturbed training"
 
 
@@ -168,8 +168,8 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
     """Return the parts of the sentence about ranks that make every step longer.
 
     Args:
-        verdict: On them.
-        ranks: Who they are, and where.
+        verdict: The verdict about them.
+        ranks: The ranks and their nodes, as text.
     """
     is_one = len(verdict.culprits) == 1
     slow = "is slow and costs" if is_one else "are slow and cost"
@@ -188,7 +188,7 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
 
 
 def input_bound_parts(verdict: Verdict) -> list[str]:
-    """Return the parts of the sentence about a job whose input decides how fast it is."""
+    """Return the parts of the sentence about a job whose input limits its speed."""
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
 

@@ -1,4 +1,4 @@
-"""Rows as lines of plain text, for the verbs that print one table: a header, and aligned columns. Pure."""
+"""Rows as lines of plain text, for the commands that print one table: a header, and aligned columns. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Row = TypeVar("Row")
 
 
 class _Column(NamedTuple, Generic[Row]):
-    """A column; one of which nothing is known in any row is left out.
+    """A column of a table; it is left out when no row has a value.
 
     Attributes:
-        name: Its header; figures stand to the right below it, where it begins with a space.
+        name: Its header; a leading space aligns its cells to the right.
         cell: Returns the text of a row.
     """
 
@@ -28,7 +28,7 @@ class _Column(NamedTuple, Generic[Row]):
 
 
 def rank_lines(rows: Sequence[RankRow]) -> list[str]:
-    """Return a table of ranks: what each does, in which call it is and where."""
+    """Return a table of ranks: what each does, its current call and its place."""
     columns: list[_Column[RankRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
@@ -47,7 +47,7 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
 
 
 def barrier_lines(rows: Sequence[BarrierRow]) -> list[str]:
-    """Return a table of the calls in which ranks wait, and of the ranks that have not come to them."""
+    """Return a table of the calls in which ranks wait, with the ranks still missing."""
     columns: list[_Column[BarrierRow]] = [
         _Column("CALL", lambda row: call_text(row.group, row.seq, row.op, row.label)),
         _Column(" WAITED", lambda row: seconds_cell(row.waited_s)),
@@ -60,7 +60,7 @@ def barrier_lines(rows: Sequence[BarrierRow]) -> list[str]:
 
 
 def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
-    """Return a table of what ranks hold, beside the median, and of the limit to which each comes first."""
+    """Return a table of the ranks' memory, compared with the median, and of each rank's nearest limit."""
     columns: list[_Column[MemoryRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
@@ -84,7 +84,7 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
 
 
 def _lines(columns: Sequence[_Column[Row]], rows: Sequence[Row]) -> list[str]:
-    """Return the header and a line for each row; nothing without rows."""
+    """Return the header and a line for each row; empty without rows."""
     if not rows:
         return []
     parts: list[list[str]] = []

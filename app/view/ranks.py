@@ -1,7 +1,6 @@
 """The rows of ranks, one by one and as arrays.
 
-`rank_row` is one rank. `RankTable` is what all ranks of a job are doing, for questions that are asked of every rank at
-the same time.
+`rank_row` is one rank. `RankTable` holds the facts of all ranks of a job as arrays, for questions about all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import GroupReport, RankReport
 
 LATE_MISSING_S = 1.0
-"""A rank that has kept others waiting for less is just on its way."""
+"""Seconds for which a rank may keep others waiting before it counts as a problem."""
 
 STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
@@ -98,7 +97,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
 
 
 def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
-    """Return the node of a rank, also one that has not been reached, where only one can be it."""
+    """Return the node of a rank; also a node that was never reached, when only one is possible."""
     if owner >= 0:
         return cluster.node_names[owner]
     others = [node.name for node in cluster.nodes.values() if node.index not in job.shares and node.report is None]
@@ -106,16 +105,16 @@ def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
 
 
 def rank_call(row: RankRow) -> str:
-    """Return the last collective of a rank in words, with its seq only while the rank waits in it.
+    """Return the last collective of a rank as text, with its seq only while the rank waits in it.
 
-    The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+    The seq of a moving rank is up to seconds old: beside the seq that others wait in, it would look like a lag.
     """
     seq = row.seq if row.waiting_s is not None else None
     return call_text(row.group, seq, row.op, row.label) if row.op else ""
 
 
 def rank_text(row: RankRow) -> str:
-    """Return a rank in one line: what is searched for words, and what is copied."""
+    """Return a rank in one line, for searching and copying."""
     waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
     step = "" if row.step is None else f"step {row.step}"
     call = rank_call(row)
@@ -124,7 +123,7 @@ def rank_text(row: RankRow) -> str:
 
 
 def shown_group(report: RankReport) -> GroupReport | None:
-    """Return the group that tells most about a rank: the one it has waited in longest, else the one of all ranks."""
+    """Return the most informative group of a rank: the one it has waited in longest, else the one of all ranks."""
     waiting = [group for group in report.groups if group.is_waiting]
     if waiting:
         return max(waiting, key=lambda group: group.waiting_s)
@@ -144,7 +143,7 @@ def exit_text(exit_report: ExitReport) -> str:
 
 
 def _over_text(job: JobModel, rank: int) -> str:
-    """Return why a node has lost its part of the job, as the end of a sentence."""
+    """Return why a node lost its part of the job, as the end of a sentence."""
     detail = job.shares[int(job.node_of[rank])].status.detail
     return f": {detail}" if detail else ""
 
@@ -187,7 +186,7 @@ _WAITING = STATE_CODE[RankState.WAITING]
 
 
 class RankTable:
-    """The ranks of a job at one moment; the same facts as in their rows (`app.view.ranks`)."""
+    """The ranks of a job at one moment, with the same facts as their rows."""
 
     def __init__(self, cluster: Cluster, job: JobModel, found: JobDiagnosis, now_s: float) -> None:
         self._cluster, self._job, self._found, self._now_s = cluster, job, found, now_s
@@ -199,13 +198,13 @@ class RankTable:
 
     @cached_property
     def states(self) -> NDArray[np.int8]:
-        """Index into `app.diagnosis.rank_facts.STATES`."""
+        """Indices into `app.diagnosis.rank_facts.STATES`."""
         is_unprobed = (self._found.states == STATE_CODE[RankState.STARTING]) & self._job.is_unprobed
         return np.where(is_unprobed, STATE_CODE[RankState.UNPROBED], self._found.states).astype(np.int8)
 
     @property
     def node_of(self) -> NDArray[np.int32]:
-        """Index into `node_names`; -1 while no node claims the rank."""
+        """Indices into `node_names`; -1 while no node claims the rank."""
         return self._job.node_of
 
     @cached_property
@@ -214,22 +213,22 @@ class RankTable:
 
     @property
     def phases(self) -> NDArray[np.int8]:
-        """Index into `app.model.job_model.PHASES`; -1 while the rank has told none."""
+        """Indices into `app.model.job_model.PHASES`; -1 until the rank reports one."""
         return np.where(np.isnan(self._job.report_at_s), -1, self._job.phase).astype(np.int8)
 
     @property
     def step(self) -> NDArray[np.float64]:
-        """NaN while it is not known."""
+        """Step of each rank; NaN while it is not known."""
         return np.where(self._job.step < 0, np.nan, self._job.step)
 
     @property
     def rss_bytes(self) -> NDArray[np.float64]:
-        """NaN where there is no process."""
+        """Resident bytes of each rank; NaN without a process."""
         return np.where(self._job.process == Process.EXITED, np.nan, self._job.rss_bytes)
 
     @property
     def waiting_s(self) -> NDArray[np.float64]:
-        """How long each rank has waited; NaN where it does not."""
+        """Seconds that each rank has waited; NaN when it does not wait."""
         since_s = np.full(self.num_ranks, np.inf)
         for group in self._job.groups.values():
             members = group.members[group.is_waiting]
@@ -239,13 +238,13 @@ class RankTable:
 
     @property
     def cpu_cores(self) -> NDArray[np.float64]:
-        """Cores that each process keeps busy; NaN where there is none."""
+        """Cores that each process keeps busy; NaN without a process."""
         is_there = (self._job.process != Process.UNSEEN) & (self._job.process != Process.EXITED)
         return np.where(is_there, self._job.cpu_cores, np.nan)
 
     @property
     def is_problem(self) -> NDArray[np.bool_]:
-        """Which ranks want to be looked at: those whose rows are not OK."""
+        """Ranks that need attention: those whose rows are not OK."""
         is_problem: NDArray[np.bool_] = _IS_ODD[self.states]
         for wait in self._found.waits:
             if wait.waited_s >= LATE_MISSING_S:

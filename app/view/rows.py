@@ -1,9 +1,9 @@
-"""The console's rows: what `app.view.view` makes of the model, for the screen, the printed lines and `--json` alike.
+"""The console's rows: `app.view.view` makes them of the model, for the screen, the printed lines and `--json` alike.
 
-Every string in a row is clean (`app.text`): it may be written to a terminal as it is. Rows with a public life in JSON
-carry units in their field names; a value that is not known is None, never a made-up zero.
+Every string in a row is clean (`app.text`): it may be written to a terminal as it is. Rows that appear in JSON carry
+units in their field names; a value that is not known is None, never a made-up zero.
 
-`Figure` is a figure of a job at one moment, over all its ranks, GPUs or nodes: what the charts show over time.
+`Figure` is a figure of a job at one moment, over all its ranks, GPUs or nodes; the charts show its course.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from app.diagnosis.causes import Cause, RankState, Severity
 SCHEMA = 1
 """The `"schema"` of every JSON object this package prints."""
 OLD_S = 2.0
-"""What a rank or a node has said longer ago is no longer the present: it is shown as old."""
+"""Seconds after which the report of a rank or a node is shown as old."""
 OLD_GPU_S = 5.0
-"""The same of a GPU, from when on its node calls its driver silent."""
+"""Seconds after which the figures of a GPU are old; its node then reports the driver as silent."""
 
 
 SEVERITY_TEXTS = {
@@ -28,11 +28,11 @@ SEVERITY_TEXTS = {
     Severity.WARNING: "WARNING",
     Severity.CRITICAL: "CRITICAL",
 }
-"""As the screen and the printed lines name them."""
+"""Names of severities on the screen and in printed lines."""
 
 
 class Headline(msgspec.Struct, frozen=True):
-    """The first line of every view: the worst verdict in a sentence, or how things stand."""
+    """The first line of every view: the worst verdict in a sentence, or the state of the job and its nodes."""
 
     severity: Severity
     text: str
@@ -42,20 +42,20 @@ class RootCauseRow(msgspec.Struct, frozen=True):
     """Why a job failed."""
 
     rank: int | None
-    """None is a launcher."""
+    """Rank that failed; None for a launcher."""
     node: str
     end: str
-    """How its process ended: `exited with code 1`, `was killed by SIGKILL`."""
+    """End of its process: `exited with code 1`, `was killed by SIGKILL`."""
     exception: str
-    """The exception that everything else followed from; empty when there is none."""
+    """Exception that caused everything else; empty when there is none."""
     outer: str
-    """The exception that ended the rank, where it was another one."""
+    """Exception that ended the rank, where it differs."""
     where: str
     """`file.py:line in function`."""
     traceback: list[str]
-    """Its lines."""
+    """Lines of the traceback."""
     is_consequence: bool
-    """It lost another rank, or was told to end, and nobody knows why."""
+    """It lost another rank or was asked to end, and the reason is unknown."""
     text: str
     """A sentence."""
 
@@ -71,43 +71,43 @@ class JobRow(msgspec.Struct, frozen=True):
     world_size: int
     num_nodes: int
     step: int | None
-    """The lowest step of any rank."""
+    """Lowest step of any rank."""
     is_step_counted: bool
-    """The program reports no steps: these are what its optimizers have done in this attempt."""
+    """The program reports no steps: `step` counts those of its optimizers in this attempt."""
     epoch: int | None
     loss: float | None
     """Mean over the ranks that report one."""
     steps_per_s: float | None
     last_step: int | None
-    """The step that training ends after; this and the next four are known of programs that use the engine."""
+    """Step after which training ends; it and the next four fields are known only with the engine."""
     remaining_s: float | None
-    """Until then, at the present rate."""
+    """Seconds until then, at the present rate."""
     goodput_frac: float | None
-    """Time in steps that count over all time since the first attempt began."""
+    """Time spent in steps that count, divided by all time since the first attempt began."""
     checkpoint_step: int | None
     checkpoint_age_s: float | None
     allow_faults: bool
-    """Harm may be done to its ranks on request."""
+    """Faults may be injected into its ranks."""
     exit_code: int | None
     detail: str
     notes: list[str]
-    """What limits what can be seen of the ranks, or slows them down, in sentences."""
+    """Sentences about what limits the view of the ranks, or slows them down."""
     root_cause: RootCauseRow | None
-    """Once a rank has failed."""
+    """Reason of the failure; None until a rank has failed."""
 
 
 class OtherJobRow(msgspec.Struct, frozen=True):
-    """A job on the same nodes that is not the one that is shown."""
+    """A job on the same nodes that is not shown."""
 
     job_id: str
     attempt: int
     state: str
     severity: Severity
     cause: Cause | None
-    """Of its worst verdict; None while none stands."""
+    """Cause of its worst verdict; None without a verdict."""
     culprits: list[int]
     is_concurrent: bool
-    """It has not ended, or has failed after the job that is shown was started."""
+    """It still runs, or failed after the shown job was started."""
     text: str
     """`job b, frozen rank 2`."""
 
@@ -132,25 +132,25 @@ class NodeRow(msgspec.Struct, frozen=True):
     swap_used_bytes: int | None
     swap_total_bytes: int | None
     shm_used_bytes: int | None
-    """Of /dev/shm."""
+    """Bytes used in /dev/shm."""
     shm_total_bytes: int | None
     disk_free_bytes: int | None
-    """Of the file system that holds the agent's directory."""
+    """Free bytes of the file system that holds the agent's directory."""
     disk_total_bytes: int | None
     nic_rx_bytes_hz: float | None
     nic_tx_bytes_hz: float | None
     gpu_watch: str
     """starting, watching, absent or silent; empty before the first report."""
     gpu_detail: str
-    """Why there are no fresh figures of its GPUs."""
+    """Reason why current GPU figures are missing."""
     age_s: float | None
-    """Since its last report."""
+    """Seconds since its last report."""
     trouble: str = ""
-    """Why it cannot be heard from here, as far as that is known; empty while nothing is in the way."""
+    """Reason why the console cannot reach it, where known; empty while it can."""
 
     @property
     def is_old(self) -> bool:
-        """Whether its figures are no longer those of now."""
+        """Whether its figures are out of date."""
         return self.state in {"stale", "lost"}
 
 
@@ -172,44 +172,44 @@ class RankRow(msgspec.Struct, frozen=True):
     op: str
     label: str
     seq: int | None
-    """The last collective of `group` that it called."""
+    """Number of the last collective of `group` that it called."""
     waiting_s: float | None
-    """How long it has been waiting in it; None when it does not wait."""
+    """Seconds that it has waited in that collective; None when it does not wait."""
     wait_frac: float | None
     """Share of the recent seconds it spent waiting, 0..1: the straggler waits least."""
     quiet_s: float | None
-    """How long it has printed nothing."""
+    """Seconds for which it has printed nothing."""
     cpu_cores: float | None
-    """Cores that its process keeps busy."""
+    """Number of cores that its process keeps busy."""
     metrics: dict[str, float | None]
-    """The newest values of what the job's patterns find in its lines."""
+    """Latest values that the job's patterns found in its lines."""
     rss_bytes: int | None
     pss_bytes: int | None
     """Resident memory with shared pages split among their users."""
     gpu: int | None
-    """Index, as nvidia-smi counts, of the GPU it is at home on."""
+    """Index of its home GPU, as nvidia-smi counts."""
     gpu_used_bytes: int | None
-    """What NVML says that it holds there."""
+    """Bytes that it holds on that GPU, as NVML reports."""
     torch_allocated_bytes: int | None
-    """What torch's allocator holds there: in tensors, and in all; and the highest of the first."""
+    """Bytes in tensors, in torch's allocator on that GPU; the next two are all its bytes and the peak in tensors."""
     torch_reserved_bytes: int | None
     torch_peak_bytes: int | None
     age_s: float | None
-    """Of its report."""
+    """Seconds since its report."""
     where: str
     """`file.py:line in function`."""
     detail: str
-    """How it ended, or what is odd about it, in words."""
+    """How it ended, or what is wrong with it, as text."""
 
     @property
     def is_old(self) -> bool:
-        """Whether its figures are neither those of now nor its last ones."""
+        """Whether its figures are neither current nor its final ones."""
         has_ended = self.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED}
         return self.age_s is not None and self.age_s > OLD_S and not has_ended
 
 
 class BarrierRow(msgspec.Struct, frozen=True):
-    """A collective in which somebody waits now."""
+    """A collective in which a rank waits now."""
 
     job: str
     attempt: int
@@ -220,11 +220,11 @@ class BarrierRow(msgspec.Struct, frozen=True):
     waiting: list[int]
     missing: list[int]
     waited_s: float
-    """The longest wait of its ranks."""
+    """Seconds of its longest wait."""
     where: str
-    """Where the waiting ranks stand (the most common line)."""
+    """Most common line at which the waiting ranks stand."""
     missing_where: str
-    """Where the first missing rank stands."""
+    """Line at which the first missing rank stands."""
     severity: Severity
     text: str
     """A sentence: `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
@@ -234,27 +234,27 @@ class MemoryGrowthRow(msgspec.Struct, frozen=True):
     """How memory grows, or grew before the rank ended."""
 
     rank: int
-    """The one that comes to its limit first; it and the next six are this rank's."""
+    """Rank that reaches its limit first; the next six fields are of this rank."""
     limit: str
     """machine, cgroup, address_space, data or gpu."""
     rate_bytes_per_min: float
     held_bytes: int
     limit_bytes: int
     used_bytes: int
-    """Of the limit, by whomever it counts."""
+    """Bytes used of the limit, by every process that counts towards it."""
     remaining_s: float
-    """Until the limit is reached at this rate, together with other ranks that share it."""
+    """Seconds until the limit is reached at this rate, together with other ranks that share it."""
     growing_s: float
-    """How long it has grown so."""
+    """Seconds for which it has grown steadily."""
 
 
 class VerdictRow(msgspec.Struct, frozen=True):
-    """A culprit, named."""
+    """A verdict: the cause, the culprits and the ranks that wait."""
 
     cause: Cause
     culprits: list[int]
     waiting: list[int]
-    """The ranks that wait for them; empty when nobody does yet."""
+    """Ranks that wait for the culprits; empty while none waits."""
     node: str
     job: str
     attempt: int
@@ -267,9 +267,9 @@ class VerdictRow(msgspec.Struct, frozen=True):
     severity: Severity
     text: str
     hint: str
-    """The next step, in words."""
+    """Next step for the user, as text."""
     memory: MemoryGrowthRow | None = None
-    """For memory_growth, and for oom and a SIGKILL where memory grew before."""
+    """Growth of memory, for memory_growth, and for oom or a SIGKILL after growth."""
 
 
 class HolderRow(msgspec.Struct, frozen=True):
@@ -277,10 +277,10 @@ class HolderRow(msgspec.Struct, frozen=True):
 
     pid: int
     rank: int | None
-    """None for what is not of this job."""
+    """Rank of the process; None when it is not of this job."""
     used_bytes: int | None
     is_foreign: bool
-    """True for a rank that should not be here."""
+    """True for a rank that should not be on this GPU."""
 
 
 class XidRow(msgspec.Struct, frozen=True):
@@ -289,7 +289,7 @@ class XidRow(msgspec.Struct, frozen=True):
     code: int
     times: int
     age_s: float
-    """Since the last time."""
+    """Seconds since the last time."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -297,24 +297,24 @@ class GpuRow(msgspec.Struct, frozen=True):
 
     node: str
     gpu: int
-    """As nvidia-smi counts."""
+    """Index, as nvidia-smi counts."""
     name: str
     uuid: str
     state: str
     """ok, lost, reset_required, unreadable, or silent: its figures are old."""
     severity: Severity
     ranks: list[int]
-    """Ranks of the job that are at home on it."""
+    """Ranks of the job that have it as their home GPU."""
     busy_frac: float | None
-    """Share of the last second in which some kernel ran."""
+    """Share of the last second in which any kernel ran."""
     memory_busy_frac: float | None
     memory_used_bytes: int | None
-    """By everybody, as NVML says."""
+    """Bytes used by all processes, as NVML reports."""
     memory_total_bytes: int | None
     torch_allocated_bytes: int | None
-    """By the ranks of the job, as torch says: in tensors."""
+    """Bytes in tensors of the job's ranks, as torch reports."""
     torch_reserved_bytes: int | None
-    """In all."""
+    """Bytes in torch's allocators of the job's ranks, used or free."""
     temperature_celsius: float | None
     power_watts: float | None
     power_limit_watts: float | None
@@ -325,55 +325,55 @@ class GpuRow(msgspec.Struct, frozen=True):
     ecc_corrected_errors: int | None
     ecc_uncorrected_errors: int | None
     xids: list[XidRow]
-    """The newest first."""
+    """Driver errors, the latest first."""
     holders: list[HolderRow]
-    """The largest first."""
+    """Processes that hold memory, the largest first."""
     detail: str
-    """What is odd about it, in words."""
+    """What is wrong with it, as text."""
     age_s: float
-    """Of its figures."""
+    """Seconds since its figures were read."""
 
     @property
     def is_old(self) -> bool:
-        """Whether its figures are no longer those of now."""
+        """Whether its figures are out of date."""
         return self.age_s > OLD_GPU_S
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something about GPUs that somebody should do something about."""
+    """A problem with GPUs or memory that needs attention."""
 
     severity: Severity
     text: str
     hint: str
-    """What to do."""
+    """What to do about it."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the job has come since it began."""
+    """The progress of the job since it began."""
 
     steps: int | None
-    """The fewest steps that any rank has done in this attempt."""
+    """Fewest steps that any rank has done in this attempt."""
     loss_first: float | None
     """Mean over the ranks that report one."""
     loss_last: float | None
 
 
 METRIC_PREFIX = "metric "
-"""Before the name of a figure that a pattern of the job finds in the ranks' lines."""
+"""Prefix of the key of a figure that the job's patterns find in the ranks' lines."""
 
 
 class FigureKey(StrEnum):
-    """What a figure is of; a metric's key is `METRIC_PREFIX` and its name."""
+    """What a figure measures; a metric's key is `METRIC_PREFIX` and its name."""
 
     LOSS = "loss"
     STEP_RATE = "step_rate"
     """Steps a second."""
     WAIT_FRAC = "wait_share"
-    """Share of the last seconds that a rank spent waiting."""
+    """Share of the recent seconds that a rank spent waiting."""
     GPU_USE = "gpu_use"
-    """Share of the last second in which some kernel ran, by GPU."""
+    """Share of the last second in which any kernel ran, by GPU."""
     GPU_MEMORY = "gpu_memory"
-    """Bytes held by everybody, by GPU."""
+    """Bytes used by all processes, by GPU."""
     CPU_CORES = "cpu_cores"
     """Cores that a rank's process keeps busy."""
     RANK_MEMORY = "rank_memory"
@@ -387,10 +387,10 @@ class Figure(msgspec.Struct, frozen=True):
 
     key: str
     value: float | None
-    """The mean; NaN or infinite where one of those it is over is."""
+    """Mean; NaN or infinite when one of the values is."""
     low: float | None = None
-    """The lowest and the highest of those that are finite; None where there is but one figure."""
+    """Lowest of the finite values, `high` the highest; None with a single value."""
     high: float | None = None
     low_who: str = ""
-    """Whose it is, in clean words: `rank 2`, `GPU 3 of node-7`, `node-7`; the first of equals."""
+    """Owner of the lowest value, clean: `rank 2`, `GPU 3 of node-7`, `node-7`; the first of equals."""
     high_who: str = ""

@@ -1,4 +1,4 @@
-"""What a job comes down to: its first line, its summary, its end. Pure."""
+"""A job in short: its first line, its summary, its end. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
 def headline_text(view: View) -> str:
-    """Return the first line with its severity in a word, as the screen has it."""
+    """Return the first line with the name of its severity, as the screen shows it."""
     headline = view.headline()
     return f"{SEVERITY_TEXTS[headline.severity]}  {headline.text}"
 
 
 def headline_hint(view: View) -> str:
-    """Return what is to be done about the worst verdict; empty where none stands."""
+    """Return what to do about the worst verdict; empty when none stands."""
     verdicts = view.verdicts()
     return verdicts[0].hint if verdicts and view.headline().severity is not Severity.OK else ""
 
 
 def summary_object(view: View) -> dict[str, Any]:
-    """Return what `rankdeck demo --json` prints: schema, job, steps, losses, and the rows of `status --json`."""
+    """Return the object of `rankdeck demo --json`: schema, job, steps, losses, and the rows of `status --json`."""
     status = status_object(view)
     job = status.pop("jobs")[0] if status["jobs"] else None
     progress = view.progress()
@@ -44,7 +44,7 @@ def summary_object(view: View) -> dict[str, Any]:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Return the same for people."""
+    """Return the summary object as lines of text."""
     job = summary["job"]
     if job is None:
         return ["the job did not start"]
@@ -73,7 +73,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
-    """Return what the shell is told: 10 while a verdict stands, else how the job ended."""
+    """Return the command's exit code: 10 while a verdict stands, else by how the job ended."""
     if is_fault_unnamed:
         return ExitCode.JOB_FAILED
     if any(verdict.severity is not Severity.QUIET for verdict in view.verdicts()):
@@ -83,13 +83,13 @@ def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
 
 
 def is_over(view: View, job_id: str = "") -> bool:
-    """Say whether a job, or whichever is shown, has ended."""
+    """Return whether the given job, or the one shown, has ended."""
     job = view.job()
     return job is not None and job.state in ENDED and job_id in ("", job.job_id)
 
 
 def status_object(view: View) -> dict[str, Any]:
-    """Return the object of `--json`: built-in types only, numbers rounded, what is not known as None."""
+    """Return the object of `--json`: built-in types only, numbers rounded, unknown values None."""
     job = view.job()
     rows = {
         "nodes": view.nodes(),

@@ -1,11 +1,11 @@
-"""What to do about a verdict, and what it rests on.
+"""What to do about a verdict, and which facts it needs.
 
-`hint` is one hint as text for each cause.
+`hint` returns the hint for each cause.
 
-`VERDICT_RULES` lists for each verdict who is named, what was compared, what cannot be known. `rankdeck help verdicts`
-(app/help/verdicts.md) has the same table.
+`VERDICT_RULES` lists for each verdict who is named, what was compared and what cannot be known. `rankdeck help
+verdicts` (app/help/verdicts.md) has the same table.
 
-`standstill_parts` and the functions below it are parts of the sentence about ranks that stand outside collectives.
+`standstill_parts` and the functions below it return parts of the sentence about ranks that stand outside collectives.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ddpcore.wire import PeerCall
 
 ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
-"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
+"""Name of the argument in torch.distributed for the one rank that an operation's data come from or go to."""
 
 
 def hint(verdict: Verdict, pid: int | None) -> str:
-    """Return the next step, in a clean sentence."""
+    """Return the next step, as a clean sentence."""
     node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
     on_node = f" on {node}" if node else ""
     if verdict.cause is Cause.EXITED:
@@ -147,10 +147,10 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
 
 
 class VerdictRule(NamedTuple):
-    """How one kind of verdict comes about."""
+    """The rule of one kind of verdict."""
 
     verdict: str
-    """Its cause, as the screen, the printed lines and `--json` name it, or a part of what has that cause."""
+    """Name of its cause on the screen, in printed lines and in `--json`, or of a part of that cause."""
     named: str
     """Who is named, and what was compared."""
     unknown: str
@@ -280,7 +280,7 @@ VERDICT_RULES = (
 
 
 def peer_text(call: PeerCall | None) -> str:
-    """Return ` to rank 2 with tag 7 and 400 bytes`, of a send; empty of a collective."""
+    """Return ` to rank 2 with tag 7 and 400 bytes` for a send; empty for a collective."""
     if call is None or call.op not in {"send", "recv"}:
         return ""
     direction = "to" if call.op == "send" else "from"
@@ -292,12 +292,12 @@ def peer_text(call: PeerCall | None) -> str:
 
 
 def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
-    """Return since when no rank has moved, which ranks stand where, and who waits for them."""
+    """Return for how long no rank has moved, which ranks stand where, and who waits for them."""
     step = "" if verdict.step is None else f" after step {verdict.step}"
     others = "" if verdict.waiting else ", and none waits in a collective"
     rank = "rank that is left" if verdict.ended else "rank"
     head = f"no {rank} has moved for {seconds_text(verdict.for_s)}{step}{others}"
-    # Who stands elsewhere comes first: a narrow screen cuts the end.
+    # Ranks that stand elsewhere come first: a narrow screen cuts the end.
     sides = sorted(
         (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
     )
@@ -313,7 +313,7 @@ def _standing(side: Side, verdict: Verdict, who: str) -> str:
 
 
 def not_exiting_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
-    """Return whose process does not end, and what keeps it from that."""
+    """Return whose process does not end, and what keeps it from ending."""
     wait = verdict.exit_wait
     assert wait is not None
     is_one = len(verdict.culprits) == 1

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from app.diagnosis.verdicts import MeetingSide, Side, Verdict
 
 MAX_TEXT = 600
-"""Characters of a sentence: seven lines of a narrow terminal."""
+"""Limit of characters in a sentence: seven lines of a narrow terminal."""
 MAX_ERROR = 160
 MAX_SIDES_FIRST = 2
-"""Sides of a mismatch that leave room on a narrow screen for who waits for whom after them."""
+"""Sides of a mismatch that leave room on a narrow screen for the ranks that wait."""
 
 PHASE_TEXTS = {
     Phase.STARTING: "is still starting",
@@ -55,7 +55,7 @@ PHASE_TEXTS = {
 
 
 def sentence(verdict: Verdict) -> str:
-    """Return what is the matter, in one clean sentence."""
+    """Return what is wrong, in one clean sentence."""
     parts = {
         Cause.FROZEN: _frozen,
         Cause.EXITED: _exited,
@@ -127,7 +127,7 @@ def _victims(verdict: Verdict, idle: str = "") -> str:
 
 
 def _past_victims(verdict: Verdict) -> list[str]:
-    """Return who waited for ranks that are gone, and who lost the connection to them."""
+    """Return which ranks waited for ranks that are gone, and which lost the connection to them."""
     lost = set(verdict.lost_connection)
     waited = [rank for rank in verdict.waiting if rank not in lost]
     where = f" in {_call(verdict)}" if _call(verdict) else ""
@@ -147,7 +147,7 @@ def _last_seen(verdict: Verdict) -> str:
 
 
 def _after_step(verdict: Verdict) -> str:
-    """Return the last step that the first culprit told of: it may have begun the next, or a few more."""
+    """Return the last step that the first culprit reported; it may be in the next step, or a few further."""
     return "" if verdict.step is None else f" after step {verdict.step}"
 
 
@@ -183,12 +183,12 @@ def _exited(verdict: Verdict) -> list[str]:
 
 
 def _is_about_to_end(end: ExitReport) -> bool:
-    """Return whether the process of a rank whose program is over has not ended yet."""
+    """Return whether a rank's program is over while its process still lives."""
     return end.code is None and end.signal is None
 
 
 def _error_text_of(end: ExitReport, ranks: Sequence[int]) -> str:
-    """Return the exception, or what the first of some ranks with the same end wrote last, as the end of a sentence."""
+    """Return the exception, or the last line of the first rank, as the end of a sentence about ranks with one end."""
     if end.error:
         return f": {clean(end.error, MAX_ERROR)}"
     whose = "its" if len(ranks) == 1 else f"rank {ranks[0]}'s"
@@ -285,7 +285,7 @@ def _mismatch(verdict: Verdict) -> list[str]:
         described.append(f"{ranks_text(others)} with another size or type")
     unclear = "" if verdict.culprits else "; whose call differs is not known"
     is_part = len(described) > 1
-    op = "" if described else verdict.op  # that of a call that may be another one is no better than none
+    op = "" if described else verdict.op  # the op of a possibly different call would mislead
     head = ", ".join(described) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
     single = "" if is_part or not described else described[0]
     ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
@@ -293,7 +293,7 @@ def _mismatch(verdict: Verdict) -> list[str]:
 
 
 def _shifted(verdict: Verdict) -> str:
-    """Return that ranks whose calls differ have made the same ones before, in the same order."""
+    """Return that ranks whose calls differ made the same ones before, in the same order."""
     if not verdict.is_shifted:
         return ""
     whose = ranks_text(verdict.culprits) if len(verdict.culprits) == 1 else "one of them"
@@ -301,7 +301,7 @@ def _shifted(verdict: Verdict) -> str:
 
 
 def _counts(verdict: Verdict) -> str:
-    """Return since when ranks have made fewer calls than the others, or until when all have made the same."""
+    """Return since when ranks make fewer or more calls than the others, or until when all made the same number."""
     counts = verdict.counts
     if counts is None:
         return ""
@@ -315,7 +315,7 @@ def _counts(verdict: Verdict) -> str:
 
 
 def _arguments(side: Side, sides: Sequence[Side]) -> str:
-    """Return what some ranks have passed, as far as others have passed another thing to the same call."""
+    """Return the arguments of some ranks that differ from those of other ranks in the same call."""
     same = [one for one in sides if _key(one) == _key(side)]
     described = []
     if len({one.num_elements for one in same}) > 1 and side.num_elements >= 0:
@@ -408,7 +408,7 @@ MAX_MEETINGS_SHOWN = 3
 
 
 def meeting_head(verdict: Verdict) -> str:
-    """Return in what the ranks differ that have come: the store, the number of a rank, or how many are to come."""
+    """Return how the ranks that have come differ: in the store, a rank's number, or the world size."""
     sides = verdict.meetings[:MAX_MEETINGS_SHOWN]
     if len({(side.address, side.port) for side in verdict.meetings}) > 1:
         described = ", ".join(f"{ranks_text(side.ranks)} to {store_text(side)}" for side in sides)
@@ -427,6 +427,6 @@ def _number(side: MeetingSide) -> str:
 
 
 def store_text(side: MeetingSide) -> str:
-    """Return `127.0.0.1:29500`, an IPv6 address in brackets."""
+    """Return `127.0.0.1:29500`; an IPv6 address is in brackets."""
     address = clean_name(side.address)
     return f"[{address}]:{side.port}" if ":" in address else f"{address}:{side.port}"

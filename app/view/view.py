@@ -1,4 +1,4 @@
-"""What everybody sees: the model and its diagnosis as rows, words and severities.
+"""What every output shows: the model and its diagnosis as rows, sentences and severities.
 
 One source for the screen, the printed lines and `--json`. Everything is computed when it is asked for, and only for the
 ranks that are asked for.
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
     from app.view.rows import Figure
 
 MAX_PLACES_ASKED = 64
-"""Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
+"""Waiting ranks whose lines are compared for the most common one; nearly all stand at the same line."""
 LATE_WAIT_S = 5.0
-"""From here a current wait is worth a warning, half-way to a stall."""
+"""Seconds of a current wait before it is a warning: half-way to a stall."""
 
 
 class View:
-    """The rows of one moment; made anew for each frame, and read at once: the model below it moves on."""
+    """The rows of one moment. Each frame makes a new view and reads it immediately, before the model changes."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class View:
 
         Args:
             cluster: The model.
-            diagnosis: Of that moment.
-            now_s: That moment.
-            job_id: Of the job to show; empty shows none, None the one that is to be shown where none is asked for.
-            attach: The command that shows another job, as a person types it, with JOB in the place of its id.
+            diagnosis: The diagnosis of that moment.
+            now_s: The moment.
+            job_id: The job to show; empty shows none, None the current job of the cluster.
+            attach: The command that shows another job, as a user types it, with JOB in place of its id.
         """
         self._cluster = cluster
         self._diagnosis = diagnosis
@@ -97,7 +97,7 @@ class View:
         self._attach = attach
 
     def still(self) -> View:
-        """Return these rows for good: made of a copy of the model, which goes on without it."""
+        """Return a permanent copy of this view, over a copy of the model, which changes no more."""
         jobs = {
             job_id: msgspec.structs.replace(found, pace=partial(_given, found.pace()))
             for job_id, found in self._diagnosis.jobs.items()
@@ -112,16 +112,16 @@ class View:
 
     @property
     def job_id(self) -> str:
-        """The job that is shown, as its agents name it; empty while there is none."""
+        """Id of the job shown, as its agents name it; empty without a job."""
         return "" if self._job is None else self._job.job_id
 
     @property
     def num_ranks(self) -> int:
-        """The world size of the job, 0 while there is none."""
+        """World size of the job; 0 without a job."""
         return 0 if self._job is None else self._job.world_size
 
     def headline(self) -> Headline:
-        """Return the first line: the worst verdict, or how things stand."""
+        """Return the first line: the worst verdict, or the state of nodes and job."""
         verdicts = self._verdicts
         broken = [gpu for gpu in self._broken_gpus if gpu.ranks]
         is_over = self._job is None or self._job.is_ended()
@@ -141,7 +141,7 @@ class View:
         return job_headline(self._cluster, self._job, row, self._found, self.now_s)
 
     def job(self) -> JobRow | None:
-        """Return the job, None while there is none."""
+        """Return the row of the job; None without a job."""
         return self._job_row
 
     @cached_property
@@ -167,7 +167,7 @@ class View:
             loss=_mean(job.loss[job.has_loss]),
             steps_per_s=steps_per_s,
             last_step=training.last_step,
-            # What hangs or has failed does not get there.
+            # A job that hangs or has failed does not reach its last step.
             remaining_s=None if severity is Severity.CRITICAL else job.remaining_s(training.last_step, steps_per_s),
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
@@ -180,7 +180,7 @@ class View:
         )
 
     def notes(self) -> dict[str, str]:
-        """Return the notes of the job by what they are about: their words change with each rank that joins."""
+        """Return the notes of the job by topic; a note's text changes with each rank that joins."""
         notes = {} if self._job is None else self._job.notes()
         return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
 
@@ -194,23 +194,23 @@ class View:
 
     @property
     def other_jobs_text(self) -> str:
-        """What is to be said of other jobs on these nodes; empty where nothing is."""
+        """Line about other jobs on these nodes; empty without other jobs."""
         shown = "" if self._job is None else clean_name(self._job.job_id)
         return other_jobs_text(self._other_jobs, shown, self._attach)
 
     @property
     def company_text(self) -> str:
-        """The same, for a line that names the job that is shown."""
+        """Line about other jobs, to follow the name of the job shown."""
         others = other_jobs_text(self._other_jobs, "", self._attach)
         return f"also {others}" if others and self._job is not None else others
 
     def remarks(self) -> dict[str, str]:
-        """Return what is to be said once, by what it is about: the notes of the job, and its company."""
+        """Return the sentences to report once, by topic: the job's notes, and the line about other jobs."""
         others = self.other_jobs_text
         return {**self.notes(), others: others} if others else self.notes()
 
     def progress(self) -> Progress:
-        """Return how far the job has come."""
+        """Return the progress of the job."""
         workers = [] if self._job is None else self._job.workers(range(self._job.world_size))
         reports = [worker.report for worker in workers if worker.report is not None]
         return Progress(
@@ -221,37 +221,37 @@ class View:
 
     @property
     def node_codes(self) -> NDArray[np.int8]:
-        """The state of every node, in the order of the cluster: index into `app.diagnosis.rank_facts.NODE_STATES`."""
+        """State of each node, in the order of the cluster: indices into `app.diagnosis.rank_facts.NODE_STATES`."""
         return self._diagnosis.nodes.codes
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self._cluster.nodes)
 
     @property
     def node_names(self) -> list[str]:
-        """The names of all nodes, in the order of the cluster."""
+        """Names of all nodes, clean, in the order of the cluster."""
         return clean_names(self._cluster.node_names)
 
     @property
     def new_nodes(self) -> str:
-        """What is to be said of nodes that have come meanwhile, and are not among these; empty where none has."""
+        """Line about nodes that registered since the start and are not shown; empty without any."""
         return new_nodes_text(self._cluster.new_nodes)
 
     @property
     def oldest_age_s(self) -> float | None:
-        """How old the oldest of the nodes' newest reports is; None before the first."""
+        """Seconds since the oldest of the nodes' latest reports; None before the first."""
         ages_s = self._diagnosis.nodes.age_s
         known = ages_s[~np.isnan(ages_s)]
         return float(known.max()) if len(known) else None
 
     def nodes(self) -> list[NodeRow]:
-        """Return a row per node, in the order of the cluster; of many nodes, ask for the few that are shown."""
+        """Return a row per node, in the order of the cluster; with many nodes, use `first_nodes`."""
         return [self._node_row(node) for node in self._cluster.nodes.values()]
 
     def first_nodes(self, max_rows: int, *, odd_first: bool = False) -> list[NodeRow]:
-        """Return rows of the first nodes; where wanted, of those first that are not well or have a culprit."""
+        """Return the rows of the first nodes; `odd_first` puts nodes with a problem or a culprit first."""
         order = np.arange(self.num_nodes)
         if odd_first:
             is_odd = ~are_well(self._cluster, self._diagnosis.nodes)
@@ -268,7 +268,7 @@ class View:
         return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
 
     def ranks(self, wanted: Sequence[int] | None = None) -> list[RankRow]:
-        """Return rows of the wanted ranks that exist, in the order asked for; of all ranks without an argument."""
+        """Return rows of the wanted ranks that exist, in the order asked for; without an argument of all ranks."""
         job, found = self._job, self._found
         if job is None or found is None:
             return []
@@ -276,12 +276,12 @@ class View:
         return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
 
     def ranks_on(self, node: int) -> list[int]:
-        """Return the ranks of a node, by its place in the cluster."""
+        """Return the ranks of a node, given its index in the cluster."""
         return [] if self._job is None else self._job.ranks_of(node)
 
     @cached_property
     def rank_table(self) -> RankTable | None:
-        """What all ranks are doing, as arrays; None while there is no job."""
+        """Facts of all ranks, as arrays; None without a job."""
         if self._job is None or self._found is None:
             return None
         return RankTable(self._cluster, self._job, self._found, self.now_s)
@@ -293,7 +293,7 @@ class View:
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """The current waits of the job, as the diagnosis has them."""
+        """Current waits of the job, from the diagnosis."""
         return [] if self._found is None else self._found.waits
 
     def barrier_row(self, wait: Wait) -> BarrierRow:
@@ -317,7 +317,7 @@ class View:
         )
 
     def _sides_in(self, wait: Wait) -> Sequence[Side]:
-        """Return the sides of a mismatch whose members all wait here, each in another operation."""
+        """Return the sides of a mismatch whose members all wait in this call, each side in another operation."""
         here = (wait.job, wait.group, wait.seq)
         found = (
             one.sides for one in self._verdicts if (one.job, one.group, one.seq) == here and wait.peer_call is None
@@ -364,7 +364,7 @@ class View:
         )
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
-        """Return memory rows of the wanted ranks that exist; of all ranks without an argument."""
+        """Return memory rows of the wanted ranks that exist; without an argument of all ranks."""
         memory = self._memory
         if memory is None:
             return []
@@ -372,11 +372,11 @@ class View:
         return [memory.row(rank) for rank in asked]
 
     def memory_summary(self) -> MemorySummary | None:
-        """Return the memory of all ranks together, None while none is known."""
+        """Return the memory of all ranks together; None while none is known."""
         return None if self._memory is None else self._memory.summary()
 
     def memory_findings(self, rows: Sequence[MemoryRow]) -> list[Finding]:
-        """Return what is odd about these ranks' memory, and about all ranks' together."""
+        """Return the memory anomalies of these ranks, and of all ranks together."""
         return memory_findings(rows, self.memory_summary())
 
     @cached_property
@@ -385,13 +385,13 @@ class View:
 
     @cached_property
     def pace(self) -> JobPace | None:
-        """How the ranks spend their time, the costliest first; None while there is no job."""
+        """How the ranks spend their time, the costliest first; None without a job."""
         if self._job is None or self._found is None:
             return None
         return JobPace(self._cluster, self._job, self._found)
 
     def figures(self) -> list[Figure]:
-        """Return the figures that are followed over time; none before there is a job, and once it has ended."""
+        """Return the figures that the charts follow; empty before a job starts and after it ended."""
         if self._job is None or self._found is None or self._job.is_ended():
             return []
         return job_figures(self._cluster, self._job, self._found, self._diagnosis.nodes, self.now_s)
@@ -401,23 +401,23 @@ class View:
         return gpu_rows(self._cluster, self._job, self.now_s)
 
     def oddest_gpus(self, max_rows: int) -> list[GpuRow]:
-        """Return rows of the GPUs that are worth a look, the worst first, then of the others."""
+        """Return rows of GPUs, the most severe first."""
         return gpu_rows(self._cluster, self._job, self.now_s, max_rows)
 
     @property
     def num_gpus(self) -> int:
-        """How many GPUs the nodes have told of."""
+        """Number of GPUs that the nodes report."""
         reports = (node.report for node in self._cluster.nodes.values())
         return sum(len(report.gpus.gpus) for report in reports if report is not None)
 
     def gpu_findings(self, gpus: Sequence[GpuRow]) -> list[Finding]:
-        """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
+        """Return the problems of these GPUs, of their use and of the nodes' GPU monitoring; the worst first."""
         return findings(
             gpus, [self._node_row(node) for node in self._cluster.nodes.values() if _is_gpu_watch_silent(node)]
         )
 
     def broken_gpus(self) -> list[str]:
-        """Return a sentence about each GPU on which something has broken, in the order of the nodes."""
+        """Return a sentence for each GPU with a critical failure, in the order of the nodes."""
         return [gpu.text for gpu in self._broken_gpus]
 
     @cached_property
@@ -425,7 +425,7 @@ class View:
         return broken_gpus(self._cluster, self._job, self.now_s)
 
     def _broken_of(self, verdict: Verdict) -> list[str]:
-        """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
+        """Return the failure of a culprit's GPU, at most one; it may be the reason of the verdict."""
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
 
@@ -444,7 +444,7 @@ def _place_of(job: JobModel, rank: int) -> str:
 
 
 def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    """Return the mean, which may be NaN as a loss may; None of nothing."""
+    """Return the mean, NaN when a value is NaN; None without values."""
     if not len(values):
         return None
     with np.errstate(invalid="ignore", over="ignore"):

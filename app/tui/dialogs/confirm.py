@@ -1,4 +1,4 @@
-"""The two dialogs: every key there is, and the question before harm is done. Loaded when first asked for."""
+"""The two dialogs: the help with every key, and the confirmation of a fault. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class Harm(NamedTuple):
-    """What a person may do to a rank, in words.
+    """A fault that a user may inject into a rank, as text.
 
     Attributes:
-        title: In the list.
-        kind: Of the fault.
-        effect: A sentence.
-        asks: What stands before the rank in the question, where that is not the title.
-        factor: Of the fault.
+        title: Title in the list.
+        kind: Kind of the fault.
+        effect: Sentence about its effect.
+        asks: Text before the rank in the question, where the title does not fit.
+        factor: Factor of the fault.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Harm(NamedTuple):
 
     @property
     def question(self) -> str:
-        """What stands before `rank 2`."""
+        """Text before `rank 2` in the question."""
         return self.asks or self.title
 
 
@@ -77,18 +77,18 @@ HARMS = (
     Harm("Leave", FaultKind.LEAVE, "it leaves with exit code 0 before the others: its job fails", "End the program of"),
 )
 FREEZE, THAW = 0, 1
-"""Places of the two in the list."""
+"""Indices of the two in `HARMS`."""
 
 
 def why_no_fault(view: View | None, *, can_inject: bool) -> str:
-    """Return why there is nothing to ask; empty when there is."""
+    """Return why no fault can be injected; empty when one can."""
     if view is None or not view.num_ranks:
         return "There is no rank yet to do harm to."
     return "" if can_inject else "This job does not allow faults: start it with rankdeck run --allow-faults."
 
 
 def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
-    """Return the ranks that are listed: all, but of those of a large job the selected one and the culprits."""
+    """Return the listed ranks: all, or in a large job the selected one and the culprits."""
     if view.num_ranks < GRID_FROM:
         return view.ranks()
     culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
@@ -96,7 +96,7 @@ def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Every action of the table and its keys, the states of a rank, and what verdicts rest on."""
+    """Every action with its keys, the states of a rank, and the rules of the verdicts."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
@@ -191,12 +191,12 @@ class FaultScreen(AskingScreen[Fault]):
         yes.refresh(layout=True)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Go on to the next question; the last one stands on `Do nothing`."""
+        """Move on to the next question; the last one starts on `Do nothing`."""
         following = "#fault-ranks" if event.option_list.id == "fault-kinds" else "#fault-no"
         self.query_one(following).focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Leave with the fault only when it was confirmed."""
+        """Return the fault only when it was confirmed."""
         chosen = self._chosen() if event.button.id == "fault-yes" else None
         self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
 

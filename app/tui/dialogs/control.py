@@ -1,7 +1,6 @@
 """The dialog before a job is stopped, killed or restarted.
 
-It is loaded when it is first asked for. `LookFirst` is the choice to have hosts checked before a job is started on
-them.
+It is loaded on first use. `LookFirst` is the choice to have hosts checked before a job starts on them.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ TITLES: dict[JobAction, str] = {
 
 
 class Wish(NamedTuple):
-    """What a person has confirmed.
+    """What a user has confirmed.
 
     Attributes:
-        action: What is to be done.
-        num_ranks: Of the next attempt; None is as many as before.
-        without: Nodes that it goes on without, as they were named.
-        looks_first: Look at the hosts before anything is done.
+        action: The action on the job.
+        num_ranks: Number of ranks of the next attempt; None keeps the last number.
+        without: Nodes that the job goes on without, by name.
+        looks_first: Whether to check the hosts before anything is done.
     """
 
     action: JobAction
@@ -54,7 +53,7 @@ class Wish(NamedTuple):
 
 
 ANOTHER: Final = "another"
-"""What is wished for where another program is to be started."""
+"""Result of the dialog when the user wants to start another program."""
 ANOTHER_TITLE = "Start another program"
 
 
@@ -146,7 +145,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
         self.query_one("#control-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Leave with the wish only when it was confirmed."""
+        """Return the wish only when it was confirmed."""
         if event.button.id != "control-yes":
             self.dismiss(None)
             return
@@ -168,17 +167,17 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
 
     @property
     def _job_action(self) -> JobAction:
-        """What is marked; where that is another program, what comes before it."""
+        """Action that is marked; the last one when another program is marked."""
         return self._job_actions[min(self._place, len(self._job_actions) - 1)]
 
     @property
     def _asks_ranks(self) -> bool:
-        """Whether the job may have another number of ranks then."""
+        """Whether the marked action lets the job have another number of ranks."""
         return self._job_action.begins_again and self._job_action is not JobAction.RESTART_WITHOUT
 
     @property
     def _num_ranks(self) -> int:
-        """The number that was typed; 0 is none, or none that can be."""
+        """Number that was typed; 0 when it is missing or impossible."""
         typed = self.query_one("#control-ranks", Input).value
         number = int(typed) if typed.isascii() and typed.isdigit() else 0
         return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
@@ -229,7 +228,7 @@ LABEL = "look at the hosts first, as rankdeck doctor does"
 
 
 class LookFirst(Static, can_focus=True):
-    """A box that is ticked or not: the same in every look and alphabet.
+    """A checkbox that looks the same in every theme and set of glyphs.
 
     Attributes:
         is_on: Whether it is ticked.
@@ -241,7 +240,7 @@ class LookFirst(Static, can_focus=True):
     ]
 
     class Submitted(Message):
-        """The person goes on to what follows."""
+        """The user moves on to the next field."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's word
         super().__init__("", id=id, classes="look-first", markup=False)
@@ -249,12 +248,10 @@ class LookFirst(Static, can_focus=True):
         self._update_text()
 
     def action_tick(self) -> None:
-        """Tick it, or not."""
         self.is_on = not self.is_on
         self._update_text()
 
     def action_submit(self) -> None:
-        """Go on."""
         self.post_message(self.Submitted())
 
     def on_click(self, _event: Click) -> None:

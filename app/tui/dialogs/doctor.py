@@ -1,7 +1,7 @@
-"""The doctor, over the console until it is closed: how far each host is, then what is wrong.
+"""The doctor's screen over the console: the progress on each host, then the findings.
 
-It is loaded when it is asked for. `ReadingScreen` is a modal screen of lines that a user reads: one view, and the keys
-that scroll it.
+It is loaded on first use. `ReadingScreen` is a modal screen of lines that a user reads: one view, and the keys that
+scroll it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class ReadingScreen(ModalScreen[Result]):
-    """What screens over one `LineView` have in common; their own keys stand beside these."""
+    """The common part of screens over one `LineView`; subclasses add their own keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll(-1)", "Up", show=False),
@@ -49,11 +49,9 @@ class ReadingScreen(ModalScreen[Result]):
     _view: LineView
 
     def action_scroll(self, rows: int) -> None:
-        """Scroll by lines."""
         self._view.move(rows)
 
     def action_page(self, pages: int) -> None:
-        """Scroll by screenfuls."""
         self._view.page(pages)
 
     def action_edge(self, direction: int) -> None:
@@ -66,17 +64,17 @@ _ENDS = (Step.DONE, Step.FAILED)
 
 
 class DoctorView(LineView):
-    """What the hosts are doing, or what is to be said of them.
+    """The progress on the hosts, or the findings about them.
 
     Attributes:
-        found: What is to be said; None while it is not known.
-        steps: How far each host is.
-        shows_all: Say also what is well.
-        message: What is said instead.
+        found: Findings; None while they are not known.
+        steps: Step of each host.
+        shows_all: Whether to show also rows without a problem.
+        message: Text shown instead, such as an error.
     """
 
     def __init__(self, ui: UiState, hosts: list[str], leaving: str) -> None:
-        """`leaving` is what it means to leave, in the line of keys."""
+        """Show progress; `leaving` is the title of the key that leaves."""
         super().__init__(ui, "doctor")
         self._leaving = leaving
         self.found: Preflight | None = None
@@ -92,7 +90,7 @@ class DoctorView(LineView):
         self.foot = [self.keys(shown if self.found is not None or self.message else shown[:1])]
 
     def report(self, width: int) -> str:
-        """Return what is said, as text."""
+        """Return the report as text."""
         if self.found is None:
             return ""
         lines = report_lines(self.found, width, shows_all=self.shows_all)
@@ -129,7 +127,7 @@ class DoctorView(LineView):
         return lines
 
     def _styles(self) -> dict[Tone, Style]:
-        """Return how each piece looks, in the theme of now."""
+        """Return the style of each kind of text in the current theme."""
         palette = self.look.palette
         return {
             Tone.PLAIN: palette.ink,
@@ -142,7 +140,7 @@ class DoctorView(LineView):
 
 
 class DoctorScreen(ReadingScreen[bool]):
-    """Looks at the hosts and says what is wrong; before a deed it goes by itself if nothing is, and else asks."""
+    """Checks the hosts and shows the findings; before an action it closes by itself when all is well, else asks."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", "Close"),
@@ -154,7 +152,7 @@ class DoctorScreen(ReadingScreen[bool]):
     ]
 
     def __init__(self, ui: UiState, doctor: Doctor, job: Program | Again | None = None, action: str = "") -> None:
-        """Look before a job is started; `action` is what is done then, as `Start it`. Without one only look."""
+        """Check before a job starts; `action` is the title of the next step, as `Start it`; empty only checks."""
         super().__init__()
         self._ui = ui
         self._doctor = doctor
@@ -178,7 +176,7 @@ class DoctorScreen(ReadingScreen[bool]):
 
     @work(exclusive=True)
     async def action_look(self) -> None:
-        """Look at the hosts as they are now."""
+        """Check the hosts now."""
         view = self._view
         view.found, view.message, view.top = None, "", 0
         view.steps = dict.fromkeys(self._doctor.hosts)
@@ -189,7 +187,7 @@ class DoctorScreen(ReadingScreen[bool]):
         except AppError as error:
             view.message = clean(error.whole, LINE_LIMIT)
         if self._job_action:
-            # What lies over this screen would be what is dismissed; then the person says when, too.
+            # With another screen on top, that one would be dismissed; then the user decides too.
             if view.found is not None and view.found.exit_code is ExitCode.WELL and self.is_active:
                 self.dismiss(True)  # noqa: FBT003 - the result of the screen
                 return
@@ -204,14 +202,14 @@ class DoctorScreen(ReadingScreen[bool]):
         self.dismiss(False)  # noqa: FBT003 - the result of the screen
 
     def action_copy(self) -> None:
-        """Copy the report into the clipboard of the terminal (OSC 52)."""
+        """Copy the report into the terminal's clipboard (OSC 52)."""
         text = self._view.report(self.size.width)
         if text:
             self.app.copy_to_clipboard(text)
             self.notify(self._ui.tellable(f"Copied the report: {text.splitlines()[-1]}"), markup=False)
 
     def action_fold(self) -> None:
-        """Say also what is well, or only what is not."""
+        """Show all rows, or only problems."""
         self._view.shows_all = not self._view.shows_all
         self._view.redraw()
 
@@ -221,7 +219,7 @@ class DoctorScreen(ReadingScreen[bool]):
             self._view.redraw()
 
     def _ask(self, *, is_wanted: bool) -> None:
-        """Show the question, or not; it stands on `Do nothing`."""
+        """Show or hide the question; it starts on `Do nothing`."""
         if self._job_action:
             self.query_one("#doctor-question").display = is_wanted
             if is_wanted:

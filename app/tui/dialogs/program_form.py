@@ -1,4 +1,4 @@
-"""The fields of a program that is to be started from the console."""
+"""The form for a program to start from the console."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACEHOLDERS = Typed(
 
 
 class ProgramForm(Vertical):
-    """Fields with a label each; what is wrong with them is a sentence. Up and down go through earlier programs."""
+    """Fields with labels; an error in them is shown as a sentence. Up and down go through earlier programs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "past(1)", "Older", show=False),
@@ -40,27 +40,27 @@ class ProgramForm(Vertical):
     ]
 
     def __init__(self, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool) -> None:
-        """Ask for a program on some hosts.
+        """Ask for a program to start on some hosts.
 
         Args:
-            hosts: Their names.
-            past: The fields are filled from the newest of these.
-            asks_look: Ask also whether the hosts are looked at before.
+            hosts: Names of the hosts.
+            past: Earlier programs; the latest fills the fields.
+            asks_look: Whether to ask also if the hosts are checked before.
         """
         super().__init__(id="program-form")
         self._look_first = LookFirst(id="program-look") if asks_look else None
-        # A job over several hosts is not begun again by itself.
+        # A job over several hosts does not restart by itself.
         self._names = [name for name in ORDER if len(hosts) == 1 or name != "max_restarts"]
-        # They come from an agent, and an Input writes what it holds to the terminal.
+        # They come from an agent, and an Input writes its value to the terminal.
         past = [program for program in past if f"{program.text}{program.workdir}{program.python}".isprintable()]
         self._past = list(dict.fromkeys(typed(program) for program in past)) or [Typed()]
-        """The newest first; that one as a person has changed it meanwhile."""
+        """Earlier programs, the latest first; the first one holds what the user has typed."""
         self._place = 0
         self._placeholders = PLACEHOLDERS._replace(workdir=usual_workdir(hosts))
 
     @property
     def has_earlier(self) -> bool:
-        """Whether there are programs to go through."""
+        """Whether there are earlier programs to go through."""
         return len(self._past) > 1
 
     def compose(self) -> ComposeResult:
@@ -75,11 +75,11 @@ class ProgramForm(Vertical):
 
     @property
     def looks_first(self) -> bool:
-        """Whether the hosts are to be looked at before."""
+        """Whether the hosts are to be checked before the start."""
         return self._look_first is not None and self._look_first.is_on
 
     def action_past(self, steps: int) -> None:
-        """Show what was started before that, or after, in all fields."""
+        """Fill all fields with an older or a newer program."""
         if self._place == 0:
             self._past[0] = self._typed()
         self._place = max(0, min(len(self._past) - 1, self._place + steps))
@@ -89,12 +89,12 @@ class ProgramForm(Vertical):
             field.cursor_position = len(field.value)
 
     def begin(self) -> None:
-        """Let a person type."""
+        """Focus the first field."""
         self.query_one("#program-command").focus()
 
     @property
     def trouble(self) -> str:
-        """What is wrong with what is typed; empty when nothing is."""
+        """Error in the fields; empty without one."""
         try:
             self.read()
         except UsageError as error:
@@ -102,7 +102,7 @@ class ProgramForm(Vertical):
         return ""
 
     def read(self) -> Program:
-        """Return the program.
+        """Return the program of the fields.
 
         Raises:
             UsageError: See `read_program`.
@@ -119,7 +119,7 @@ class ProgramScreen(AskingScreen[Program]):
     def __init__(
         self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool
     ) -> None:
-        """Ask for a program on hosts that are called `where`, where `past` was started before; see `ProgramForm`."""
+        """Ask for a program to start on `where`, with the earlier programs `past`; see `ProgramForm`."""
         super().__init__()
         self._look = look
         self._where = where
@@ -127,7 +127,7 @@ class ProgramScreen(AskingScreen[Program]):
 
     @property
     def looks_first(self) -> bool:
-        """Whether the hosts are to be looked at before."""
+        """Whether the hosts are to be checked before the start."""
         return self._form.looks_first
 
     def compose(self) -> ComposeResult:
@@ -158,7 +158,7 @@ class ProgramScreen(AskingScreen[Program]):
             self.query_one("#program-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Leave with the program only when it was confirmed."""
+        """Return the program only when it was confirmed."""
         self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
 
     def _show_summary(self) -> None:

@@ -1,4 +1,4 @@
-"""What a host wants to know before it lets the person in, over whatever is shown. Loaded when first asked."""
+"""The question of a host that the user must answer to log in, over the current screen. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 MAX_CHARS = 1024
-"""Of an answer."""
+"""Limit of characters in an answer."""
 
 
 class AnswerInput(Input):
-    """Takes an answer; a secret is painted as dots, and leaves only to whoever has asked."""
+    """An input for the answer; a secret is painted as dots and goes only to `answer`."""
 
     def action_copy(self) -> None:
-        """Copy what may be seen."""
+        """Copy the selection, unless it is a secret."""
         if not self.password:
             super().action_copy()
 
     def action_cut(self) -> None:
-        """Cut what may be seen; of a secret nothing reaches the clipboard."""
+        """Cut the selection; a secret never reaches the clipboard."""
         if self.password:
             self.delete_selection()
         else:
             super().action_cut()
 
     def taken(self) -> str:
-        """Return what was typed, and hold it no longer."""
+        """Return what was typed, and clear the field."""
         text = self.value
         self.clear()
         return text
 
 
 class QuestionScreen(ModalScreen[None]):
-    """Shows one question as the terminal would ask it; all text is the host's, and is shown as it is.
+    """Shows one question as the terminal would ask it; all text is the host's, and is shown unchanged.
 
     Attributes:
-        number: Of the question.
+        number: Number of the question.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "put_off", "Not now")]
 
     def __init__(self, look: Look, question: Question, answer: Callable[[int, str | None], None]) -> None:
-        """`answer` takes the number of the question and what was typed, or None."""
+        """Take a question; `answer` gets its number and the typed text, or None."""
         super().__init__()
         self.number = question.number
         self._look = look
@@ -81,12 +81,12 @@ class QuestionScreen(ModalScreen[None]):
         self.leave()
 
     def action_put_off(self) -> None:
-        """Answer nothing now."""
+        """Put the question off, and leave."""
         self._answer(self.number, None)
         self.leave()
 
     def leave(self) -> None:
-        """Go, with nothing of what was typed; from under another screen once that has gone."""
+        """Close and clear the answer; under another screen, close once that is gone."""
         self._is_over = True
         for field in self.query(AnswerInput):
             field.taken()
@@ -94,7 +94,7 @@ class QuestionScreen(ModalScreen[None]):
             self.dismiss()
 
     def on_screen_resume(self) -> None:
-        """Go if the question was over before what lay above it."""
+        """Close if the question was over before the screen on top closed."""
         if self._is_over:
             self.dismiss()
 

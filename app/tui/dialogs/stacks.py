@@ -1,4 +1,4 @@
-"""Where every rank stands, down to each frame, over the console until it is closed. Loaded when first asked for."""
+"""The stacks of all ranks, frame by frame, over the console until closed. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBL
 
 
 class StacksView(LineView):
-    """The groups, one below the other."""
+    """The groups of identical stacks, one below the other."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "stacks")
         self.picture: StackPicture | None = None
         self.is_whole = False
         self.message = ""
-        """What is said instead of a picture, or beside an old one."""
+        """Text shown instead of a picture, or beside an old one."""
         self._side = 0
         self._texts: list[StackText] = []
 
@@ -58,7 +58,7 @@ class StacksView(LineView):
         self.foot = [self.keys((("Esc", "Close"), *again, ("a", folding), *native))]
 
     def _styles(self) -> dict[Tone, Style]:
-        """Return how each kind of line looks, in the theme of now."""
+        """Return the style of each kind of line in the current theme."""
         palette = self.look.palette
         return {
             Tone.STUCK: palette.critical,
@@ -80,11 +80,11 @@ class StacksView(LineView):
         self.redraw()
 
     def to_begin(self) -> None:
-        """Move the text back: other lines may be shorter than what was looked at."""
+        """Scroll to the left edge: other lines may be shorter."""
         self._side = 0
 
     def _lines_of(self, text: StackText, style: Style) -> list[Line]:
-        """Return sentences wrapped and frames as far to the side as they are wanted."""
+        """Return sentences wrapped, and frames scrolled to the side."""
         message = text.text
         if text.tone not in _SENTENCES:
             return [self.line().put(" ").put(shifted(message, self._side) if self._side else message, style)]
@@ -94,7 +94,7 @@ class StacksView(LineView):
 
 
 class StacksScreen(ReadingScreen[None]):
-    """Asks all nodes of the job, and shows what they answer; keys work meanwhile."""
+    """Asks all nodes of the job for stacks and shows them; keys work while it waits."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close"),
@@ -118,10 +118,10 @@ class StacksScreen(ReadingScreen[None]):
 
     @work(exclusive=True)
     async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument
-        """Ask for the stacks as they are now."""
+        """Take the stacks now."""
         view = self._view
         if view.picture is not None and self._ui.source.player is not None:
-            return  # in a recording they are as they were taken
+            return  # in a replay they do not change
         view.message = "asking every rank; one that is stuck takes a second or more"
         view.redraw()
         try:
@@ -136,7 +136,7 @@ class StacksScreen(ReadingScreen[None]):
         view.redraw()
 
     def action_fold(self) -> None:
-        """Show every frame and thread, or what matters of them."""
+        """Show every frame and thread, or only the important ones."""
         self._view.is_whole = not self._view.is_whole
         self._view.to_begin()
         self._view.redraw()

@@ -1,1 +1,1 @@
-"""Log lines in memory, and those of them that are wanted."""
+"""Log lines in memory, and the search in them."""

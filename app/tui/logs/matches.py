@@ -1,10 +1,10 @@
-"""The log lines that a filter wants, and those of them that several ranks print alike as one row.
+"""The log lines that match a filter, and a view that collapses lines that several ranks print alike.
 
-`LogMatches` finds them a piece at a time: new ones as they come, old ones from the latest back. A line that is wanted
-stays so, and its number never changes: nothing is looked at twice.
+`LogMatches` finds them in pieces: new lines as they come, old ones backwards from the latest. A match stays a match and
+its number never changes: no line is searched twice.
 
 `CollapsedLines` makes one row, `ranks 1-7`, of lines that several ranks print alike and close together. Rows keep their
-order and their places: a line that repeats one of the last rows joins it, whichever rank has printed in between.
+order and their places: a line that repeats one of the last rows joins it, whichever ranks have printed in between.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 FIRST_PIECE_BYTES = 4096
 MAX_PIECE_BYTES = 2**20
 PIECE_S = 0.003
-"""Of RE2 that has given up its automaton: it takes up to 6 us a byte then, else less than 1 ns. What a piece takes is
-known only afterwards, so that sizes are felt for."""
+"""Target seconds per piece. RE2 takes up to 6 us a byte when it has given up its automaton, else less than 1 ns. The
+time of a piece is known only afterwards, so that its size is adjusted step by step."""
 
 
 class LogMatches:
-    """Numbers of the wanted lines that are kept, the oldest first.
+    """Numbers of the matching lines that are kept, the oldest first.
 
     Attributes:
-        wish: What is wanted.
-        logs: Where it is looked for.
-        piece_bytes: How much is looked at in one go, give or take a line.
+        wish: What lines must match.
+        logs: The lines.
+        piece_bytes: Approximate bytes searched per call.
     """
 
     def __init__(self, wish: LineWish, logs: LogStore) -> None:
@@ -44,22 +44,22 @@ class LogMatches:
         self.logs = logs
         self.piece_bytes = FIRST_PIECE_BYTES
         self._older: list[int] = []
-        """Found on the way back, the newest first."""
+        """Matches among old lines, the latest first."""
         self._newer: list[int] = []
         self._low = self._high = logs.end
-        """What lies between has been looked at."""
+        """Range of line numbers that has been searched."""
 
     def __len__(self) -> int:
         return len(self._older) + len(self._newer)
 
     @property
     def has_all_old(self) -> bool:
-        """Whether nothing older is still to be looked at."""
+        """Whether all old lines have been searched."""
         return self._low <= self.logs.first
 
     @property
     def num_unsearched(self) -> int:
-        """Lines that have not been looked at yet."""
+        """Number of lines that have not been searched yet."""
         return max(0, self._low - self.logs.first) + self.logs.end - max(self._high, self.logs.first)
 
     def number(self, place: int) -> int:
@@ -70,7 +70,7 @@ class LogMatches:
         return np.array([*reversed(self._older), *self._newer], np.int64)
 
     def place_of(self, number: int) -> int:
-        """Return the place of the first wanted line that is not before a line."""
+        """Return the place of the first match at or after a line."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -81,7 +81,7 @@ class LogMatches:
         return low
 
     def forget_dropped(self) -> None:
-        """Let go of lines that are no longer kept."""
+        """Forget lines that are no longer kept."""
         first = self.logs.first
         while self._older and self._older[-1] < first:
             self._older.pop()
@@ -90,7 +90,7 @@ class LogMatches:
         self._low, self._high = max(self._low, first), max(self._high, first)
 
     def search(self) -> bool:
-        """Look at one more piece: of what is new, else of what is old; return whether there was any."""
+        """Search one more piece, new lines first; return whether there was any."""
         self.forget_dropped()
         logs = self.logs
         if self._high < logs.end:
@@ -104,21 +104,21 @@ class LogMatches:
         return True
 
     def _look_back(self) -> None:
-        """Look at the piece that ends where what has been looked at begins."""
+        """Search the piece just before the searched range."""
         piece = self.logs.piece_before(self._low, self.piece_bytes)
         self._take_old(self._low - len(piece.ends), lines_of(piece, self.wish))
 
     def _take_old(self, low: int, places: NDArray[np.int64]) -> None:
-        """Take what was found in the piece that begins at `low`, up to where what has been looked at begins.
+        """Add the matches of the piece that begins at `low` and ends where the searched range begins.
 
-        Lines of it that have been dropped since then are left out.
+        Lines of it that have been dropped since are left out.
         """
         numbers = places + low
         self._low = max(low, self.logs.first)
         self._older += numbers[numbers >= self._low][::-1].tolist()
 
     def pace(self, took_s: float) -> None:
-        """Take how long the last go has taken: the next one is larger, or smaller."""
+        """Adjust the size of the next piece to the time that the last one took."""
         if took_s < PIECE_S:
             self.piece_bytes = min(MAX_PIECE_BYTES, 2 * self.piece_bytes)
         elif took_s > 2 * PIECE_S:
@@ -126,30 +126,30 @@ class LogMatches:
 
 
 MAX_LINES = 50_000
-"""Lines back from the newest that are collapsed: reading one takes 2 us."""
+"""Limit of latest lines that are collapsed: reading one takes 2 us."""
 NEAR_ROWS = 500
-"""A line joins a row that is at most so far back: ranks print the same within moments."""
+"""Limit of rows between a line and the row that it joins: ranks print the same within moments."""
 PIECE_LINES = 1000
 _OWN_PREFIX = re.compile(r"\[(?:rank|default)\d+\]: ?")
-"""What torch and torchrun put before a rank's lines, which tells them apart."""
+"""Prefixes of torch and torchrun, by which the lines of ranks would differ."""
 
 
 class CollapsedLines:
-    """Rows by the number of their first line, the oldest first.
+    """Collapsed rows, by the number of their first line, the oldest first.
 
     Attributes:
         logs: The lines.
-        matches: Those of them that are wanted; None for all.
+        matches: The matching lines; None collapses all lines.
     """
 
     def __init__(self, logs: LogStore, matches: LogMatches | None) -> None:
-        """Begin; of wanted lines, only once all old ones have been found."""
+        """Start collapsing; with `matches`, only once all old lines have been searched."""
         self.logs = logs
         self.matches = matches
         self._numbers: list[int] = []
         self._ranks: list[set[int]] = []
         self._row_of: dict[tuple[str, bool], int] = {}
-        """By text: how many rows there had ever been when it came, up to its own."""
+        """Number of the row of each text, counted from the first row ever."""
         self._num_dropped = 0
         latest = logs.end if matches is None else len(matches)
         begin = logs.first if matches is None else 0
@@ -166,24 +166,24 @@ class CollapsedLines:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """The numbers of the first lines of all rows."""
+        """Line numbers of the first lines of all rows."""
         return np.array(self._numbers, np.int64)
 
     @property
     def num_lines(self) -> int:
-        """How many of the newest lines are, where they are wanted, in rows."""
+        """Number of latest lines that the rows cover."""
         return self.logs.end - max(self._oldest, self.logs.first)
 
     def place_of(self, number: int) -> int:
-        """Return the place of the first row that does not begin before a line."""
+        """Return the place of the first row at or after a line."""
         return bisect_left(self._numbers, number)
 
     def ranks(self, place: int) -> set[int]:
-        """Return who has printed the line."""
+        """Return the ranks that have printed the line."""
         return self._ranks[place]
 
     def search(self) -> bool:
-        """Take some more lines; return whether there were any."""
+        """Collapse some more lines; return whether there were any."""
         self._forget_dropped()
         numbers = self._piece()
         for number in numbers:
@@ -193,7 +193,7 @@ class CollapsedLines:
         return bool(numbers)
 
     def pace(self, took_s: float) -> None:
-        """Do nothing: what a line takes does not depend on what is looked for."""
+        """Do nothing: the time of a line does not depend on the filter."""
 
     def _piece(self) -> list[int]:
         first = max(self._next, self.logs.first)

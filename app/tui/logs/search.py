@@ -1,10 +1,10 @@
-"""Searches old log lines with several threads at the same time: RE2 holds no lock of the interpreter's.
+"""Searches old log lines with several threads in parallel: RE2 releases the interpreter's lock.
 
-`LogSearch` threads work on between frames. What they find is taken in the order of the lines, whichever of them is done
-first.
+The threads of `LogSearch` work on between frames. Their results are taken in the order of the lines, whichever thread
+finishes first.
 
-`SearchThreads` are ended from one step of their work to the next, and only the exit waits for them. They are not a
-pool: one lets what runs go on, and the interpreter waits at its end for all that a pool has begun.
+`SearchThreads` end between two steps of their work, and only the exit waits for them. They are no executor: that lets
+running calls go on, and the interpreter waits at exit for every call that an executor has started.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 4
 PIECES_A_TASK = 8
-"""5 ms of RE2, where handing a task over takes 0.1: `million_lines`."""
+"""Pieces per task: 5 ms of RE2, where handing a task over takes 0.1 ms: `million_lines`."""
 MAX_TASKS = 32
-"""Under way at once: a million lines, so that threads have enough to do until the next frame."""
+"""Limit of tasks in progress: a million lines, so that threads are busy until the next frame."""
 MAX_COPIED_BYTES = 4 * 2**20
-"""Under way at once, give or take a piece, of the newest chunk: it grows, so that what is looked at meanwhile is a copy
-of it. Pieces of others are views."""
+"""Approximate limit of copied bytes in progress. The latest chunk grows, so that its pieces are copies; pieces of
+other chunks are views."""
 SLOW_PIECE_S = 0.02
-"""CPU time after which a piece is one of a slow pattern: one of which each other line is found takes 4 ms."""
+"""CPU seconds after which a pattern counts as slow; a piece with a match in every other line takes 4 ms."""
 
 
 class _Task(NamedTuple):
-    """Pieces that follow each other, the newest first; they themselves are held by nobody but the thread."""
+    """Adjacent pieces, the latest first; only the thread holds the pieces themselves."""
 
     nums_lines: list[int]
     num_copied_bytes: int
     stop: int
-    """Number of the line behind them."""
+    """Number of the line after them."""
     places: Future[list[NDArray[np.int64]]]
-    """What each has of wanted lines; fewer, where looking has become slow."""
+    """Matches of each piece; fewer entries when the search has become slow."""
 
 
 class _OverError(Exception):
-    """A thread is to look no further."""
+    """The search is to end."""
 
 
 def _new_threads() -> SearchThreads:
@@ -66,10 +66,10 @@ def _new_threads() -> SearchThreads:
 
 
 def _look(pieces: list[LogPiece], wish: LineWish, threads: SearchThreads) -> list[NDArray[np.int64]]:
-    """Look until all is looked at, one piece takes long, or the search is over.
+    """Search the pieces until all are done, one takes long, or the search is over.
 
-    Of lines of which many are found, but not in turn, each takes the interpreter's lock: threads that want it at once
-    take three times as long, and so take turns.
+    Many scattered matches each take the interpreter's lock: competing threads take three times as long, so they take
+    turns.
     """
     found: list[NDArray[np.int64]] = []
     began_s = 0.0
@@ -93,22 +93,22 @@ def _look(pieces: list[LogPiece], wish: LineWish, threads: SearchThreads) -> lis
 
 
 class LogSearch(LogMatches):
-    """Matches that threads look for while the pattern is quick, as pieces at their largest show.
+    """Matches that threads search while the pattern is quick, which pieces of the largest size show.
 
-    A slow one, for which RE2 has no automaton, stays with the caller, in small pieces.
+    A slow pattern, for which RE2 has no automaton, is searched by the caller in small pieces.
     """
 
     def __init__(self, wish: LineWish, logs: LogStore, new_threads: Callable[[], SearchThreads] = _new_threads) -> None:
-        """Begin to look; threads are made when there is work for them, and let go of at its end."""
+        """Start the search; threads are made when there is work for them, and end with it."""
         super().__init__(wish, logs)
         self._new_threads = new_threads
         self._threads: SearchThreads | None = None
         self._let_go: Callable[[], object] | None = None
         self._tasks: deque[_Task] = deque()
-        """Under way, the newest lines first."""
+        """Tasks in progress, the latest lines first."""
 
     def search(self) -> bool:
-        """Look at one more piece, or take what threads have found, if they have; return whether there is more to do."""
+        """Search one more piece, or take results of threads; return whether there is more to do."""
         is_more = super().search()
         if self.has_all_old:
             self._end_threads()
@@ -140,7 +140,7 @@ class LogSearch(LogMatches):
             self._let_go = self._threads = None
 
     def _ask(self) -> None:
-        """Have threads look further back."""
+        """Give threads older pieces to search."""
         if self._threads is None:
             self._threads = self._new_threads()
             self._let_go = weakref.finalize(self, self._threads.end)
@@ -162,16 +162,16 @@ Answer = TypeVar("Answer")
 
 
 class SearchThreads:
-    """Daemon threads that do what they are asked to in its order.
+    """Daemon threads that run calls in the order of their requests.
 
     Attributes:
-        is_over: Whether they are to end; whatever they do looks at it first, and between its steps.
-        takes_turns: Whether what they do takes the interpreter's lock so often that one at a time is quicker.
-        turn: Held by the one that does something then.
+        is_over: Set when the threads are to end; calls check it first, and between their steps.
+        takes_turns: Set when calls compete so much for the interpreter's lock that one at a time is quicker.
+        turn: Lock of the call whose turn it is.
     """
 
     def __init__(self, num_threads: int) -> None:
-        """Begin."""
+        """Start the threads."""
         self.is_over = threading.Event()
         self.takes_turns = threading.Event()
         self.turn = threading.Lock()
@@ -184,34 +184,33 @@ class SearchThreads:
             thread.start()
 
     def ask(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """Have a thread do something."""
+        """Run a call in a thread."""
         answer: Future[Answer] = Future()
 
         def do() -> None:
             try:
                 answer.set_result(call())
             finally:
-                if not answer.done():  # the thread itself tells of what is no fault of ours
+                if not answer.done():  # the thread itself prints any other exception
                     answer.set_exception(RuntimeError("a thread has failed"))
 
         self._todo.put(do)
         return answer
 
     def end(self) -> None:
-        """Have all of them end after the step that they are in; may be done twice."""
+        """End all threads after their current step; may be called twice."""
         self.is_over.set()
         for _ in self._threads:
             self._todo.put(None)
 
     def join(self) -> None:
-        """Wait until they have ended."""
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         while (do := self._todo.get()) is not None:
             do()
-            del do  # what it has looked at is not kept until there is more to do
+            del do  # its data is not kept until the next call
 
 
 _ALL: WeakSet[SearchThreads] = WeakSet()
@@ -219,9 +218,9 @@ _ALL: WeakSet[SearchThreads] = WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End all threads before the interpreter does: one that comes back from RE2 later aborts the process.
+    """End all threads before the interpreter exits: one that returns from RE2 later aborts the process.
 
-    The interpreter ends such a thread by unwinding its stack, which the destructors of C++ do not let pass.
+    The interpreter ends such a thread by unwinding its stack, which the destructors of C++ do not permit.
     """
     begun = list(_ALL)
     for threads in begun:

@@ -1,4 +1,4 @@
-"""Keeps the newest log lines of all ranks in little memory: chunks of packed text, the oldest dropped whole.
+"""Keeps the latest log lines of all ranks in little memory: chunks of packed text, the oldest dropped whole.
 
 A line has a number that never changes: the n-th line ever appended. A chunk holds `CHUNK_LINES` lines as one string of
 bytes beside three small arrays, which costs about the text itself, and can be searched whole; dropping the oldest chunk
@@ -18,21 +18,21 @@ from app.filters.lines import LogPiece, Source
 
 CHUNK_LINES = 4096
 MAX_LINES = 1_048_576
-"""About 140 MB of lines of 120 characters, once there are so many."""
+"""Limit of lines kept; about 140 MB of lines of 120 characters."""
 MAX_BYTES = 192 * 2**20
-"""Of longer lines fewer are kept."""
+"""Limit of bytes kept; fewer lines when they are longer."""
 
 
 class StoredLine(NamedTuple):
-    """A line as it came, cleaned."""
+    """A clean log line with its origin."""
 
     node: str
     rank: int
-    """Global rank; -1 is the launcher."""
+    """Global rank; -1 for the launcher."""
     is_stderr: bool
     text: str
     job_id: str
-    """Empty of what is about the node."""
+    """Job of the line; empty for a line about the node."""
 
 
 class _Chunk:
@@ -52,12 +52,12 @@ class _Chunk:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of memory, without its objects' heads."""
+        """Bytes of memory, without the objects' headers."""
         packed = (self._ends, self._sources, self._ranks)
         return len(self._text) + len(self._stderr) + sum(len(column) * column.itemsize for column in packed)
 
     def close(self) -> None:
-        """Let go of the room that was kept for more."""
+        """Free the memory reserved for growth."""
         self._text = bytes(self._text)
 
     def append(self, source_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
@@ -73,15 +73,15 @@ class _Chunk:
         return StoredLine(node, self._ranks[index], bool(self._stderr[index]), text, job_id)
 
     def stop_within(self, first: int, stop: int, max_bytes: int) -> int:
-        """Return up to where lines from one on are no more than some bytes; one line at least."""
+        """Return where lines from `first` on exceed `max_bytes`; at least one line fits."""
         return max(first + 1, bisect_right(self._ends, self._ends[first] + max_bytes, first, stop + 1) - 1)
 
     def first_within(self, first: int, stop: int, max_bytes: int) -> int:
-        """Return from where on lines up to one are no more than some bytes; one line at least."""
+        """Return the first line of those before `stop` that fit into `max_bytes`; at least one line fits."""
         return min(stop - 1, bisect_left(self._ends, self._ends[stop] - max_bytes, first, stop))
 
     def piece(self, first: int, stop: int, sources: list[Source]) -> LogPiece:
-        """Return some of the lines: of a closed chunk without copies, so that asking for it is cheap."""
+        """Return some of the lines; a closed chunk needs no copies, so that this is cheap."""
         begin = self._ends[first]
         ends = np.frombuffer(self._ends, np.uint32)[first + 1 : stop + 1]
         source_indices = np.frombuffer(self._sources, np.uint32)[first:stop]
@@ -90,7 +90,7 @@ class _Chunk:
         packed: bytearray | memoryview
         if isinstance(self._text, bytes):
             packed = memoryview(self._text)[begin : self._ends[stop]]
-        else:  # what is looked at by a view cannot grow
+        else:  # a bytearray with a view on it cannot grow
             packed = self._text[begin : self._ends[stop]]
             ends, source_indices, ranks, is_stderr = ends.copy(), source_indices.copy(), ranks.copy(), is_stderr.copy()
         if begin:
@@ -99,7 +99,7 @@ class _Chunk:
 
 
 class LogStore:
-    """The newest lines, by number: `max_lines` of them or `max_bytes`, give or take a chunk."""
+    """The latest lines, by number: `max_lines` of them or `max_bytes`, give or take a chunk."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> None:
         self._max_chunks = max(1, -(-max_lines // CHUNK_LINES))
@@ -119,7 +119,7 @@ class LogStore:
 
     @property
     def end(self) -> int:
-        """Number of the next line: how many have ever been appended, or had been when the store was held."""
+        """Number of the next line: the count of lines ever appended, or appended before the store was held."""
         latest = self._latest_end
         return latest if self._held_end is None else max(self._first, self._held_end)
 
@@ -133,11 +133,11 @@ class LogStore:
 
     @property
     def num_bytes(self) -> int:
-        """What the lines take of memory."""
+        """Bytes of memory that the lines take."""
         return sum(chunk.num_bytes for chunk in self._chunks)
 
     def hold(self, *, is_held: bool) -> None:
-        """Show nothing that comes from now on, or all of it again."""
+        """Hide lines that come from now on, or show all again."""
         self._held_end = self._latest_end if is_held else None
 
     @property
@@ -145,7 +145,7 @@ class LogStore:
         return self._first + (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
 
     def append(self, node: str, rank: int, text: str, *, is_stderr: bool, job_id: str = "") -> None:
-        """Keep a line; `text` is clean and encodable."""
+        """Add a line; `text` is clean and encodable."""
         chunk = self._chunks[-1]
         if len(chunk) == CHUNK_LINES:
             chunk.close()
@@ -176,14 +176,14 @@ class LogStore:
         return self._chunks[chunk].line(index, self._sources)
 
     def piece(self, first: int, max_bytes: int) -> LogPiece:
-        """Return kept lines from one on, as many as lie together and are no more than some bytes; one at least."""
+        """Return kept lines from `first` on, as many of one chunk as fit into `max_bytes`; at least one."""
         chunk, index = divmod(first - self._first, CHUNK_LINES)
         last = min(self.end - self._first - chunk * CHUNK_LINES, CHUNK_LINES)
         packed = self._chunks[chunk]
         return packed.piece(index, packed.stop_within(index, last, max_bytes), self._sources)
 
     def piece_before(self, stop: int, max_bytes: int) -> LogPiece:
-        """Return the kept lines that end before one, chosen alike."""
+        """Return the kept lines that end before `stop`, chosen likewise."""
         chunk, index = divmod(stop - 1 - self._first, CHUNK_LINES)
         packed = self._chunks[chunk]
         return packed.piece(packed.first_within(0, index + 1, max_bytes), index + 1, self._sources)

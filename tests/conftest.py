@@ -17,7 +17,13 @@ from tests.support.warm_ranks import template_pid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest_plugins = ["tests.support.durations", "tests.support.long_tests", "tests.support.second_run"]
+pytest_plugins = [
+    "tests.support.compiled",
+    "tests.support.durations",
+    "tests.support.long_tests",
+    "tests.support.order",
+    "tests.support.second_run",
+]
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("dev", deadline=None)

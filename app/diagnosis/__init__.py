@@ -1,1 +1,1 @@
-"""Who holds the others up, and why: rules over the model. Pure."""
+"""Which ranks hold the others up, and why: rules over the model. Pure."""

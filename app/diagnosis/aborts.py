@@ -1,8 +1,8 @@
-"""Calls of one collective that gloo ended with an abort: whose differ, and in what.
+"""Collectives that gloo ended with an abort: the ranks whose calls differ, and how.
 
 gloo ends the process of a rank that is sent more than its call expects. That rank is a victim as often as a culprit,
-and dies with what it called last untold. The others lose it, and their last reports tell the same call of theirs; how
-long the pieces were that did not fit tells what the dead one had called.
+and dies before it reports its last call. The others lose it, and their last reports hold their own calls; the lengths
+of the pieces that did not fit show what the dead rank had called.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ DTYPE_BYTES = {
     **dict.fromkeys(("Float", "Int"), 4),
     **dict.fromkeys(("ComplexFloat", "Double", "Long"), 8),
 }
-"""Of an element, by its type in torch's words."""
+"""Bytes of an element, by torch's name of its type."""
 RING_OPS = frozenset({"all_reduce", "reduce"})
 """Operations whose data gloo sends in pieces from rank to rank, rather than whole."""
 MAX_PIECE_BYTES = 1 << 20
-"""Source: gloo/allreduce.h, `kMaxSegmentSize`."""
+"""Longest piece in bytes. Source: gloo/allreduce.h, `kMaxSegmentSize`."""
 MAX_PEERS = 256
-"""Ranks whose reports are looked at for sends, and for the sizes of an all_gather."""
+"""Limit of ranks whose reports are searched for sends, and for the sizes of an all_gather."""
 CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
-"""Phases in which DDP makes calls before those are over that it has made."""
+"""Phases in which DDP makes calls before its earlier ones are over."""
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")
 """Bytes of the message that came, and of the one that a rank expected. Source: gloo/transport/tcp/pair.cc."""
 
@@ -56,9 +56,9 @@ class _Lengths(NamedTuple):
 
 
 def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
-    """Tell of the call in which gloo ended some ranks, with what each member is known to have passed.
+    """Return the verdict on the call in which gloo ended some ranks, with what each member is known to have passed.
 
-    They are victims: another rank has passed more. It is named where what the others passed leaves nobody else.
+    They are victims: another rank has passed more. It is named where the others' calls leave only one candidate.
     """
     ended = {death.rank: _lengths(death) for death in deaths if ended_by_gloo(death)}
     victims = np.array(sorted(ended), np.int64)
@@ -69,7 +69,7 @@ def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequen
     # Where the members' calls differ, it was there; else where most of them are known to have called.
     verdict = max(found, key=lambda one: (len(one.sides), sum(len(side.ranks) for side in one.sides)), default=None)
     if verdict is None or len(verdict.sides) < 2:
-        # Nothing of a collective is known to differ: it may have been a receive.
+        # No collective is known to differ: it may have been a receive.
         verdict = _short_receive(evidence, ended) or verdict
     if verdict is None:
         job = evidence.job
@@ -80,7 +80,7 @@ def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequen
 
 
 def _short_receive(evidence: Evidence, ended: Mapping[int, _Lengths | None]) -> Verdict | None:
-    """Return the send, and the receive with room for less, in which gloo ended a rank."""
+    """Return the verdict on a send, and the receive with room for less, in which gloo ended a rank."""
     for rank, lengths in ended.items():
         for sender in np.flatnonzero(evidence.job.has_peer_calls)[:MAX_PEERS].tolist():
             found = None if lengths is None else _sent_to(evidence, rank, sender, lengths)
@@ -90,9 +90,9 @@ def _short_receive(evidence: Evidence, ended: Mapping[int, _Lengths | None]) -> 
 
 
 def _sent_to(evidence: Evidence, rank: int, sender: int, lengths: _Lengths) -> tuple[PeerCall, PeerCall] | None:
-    """Return the send of a rank, and its receive, that are as long as what did not fit.
+    """Return the send of a rank, and its receive, that are as long as the message that did not fit.
 
-    The receiver dies before it has told of that receive, or while it stands in it.
+    The receiver dies before it has reported that receive, or while it waits in it.
     """
     for send in _peer_calls(evidence, sender):
         if (send.op, send.peer) != ("send", rank):
@@ -123,7 +123,7 @@ def _peer_calls(evidence: Evidence, rank: int) -> Sequence[PeerCall]:
 
 
 def _of_receive(evidence: Evidence, rank: int, sender: int, calls: tuple[PeerCall, PeerCall]) -> Verdict:
-    """Return the verdict on two ranks of which nobody can say which one is right."""
+    """Return the verdict on two ranks of which either may be right."""
     sides = tuple(
         Side((one,), call.group, call.number, call.op, "", -1, _place_in(evidence, one, call), call)
         for one, call in zip((sender, rank), calls, strict=True)
@@ -145,7 +145,7 @@ def _of_receive(evidence: Evidence, rank: int, sender: int, calls: tuple[PeerCal
 
 
 def _place_in(evidence: Evidence, rank: int, call: PeerCall) -> Place | None:
-    """Return where a rank has made a send or a receive, while it is known to stand in it."""
+    """Return where a rank has made a send or a receive, while it is known to wait in it."""
     worker = evidence.job.worker(rank)
     wait = None if worker is None or worker.report is None else worker.report.peer_wait
     key = (call.op, call.peer, call.group, call.tag, call.number)
@@ -182,7 +182,7 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
         group=table.name,
         seq=seq if sides else None,
         op=sides[0].op if sides else _op_of_messages(past, ended, len(table.members)),
-        # Where the dead were seen last was before this call.
+        # The places where the dead were seen last lie before this call.
         place=next((side.place for side in sides if culprits and culprits[0] in side.ranks), None),
         step=step_of(evidence, culprits),
         sides=tuple(sides),
@@ -202,7 +202,7 @@ def _op_of_messages(past: Sequence[PastCall], ended: Mapping[int, _Lengths | Non
 
 
 def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:
-    """Return the last calls of some members, as their last reports have them."""
+    """Return the last calls of some members, from their last reports."""
     if table.history is None:
         return []
     latest = np.argsort(-table.history.latest_seq, kind="stable")[:MAX_SPEAKERS]
@@ -219,9 +219,9 @@ def _is_here(
     ended: Mapping[int, _Lengths | None],
     parts_and_table: tuple[list[Ranks], GroupTable],
 ) -> bool:
-    """Return whether gloo may have ended ranks in this call, as far as the length of the message tells.
+    """Return whether gloo may have ended ranks in this call, judged by the length of the message.
 
-    It was sent what the others pass here, or has asked for that; one whose call is known has asked for it.
+    A rank whose call is known expected what it passed here; another was sent what the others pass, or expected it.
     """
     parts, table = parts_and_table
     here = [_pieces(call, len(table.members)) for call in past if call.seq == seq]
@@ -229,11 +229,11 @@ def _is_here(
         return True
     known = {rank for part in parts for rank in part.tolist()}
     last_calls = {rank: int(table.enqueued[table.members == rank][0]) for rank in ended if rank not in known}
-    # A two-way call before this one is over for who has made this one: all have made it.
+    # A two-way call before this one is over for a rank that has made this one: all have made it.
     met = max((call.seq for call in past if call.seq < seq and call.op not in ONE_WAY_OPS), default=-1)
     first = max(min(last_calls.values(), default=seq), met) + 1
     if any(first <= call.seq < seq and call.op in ONE_WAY_OPS for call in past):
-        # It may have come no further than to that one, which others are through with.
+        # The ended rank may have come no further than to that one, which others have completed.
         return False
     lengths = {pair.expected if rank in known else pair.sent for rank, pair in ended.items() if pair is not None}
     if len(known | ended.keys()) < len(table.members):  # another one may have sent it more than the others pass
@@ -247,7 +247,7 @@ def _was_sent(lengths: _Lengths, past: Sequence[PastCall], seq: int, table: Grou
 
 
 def _is_usual(side: Side, past: Sequence[PastCall], seq: int) -> bool:
-    """Return whether a call has been made before by others, in its own place."""
+    """Return whether others have made such a call before, at an earlier seq."""
     return any((side.op, side.num_elements, side.dtype) == _call(one) for one in past if one.seq < seq)
 
 
@@ -261,9 +261,9 @@ def _seqs_of_messages(
     """Return the seqs at which some member has sent, or expected, messages as long as those that did not fit.
 
     Args:
-        past: The last calls of some members.
-        ended: What did not fit, by the rank that it ended.
-        num_members: Of the group.
+        past: Last calls of some members.
+        ended: Lengths that did not fit, by the rank that gloo ended.
+        num_members: Number of the group's members.
         which: Field of `_Lengths`.
     """
     lengths = {pair[which] for pair in ended.values() if pair is not None}
@@ -295,9 +295,9 @@ def _rounded_up(number: int, step: int) -> int:
 def _with_messages(
     sides: list[Side], past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], table: GroupTable
 ) -> list[Side]:
-    """Return the sides with the ranks whose calls only the length tells of the messages that they expected.
+    """Return the sides with the ranks whose calls are known only by the length of the messages they expected.
 
-    One that expected what the others pass has made their call: it was sent more by one of whom nothing is known.
+    A rank that expected what the others pass has made their call: a rank whose call is unknown has sent it more.
     """
     known = {rank for side in sides for rank in side.ranks}
     if len(sides) != 1:
@@ -323,7 +323,7 @@ def _with_messages(
 def _parts_of_abort(
     evidence: Evidence, table: GroupTable, past: Sequence[PastCall], ended: Mapping[int, _Lengths | None]
 ) -> tuple[list[Ranks], int]:
-    """Return the members by call, at the first seq at which they differ, else at a likely one, else at the newest."""
+    """Return the members by call, and the seq: the first at which they differ, else a likely one, else the latest."""
     latest_seq = int(table.enqueued.max())
     if table.history is None:
         return [], latest_seq
@@ -340,7 +340,7 @@ def _parts_of_abort(
     sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
     likely = [seq for seq in seqs if seq in sent | expected]
     if latest_seq in sent and _all_others_known(table, latest_seq, ended):
-        # They have called the same all along: it is the odd one, wherever it was before.
+        # The others have made the same calls throughout: the ended rank is the odd one, wherever it was before.
         likely = [latest_seq]
     if len(likely) > 1 and not sent.isdisjoint(likely):
         # It may have expected what the others did, and another rank have sent more; or it is one call behind.
@@ -353,9 +353,9 @@ def _parts_of_abort(
 
 
 def _parts_by_size(evidence: Evidence, table: GroupTable, seq: int) -> list[Ranks]:
-    """Return the members by what they pass to an all_gather, the smallest part first: to gloo's all pass the same.
+    """Return the members by what they pass to an all_gather, the smallest part first: with gloo all must pass the same.
 
-    NCCL's may differ, so that no digest compares them.
+    With NCCL they may differ, so that no digest compares them.
     """
     ranks_of: dict[tuple[str, int, str], list[int]] = {}
     for rank in table.members[table.enqueued == seq][:MAX_PEERS].tolist():
@@ -375,15 +375,15 @@ def _all_others_known(table: GroupTable, seq: int, ended: Mapping[int, _Lengths 
 
 
 def _last_over(evidence: Evidence, table: GroupTable, ended: Mapping[int, _Lengths | None]) -> int:
-    """Return the last call that is over for one, and was the same for all.
+    """Return the latest seq that is over for some member, and was the same for all.
 
-    For who lost the others, its last call is over though it was not finished; and of DDP's, which it makes ahead, any
-    since its last step may be, as of those that a program waits for later. Who was ended has reported before.
+    For a rank that lost the others, its last call counts as over though it was not finished. So may any call since its
+    last step: DDP makes calls ahead, and a program may wait for its own later. A rank that gloo ended reported before.
     """
     job, members = evidence.job, table.members
     is_out = (job.has_raised | evidence.facts.is_dead)[members] & ~np.isin(members, list(ended))
     over = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
-    # Of an exception out of a call itself, its phase is that of the call.
+    # An exception raised inside a call leaves the phase of that call.
     is_ahead = is_out & np.isin(job.phase[members], CALLS_AHEAD)
     is_ahead |= is_out & (job.has_raised & (job.phase == PHASE_CODE[Phase.OTHER]))[members]
     by_step = [calls_by_step(job, table.name, rank) for rank in members[is_ahead][:MAX_SPEAKERS].tolist()]
@@ -403,7 +403,7 @@ def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:
 
 
 def _odd_in_abort(table: GroupTable, sides: Sequence[Side], unknown: Ranks, victims: Ranks) -> list[int]:
-    if len(table.members) == 2:  # of two that differ nobody can say which one is right
+    if len(table.members) == 2:  # of two that differ either may be right
         return [int(rank) for rank in table.members]
     if len(sides) > 1:
         return sorted(rank for side in odd_ones(sides, len(unknown)) for rank in side.ranks)

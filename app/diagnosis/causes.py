@@ -1,4 +1,4 @@
-"""How well a row, a rank and a job are: the words of every verdict. Pure."""
+"""Severity of a row, state of a rank, cause of a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a row wants to be looked at: a colour, a glyph and a word in the views, never colour alone."""
+    """How urgent a row is: a colour, a glyph and a text in the views, never colour alone."""
 
     OK = "ok"
     QUIET = "quiet"
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 class RankState(StrEnum):
-    """A rank in one word."""
+    """State of a rank."""
 
     STARTING = "starting"
     """Its process is not there yet, has not imported torch, or has not opened its process group."""
@@ -33,15 +33,15 @@ class RankState(StrEnum):
     EXITED = "exited"
     """Its process ended before its job did, or badly."""
     DONE = "done"
-    """Its process ended with code 0, or how is not known."""
+    """Its process ended with code 0, or in an unknown way."""
     STOPPED = "stopped"
-    """Its process was ended since its job was stopped."""
+    """Its process was ended after its job was stopped."""
     LOST = "lost"
     """Its node does not report, or its job is over there and how the rank ended is not known."""
 
 
 class Cause(StrEnum):
-    """Why somebody waits, or why a job ended."""
+    """Why ranks wait, or why a job ended."""
 
     STRAGGLER = "straggler"
     FROZEN = "frozen"

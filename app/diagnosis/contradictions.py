@@ -1,7 +1,7 @@
 """Calls that contradict each other: different ones at one seq, groups awaited in a circle, a rank that left.
 
-Each rank reports its last calls of a group, so that the first seq at which they differ is found also where ranks have
-gone on since: gloo keeps operations of different kinds apart, and a rank may be one call or two further than another.
+Each rank reports its last calls of a group, so the first seq at which they differ is found also where ranks have gone
+on since. gloo keeps operations of different kinds apart, and a rank may be one call or two further than another.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from ddpcore.wire import GroupReport, PastCall, RankReport
 
 _WHERE = re.compile(r"(?P<file>[^:]+):(?P<line>\d{1,9})(?: in (?P<function>.+))?")
-"""How a node writes the line at which a rank failed."""
+"""Form in which a node writes the line at which a rank failed."""
 MAX_SPEAKERS = 8
-"""Members whose last reports are read for what all of them have called."""
+"""Limit of members whose last reports are read for the calls of all."""
 MAX_SIDES = 8
-"""Different calls told apart in one sentence and one row."""
+"""Limit of different calls shown in one sentence and one row."""
 MAX_SEQS = 16
-"""Seqs of one group that are compared in one look."""
+"""Limit of seqs of one group that are compared at a time."""
 
 
 def mismatches(evidence: Evidence) -> list[Verdict]:
@@ -66,11 +66,11 @@ def _out_of_order(evidence: Evidence) -> list[Verdict]:
 
 
 def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) -> Verdict | None:
-    """Return the first seq at which the members' last calls differ, where somebody does not get over it."""
+    """Return the verdict on the first seq at which the members' last calls differ and some rank is held up."""
     history = table.history
     if history is None:
         return None
-    # Also those whose call is over for somebody, who may have made another one in its place.
+    # Also those whose call is over for some member, which may have made another one in its place.
     is_current = (evidence.facts.is_fresh | evidence.facts.is_frozen)[table.members]
     is_hung = table.is_waiting & is_current & (table.stamp == evidence.job.stamp[table.members])
     longest_s = evidence.now_s - float(table.wait_since_s[is_hung].min(initial=evidence.now_s))
@@ -85,11 +85,11 @@ def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) ->
         is_held = is_hung & (table.completed < seq) & (table.enqueued >= seq)
         if compared is None or compared.is_alike or not is_held.any():
             continue
-        # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
+        # Until all have come, or had the time for it, either of the first two to differ may seem to be the odd one.
         if not is_long and len(compared.members) < len(table.members):
             return None
         found = _of_comparison(evidence, table, compared, table.members[is_held], longest_s)
-        # Those whose call is not known yet may tell who is the odd one.
+        # Ranks whose call is not known yet may show which one is odd.
         return found if found.culprits or longest_s >= evidence.thresholds.deadlock_s else None
     return None
 
@@ -129,12 +129,12 @@ def odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
 
 
 def _awaited_side(evidence: Evidence, sides: Sequence[Side]) -> list[Side]:
-    """Return the smallest side where none but its ranks has left others waiting in a send or a receive.
+    """Return the smallest side where only its ranks have left others waiting in a send or a receive.
 
-    Of two that are as small: where those wait for it before they come to this call, to which it has come without them.
+    Of two equally small ones: where ranks wait for it before they come to this call, to which it has come without them.
     """
     waits = [wait for wait in evidence.waits if wait.peer_call is not None]
-    # Who is awaited tells who is too early, not who has passed another source to the same call.
+    # An awaited rank may be too early; a different source passed to the same call is not found this way.
     have_other_roots = len({side.op for side in sides}) == 1 and len({side.root for side in sides}) > 1
     if not waits or len(sides) < 2 or have_other_roots:
         return []
@@ -149,10 +149,10 @@ def _awaited_side(evidence: Evidence, sides: Sequence[Side]) -> list[Side]:
 
 
 def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:
-    """Return what ranks have called at a seq, as one of them reports it that is there still."""
+    """Return the call of ranks at a seq, from the report of one of them that is still in it."""
     slots = _slots(table, ranks)
     is_there = (table.completed[slots] < seq) & (table.enqueued[slots] >= seq)
-    # Who lost the others failed in its last call, though that counts as over then.
+    # A rank that lost the others failed in its last call, though that counts as over then.
     has_failed = np.isin(ranks, list(have_lost_peers(evidence.job))) & (table.enqueued[slots] == seq)
     has_failed &= ~evidence.job.has_peer_calls[ranks]
     # The line of a call that has just begun may have been read before it.
@@ -166,7 +166,7 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     call = next((call for call in past if call.seq == seq), None)
     is_latest = group is not None and group.enqueued_seq == seq
     op = call.op if call is not None else _op_of(evidence, table, speaker, seq)
-    # The main thread that has called more since is in no barrier: another thread is.
+    # A main thread that has called more since is in no barrier: another thread is.
     is_shown = is_seen.any() and (is_latest or op != "barrier")
     return Side(
         tuple(ranks.tolist()),
@@ -184,7 +184,7 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
 
 
 def _report_of(evidence: Evidence, table: GroupTable, rank: int) -> tuple[RankReport | None, GroupReport | None]:
-    """Return a rank's last report, and what it has of a group."""
+    """Return a rank's last report, and its part on a group."""
     worker = evidence.job.worker(rank)
     report = None if worker is None else worker.report
     group = None if report is None else next((group for group in report.groups if group.group == table.name), None)
@@ -199,7 +199,7 @@ def _root_of(group: GroupReport | None, call: PastCall | None, *, is_latest: boo
 
 
 def _op_of(evidence: Evidence, table: GroupTable, rank: int, seq: int) -> str:
-    """Return the operation that a rank had called at a seq when it last told, empty where its name is not known."""
+    """Return the operation that a rank last reported at a seq, empty where its name is not known."""
     if table.history is None:
         return ""
     known = int(table.history.calls_at(seq)[0][_slots(table, np.array([rank]))[0]])
@@ -226,11 +226,11 @@ def call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCo
 
 
 def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | None:
-    """Return what differs between ranks that wait at the same seq, where no more is known than that."""
+    """Return the difference between ranks that wait at the same seq, where no history is known."""
     for wait in waits:
         have_all_come = wait.is_settled and not len(wait.missing)
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
-        # Those that have gone on have called something there too, and those to come may call either.
+        # Ranks that have gone on have made some call there too, and those to come may make either.
         num_unknown = len(evidence.job.groups[wait.group].members) - len(wait.waiting)
         if len(sides) > 1 and odd_ones(sides, num_unknown):
             return _mismatch(evidence, wait, sides)
@@ -258,7 +258,7 @@ def _sides(evidence: Evidence, wait: Wait) -> list[Side]:
 
 
 def _lowest(counts: Ranks) -> int:
-    """Return the lowest count that is told; ranks that tell none agree with every other."""
+    """Return the lowest reported count; ranks that report none agree with every other."""
     noted = counts[counts >= 0]
     return int(noted.min()) if len(noted) else -1
 
@@ -268,7 +268,7 @@ def _slots(table: GroupTable, ranks: Ranks) -> Ranks:
 
 
 def _mismatch(evidence: Evidence, wait: Wait, sides: Sequence[Side]) -> Verdict:
-    """Return the verdict: the smallest side is the odd one out; of sides of one size nobody can say which."""
+    """Return the verdict: the smallest side is the odd one out; of sides of equal size any may be right."""
     odd = [side for side in sides if len(side.ranks) == len(sides[0].ranks)]
     culprits = sorted(rank for side in odd for rank in side.ranks)
     return Verdict(
@@ -290,7 +290,7 @@ def _mismatch(evidence: Evidence, wait: Wait, sides: Sequence[Side]) -> Verdict:
 
 
 def _circles(evidence: Evidence) -> list[Verdict]:
-    """Name ranks that wait for each other in different groups: nobody in the circle can ever come."""
+    """Name ranks that wait for each other in different groups: none in the circle can ever come."""
     verdicts: list[Verdict] = []
     noted: set[int] = set()
     for knot in sorted(evidence.knots, key=lambda knot: len(knot.chain)):
@@ -309,16 +309,16 @@ def _circles(evidence: Evidence) -> list[Verdict]:
                 verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
             are_beside = has_transfers and not any(is_transfer(wait) for wait in waits)
             if are_beside and not any(set(verdict.culprits) <= set(wait.waiting.tolist()) for wait in waits):
-                # Who is held up in a send or a receive may be early or late for either call.
+                # A rank that is held up in a send or a receive may be early or late for either call.
                 verdict = msgspec.structs.replace(verdict, culprits=())
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
 
 
 def _circle_of(evidence: Evidence, knot: Knot) -> list[Wait]:
-    """Return the waits that a knot ends in, each of which waits for another one of them; none while they may end.
+    """Return the waits of a knot's circle, each of which waits for another of them; none while they may end.
 
-    Where others are awaited beside, who come later or never, the ranks of the circle do not meet all the same.
+    Where other ranks are awaited as well, who come later or never, the ranks of the circle cannot meet either.
     """
     thresholds = evidence.thresholds
     waits = [evidence.waits[index] for index in knot.chain]
@@ -338,7 +338,7 @@ def _circle_of(evidence: Evidence, knot: Knot) -> list[Wait]:
 def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:
     """Return the waits of the shortest circle: those that only lead to it are victims.
 
-    There is none where the chain ends at ranks whose sends or receives nobody can follow.
+    There is none where the chain ends at ranks whose sends or receives cannot be followed.
     """
     wait_of = np.full(evidence.job.world_size, -1, np.int64)
     for index in reversed(chain):
@@ -362,10 +362,10 @@ def _waiting_side(evidence: Evidence, wait: Wait) -> Side:
 def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that left while others wait, or waited until they died, in a call that they never made.
 
-    They ended with code 0, are about to end, or have closed their connections and work on.
+    They ended with code 0, are about to end, or have closed their connections and keep running.
     """
     deaths = evidence.job.deaths
-    # Who has lost its peer may take seconds to end.
+    # A rank that has lost its peer may take seconds to end.
     early = [*leavers] or [deaths[rank] for rank in sorted(called_less(evidence)) if rank in deaths]
     culprits = {death.rank for death in early}
     has_closed = bool(early) and not (is_clean(early[0]) or evidence.job.is_ending[early[0].rank])
@@ -391,7 +391,7 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
 
 
 def _holds_up(evidence: Evidence, rank: int, wait: Wait) -> bool:
-    """Return whether a rank that has left lacks a call, or has left before its GPU had come to it."""
+    """Return whether a rank that has left never made a call, or left before its GPU had come to it."""
     is_cut_off = rank in wait.stuck and wait.waited_s >= evidence.thresholds.silent_s
     return rank in wait.missing or is_cut_off
 
@@ -402,7 +402,7 @@ def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[
         left, lost = np.isin(table.members, culprits), np.isin(table.members, victims)
         if left.sum() < len(culprits) or not lost.any():
             continue
-        # What is over for one who goes on, the culprit has called since its last report.
+        # A call that is over for a rank that goes on was made by the culprit since its last report.
         goes_on = ~(evidence.job.has_raised | evidence.facts.is_dead)[table.members]
         over = max(int(table.enqueued[left].min()), int(table.completed[goes_on].max(initial=-1)))
         is_ahead = lost & (table.enqueued > over)
@@ -414,7 +414,7 @@ def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[
 
 
 def _place_of_waiting(evidence: Evidence, verdict: Verdict) -> Place | None:
-    """Return where the first of those stands that wait, or where the first that lost its connection failed."""
+    """Return where the first waiting rank stands, or where the first that lost its connection failed."""
     places = (evidence.place_of(rank) for rank in (*verdict.waiting, *verdict.lost_connection)[:MAX_SIDES])
     if (place := next((place for place in places if place is not None), None)) is not None:
         return place
@@ -428,9 +428,10 @@ def _place_of_waiting(evidence: Evidence, verdict: Verdict) -> Place | None:
 
 
 def missing_at_time_out(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
-    """Name who had not made the call in which others timed out, by the last reports of all, for who looks only now.
+    """Name the ranks that had not made the call in which others timed out, by the last reports of all.
 
-    A rank that waited itself, or lost the others, is a victim too; so may be one that was further than another.
+    For a console that opens only now. A rank that waited itself, or lost the others, is a victim too; so may be one
+    that was further than another.
     """
     if aftermath is None or not aftermath.is_timeout:
         return []
@@ -470,7 +471,7 @@ def _wait_at_end(evidence: Evidence, table: GroupTable, has_timed_out: Flags, af
 def called_less(evidence: Evidence) -> frozenset[int]:
     """Return the ranks that left with code 0, or are about to end, and had called less than one that ended badly.
 
-    So does one whose program has ended since it lost another.
+    One whose program has ended since it lost another counts as one that ended badly.
     """
     deaths = evidence.job.deaths
     badly = {rank for rank, death in deaths.items() if not is_clean(death)}

@@ -1,8 +1,7 @@
 """The diagnosis: what the ranks wait for, who holds them up, why, since when.
 
-`Diagnoser.observe` looks at the whole model each time. What it remembers between two looks is only what a snapshot
-cannot hold: who has been away for how long, the sliding window of waiting shares, and verdicts that outlive their
-evidence.
+`Diagnoser.observe` reads the whole model each time. Between two calls it keeps only what a snapshot cannot hold: how
+long each rank has been away, the sliding window of wait fractions, and verdicts that outlive their evidence.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 
 MAX_VERDICTS = 64
-"""Of one job; the worst are kept."""
+"""Limit of verdicts of one job; the worst are kept."""
 
 HOLD_S = {
     Cause.MEMORY_GROWTH: 2.0,
@@ -76,16 +75,16 @@ HOLD_S = {
     Cause.TRANSPORT: 0.5,
     Cause.MISMATCH: 0.5,
 }
-"""How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
+"""Seconds a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
 
 BUDDING_S = 1.0
-"""From here a wait is remembered: the shortest time-outs are a few seconds."""
+"""Seconds after which a wait is remembered: the shortest timeouts are a few seconds."""
 
 GAP_S = 2.0
-"""How long an end stays named without its evidence: the reports of an end come one after the other."""
+"""Seconds an end stays named without its evidence: the reports of an end come one after the other."""
 
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
-"""What has happened cannot be undone: such a verdict stands until the next attempt."""
+"""Causes that stand until the next attempt: they cannot be undone."""
 
 CAUSE_ORDER = {
     cause: place
@@ -110,7 +109,7 @@ CAUSE_ORDER = {
         )
     )
 }
-"""Of two verdicts that are equally severe, the one whose cause explains more comes first."""
+"""Rank of each cause: of two equally severe verdicts, the one whose cause explains more comes first."""
 
 
 class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
@@ -120,14 +119,14 @@ class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
     states: NDArray[np.int8]
     """Index into `app.diagnosis.rank_facts.STATES`, by rank."""
     wait_frac: NDArray[np.float64]
-    """Share of the last seconds that each rank spent waiting; NaN when unknown."""
+    """Fraction of the last seconds that each rank spent waiting; NaN when unknown."""
     pace: Callable[[], RankPace]
-    """Tells how each rank has spent the last undisturbed seconds."""
+    """Returns how each rank has spent the last undisturbed seconds."""
     waits: list[Wait]
     verdicts: list[Verdict]
-    """The worst first."""
+    """Verdicts, the worst first."""
     groups: dict[str, GroupTable] = {}
-    """The process groups, by name."""
+    """Process groups by name."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, eq=False):
@@ -142,11 +141,11 @@ class Diagnosis(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts of all jobs, the worst first."""
+        """Verdicts of all jobs, the worst first."""
         return sorted((verdict for job in self.jobs.values() for verdict in job.verdicts), key=_by_weight)
 
     def validate(self) -> None:
-        """State the invariants: above all, who waits is not to blame."""
+        """Assert the invariants: above all, a waiting rank is not a culprit."""
         for wait in self.waits:
             assert len(wait.waiting) > 0
             assert not np.intersect1d(wait.waiting, wait.missing).size
@@ -207,7 +206,7 @@ class _JobDiagnoser:
         self._places = RankPlaces()
         self._excused_s = np.full(job.world_size, -np.inf)
         self._waited_s = np.full(job.world_size, -np.inf)
-        """When each rank was last seen waiting: one that has been released, or has given up, could not come before."""
+        """When each rank was last seen waiting: one that was released, or has given up, could not come before."""
         self._is_first = True
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
         self._exits = NO_EXITS
@@ -251,7 +250,7 @@ class _JobDiagnoser:
         )
 
     def _excuse(self, facts: RankFacts, now_s: float) -> None:
-        """Remember who cannot come now, and who had not been heard when the watch began: no straggler for a while."""
+        """Note ranks that cannot come now, or had not reported at first: they are no stragglers for a while."""
         is_away = ~(facts.is_fresh | facts.is_starting) | facts.is_frozen | facts.is_silent
         if self._is_first:
             is_away |= ~facts.is_fresh
@@ -260,7 +259,7 @@ class _JobDiagnoser:
 
     def _sort_out_exits(self, evidence: Evidence) -> None:
         job, now_s = evidence.job, evidence.now_s
-        # Whoever died first may be on a node that has not told of it yet.
+        # The rank that died first may be on a node that has not reported it yet.
         deadline_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
         is_node_late = any(assignment.received_s < deadline_s for assignment in job.shares.values())
         is_node_late |= bool(evidence.nodes.is_late.any())
@@ -304,7 +303,7 @@ class _JobDiagnoser:
 
     def _judge(self, evidence: Evidence) -> list[Verdict]:
         job, exits = evidence.job, self._exits
-        # Whom gloo ends has been sent more than it expects, by another one that is none of the dead first.
+        # gloo ends a rank that was sent more than it expects, by another one that is not among the first dead.
         stood = [standing.verdict for standing in self._standing.values()]
         is_explained = any(verdict.cause is Cause.MISMATCH and not verdict.aborted for verdict in stood)
         found = [] if is_explained else aborted(evidence, exits.culprits, exits.lost_connection)
@@ -329,7 +328,7 @@ class _JobDiagnoser:
         return found + verdicts.memory_growth(evidence)
 
     def _budding(self, evidence: Evidence) -> list[Verdict]:
-        """Return the verdicts that would be made now if a stall were shorter: a time-out may be, too."""
+        """Return the verdicts that a shorter stall threshold would give now: a timeout may be shorter, too."""
         thresholds = msgspec.structs.replace(self._thresholds, stall_s=BUDDING_S, join_s=BUDDING_S)
         if evidence.job.is_ended() or evidence.job.stop_began_s < evidence.now_s:
             return []
@@ -344,7 +343,7 @@ class _JobDiagnoser:
     def _lasting(self, evidence: Evidence) -> list[Wait]:
         """Return the waits that every member has joined for a while.
 
-        When a late rank comes at last, its report may say so before the others' reports say that they are through.
+        A late rank's report may show it in the call before the others' reports show that they have left it.
         """
         before, self._joined_s = self._joined_s, {}
         waits = verdicts.complete_waits(evidence)
@@ -363,7 +362,7 @@ class _JobDiagnoser:
             frac = self._fractions.input_frac
             if frac is None:
                 return []
-            # At the moment of a report all may be at something else; where they load does not change.
+            # At the moment of a report all may be doing something else; where they load does not change.
             self._input_place = verdicts.input_place(evidence) or self._input_place
             return [verdicts.input_bound(evidence, frac, self._input_place)]
         if evidence.job.has_peer_calls[list(laggards.ranks)].any():
@@ -386,7 +385,7 @@ class _JobDiagnoser:
         return [blamed]
 
     def _put(self, found: list[Verdict], evidence: Evidence) -> None:
-        """Merge what is found now with what stood before."""
+        """Merge the verdicts found now with those that stood before."""
         job, now_s = evidence.job, evidence.now_s
         has_ended_badly = self._exits.first_bad_s is not None
         is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
@@ -415,7 +414,7 @@ class _JobDiagnoser:
         for key, standing in before.items():
             verdict = standing.verdict
             if verdict.aborted and any(one.aborted for one in found):
-                continue  # more reports have told more of the same abort
+                continue  # more reports have added to the same abort
             hold_s = max(HOLD_S.get(verdict.cause, 0.0), lasts_s(job, evidence.facts.is_immobile, verdict))
             is_held = now_s - standing.last_s < hold_s and not blamed & set(verdict.culprits)
             is_lasting = job.deaths.keys() >= set(verdict.culprits) or not has_moved_on(job, verdict)
@@ -423,7 +422,7 @@ class _JobDiagnoser:
             is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
-            # Between a launcher's word and a rank's, for a moment neither says that an end was its own.
+            # Between a launcher's report and a rank's, neither shows for a moment that an end was its own.
             is_gap = verdict.cause in verdicts.ENDS and not has_event and now_s - standing.last_s < GAP_S
             is_grave = verdict.severity is Severity.CRITICAL
             is_why = has_ended_badly and is_grave and not (has_event or roots or is_past)
@@ -441,7 +440,7 @@ class _JobDiagnoser:
         )
 
     def _is_cut_short(self, verdict: Verdict, evidence: Evidence) -> bool:
-        """Return whether all seem to be in a call only since who timed out in it has left it: one has not come."""
+        """Return whether all seem to be in a call only since a rank timed out and left it: one has not come."""
         if verdict.cause is not Cause.TRANSPORT or verdict.seq is None:
             return False
         stood = (standing.verdict for standing in self._standing.values())
@@ -450,7 +449,7 @@ class _JobDiagnoser:
 
 
 def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
-    """Return a verdict on an event with what was known of it when there was more to see."""
+    """Return a verdict on an event, with what was known of it when more could be seen."""
     waiting = tuple(sorted({*verdict.waiting, *before.waiting} - set(verdict.culprits)))
     verdict = msgspec.structs.replace(verdict, waiting_place=verdict.waiting_place or before.waiting_place)
     if verdict.seq is not None or before.seq is None:

@@ -3,7 +3,7 @@
 When a rank dies its peers lose their connections and raise, and the launchers end the rest by SIGTERM, later by
 SIGKILL. torchrun blames the first non-zero exit that it notices; a rank that left with code 0 is never among those.
 
-A hang ends in deaths too: a time-out of the process group, an abort by NCCL's watchdog, a signal to the launcher. Then
+A hang ends in deaths too: a timeout of the process group, an abort by NCCL's watchdog, a signal to the launcher. Then
 no death has a cause of its own, and what stood just before the first of them (`LastLooks`) is the cause of all.
 """
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from app.model.job_model import Death, JobModel
 
 ASKED_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGINT)})
-"""By which somebody asks a launcher to end, which passes them on."""
+"""Signals that ask a launcher to end, which passes them on."""
 _TIMEOUT = re.compile(r"(?:waiting|after|ran for|barrier in) (\d{1,10}) ?(ms|milliseconds|seconds)\b", re.IGNORECASE)
 OVERFLOW = "op.preamble.length <= op.nbytes"
-"""What gloo wrote when more came than a rank expects, which ends its process.
+"""gloo's message when more data came than a rank expects, which ends its process.
 
-Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of a gloo::EnforceNotMet that nobody catches.
+Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of an uncaught gloo::EnforceNotMet.
 """
 _NOT_PASSED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
 """Source: torch 2.13, ProcessGroupGloo.cpp, seen."""
 MAX_SPEAKERS = 8
-"""Ranks that timed out of which it is read whom they miss."""
+"""Limit of ranks that timed out whose missing peers are read."""
 LAUNCHER_S = 1.5
-"""Ranks that end by a signal within this of their launcher's end from outside have ended with it."""
+"""Seconds before their launcher's end from outside from which ranks that a signal ends have ended with it."""
 
 LAUNCHER_END_S = 35.0
-"""torchrun gives ranks 30 s to end before it ends itself."""
+"""Seconds; torchrun gives ranks 30 s to end before it ends itself."""
 _PASSED_ON = "SignalException"
 """torchrun's own exception when it was asked to end: it passes the signal on first."""
 
@@ -67,32 +67,32 @@ ROOTS_OF_A_HANG = frozenset(
         Cause.NOT_EXITING,
     }
 )
-"""Causes that keep ranks waiting until they time out, or until somebody ends the job."""
+"""Causes that keep ranks waiting until they time out, or until the job is ended."""
 IMMOBILE = frozenset({Cause.FROZEN, Cause.SILENT})
 """Causes that a rank may recover from, and be in no call then."""
 VICTIM_S = 2.0
-"""Who waits for longer, and ends without a word, ends because of its wait."""
+"""Seconds; a rank that has waited longer, and ends without an error, ends because of its wait."""
 LOOK_S = 0.5
-"""Between two looks that are remembered."""
+"""Seconds between two samples that are kept."""
 MAX_LOOKS = 16
-"""That are remembered, of those at which somebody waited for long."""
+"""Limit of samples kept, of those at which a rank waited for long."""
 MEMORY_S = 20.0
-"""A busy machine may take so long from an exception to the end of the process, and to its report."""
+"""Seconds that a busy machine may take from an exception to the end of the process, and to its report."""
 RECENT_S = 1.5
-"""What nobody waits for has to have stood this shortly before a death to be its cause."""
+"""Seconds before a death in which a verdict that no rank waits for must have stood to be its cause."""
 TEARDOWN_S = 4.0
-"""A process may take so long to its end after an exception."""
+"""Seconds that a process may take to end after an exception."""
 PEER_OPS = frozenset({"send", "recv"})
-"""Of calls between two ranks, which groups do not count."""
+"""Calls between two ranks, which groups do not count."""
 TIMEOUT_SLACK_S = 1.5
-"""A wait is noticed that much later than it began, at most."""
+"""Longest delay in seconds before a wait is noticed."""
 
 
 class Exits(msgspec.Struct, frozen=True):
-    """The deaths of a job, sorted out."""
+    """The deaths of a job by cause and consequence."""
 
     culprits: list[Death]
-    """Those that died first by their own cause."""
+    """Deaths that came first by their own cause."""
     lost_connection: list[int]
     """Ranks that ended because they lost a connection."""
     early_leavers: list[Death]
@@ -113,31 +113,31 @@ class _Look(NamedTuple):
 
 
 class LastLooks:
-    """What stood, and what was about to, at the last looks before a rank ended badly."""
+    """Verdicts that stood, and those about to, at the last samples before a rank ended badly."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque(maxlen=MAX_LOOKS)
         self._latest_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether this look is to be remembered."""
+        """Return whether a sample is to be kept now."""
         return not 0.0 <= now_s - self._latest_s < LOOK_S
 
     def put(self, standing: Sequence[Verdict], budding: Sequence[Verdict], now_s: float) -> None:
-        """Remember the verdicts of a look, and those that would be made if a stall were shorter."""
+        """Keep the current verdicts, and those that a shorter stall threshold would give."""
         hanging = tuple(verdict for verdict in standing if is_root_of_a_hang(verdict))
         self._latest_s = now_s
         if hanging or budding:
             self._looks.append(_Look(now_s, hanging, tuple(budding)))
 
     def victims(self, job: JobModel) -> frozenset[int]:
-        """Return the ranks that waited in vain at the last looks, and have not moved on since."""
+        """Return the ranks that waited at the last samples, and have not moved on since."""
         lasting = [v for v in self._standing(job, float("inf")) if v.severity is Severity.CRITICAL]
         lasting += [verdict for verdict in self._budding(job, float("inf")) if verdict.waited_s >= VICTIM_S]
         return frozenset(rank for verdict in lasting for rank in (*verdict.waiting, *_came_since(job, verdict)))
 
     def before(self, exits: Exits, job: JobModel, thresholds: Thresholds) -> list[Verdict]:
-        """Return the verdicts that the deaths followed from; none when a death has a cause of its own."""
+        """Return the verdicts that caused the deaths; none when a death has a cause of its own."""
         after = exits.aftermath
         if exits.first_bad_s is None or after is None:
             return []
@@ -166,7 +166,7 @@ class LastLooks:
         return []
 
     def _until(self, until_s: float) -> list[_Look]:
-        """Return the looks up to a moment, the newest first, that are not too old for it."""
+        """Return the samples up to a moment, the latest first, that are not too old for it."""
         latest_s = min(until_s, self._latest_s)
         return [look for look in reversed(self._looks) if latest_s - MEMORY_S <= look.at_s <= until_s]
 
@@ -180,13 +180,13 @@ def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
 
 
 def _has_stepped(job: JobModel, verdict: Verdict, since_s: float) -> bool:
-    """Return whether a rank that waited at a gate has made a step since: the gate's own count does not say so."""
+    """Return whether a rank that waited at a store barrier has made a step since, which the barrier does not count."""
     is_store_barrier = verdict.group == BARRIER_GROUP or verdict.group.startswith(FIRST_GROUP)
     return is_store_barrier and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:
-    """Return a verdict as it was when somebody waited: whoever times out waits no more, and takes seconds to end."""
+    """Return a verdict as it was while ranks waited: one that times out waits no more, and takes seconds to end."""
     if verdict.seq is not None:
         return verdict
     key = (verdict.cause, verdict.culprits)
@@ -195,7 +195,7 @@ def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdi
 
 
 def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
-    """Return whether a rank that waited has called more in that group since: then its wait was not in vain."""
+    """Return whether a rank that waited has called more in that group since: then its wait has ended."""
     table = job.groups.get(verdict.group)
     if verdict.called_seq is None or table is None:
         return bool(job.groups) and verdict.cause is Cause.NOT_JOINED
@@ -207,9 +207,9 @@ def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
 
 
 def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
-    """Return how long a verdict outlives its evidence: a time-out takes a rank out of a call that cannot be over.
+    """Return how long a verdict outlives its evidence: a timeout takes a rank out of a call that cannot be over.
 
-    Its process takes seconds to end, and nobody waits meanwhile.
+    Its process takes seconds to end, and no rank waits during that time.
     """
     culprits = list(verdict.culprits)
     if verdict.cause is Cause.NOT_JOINED:
@@ -254,7 +254,7 @@ def _came_since(job: JobModel, verdict: Verdict) -> list[int]:
 
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:
-    """Return whether a verdict tells why ranks wait without end, and not only why they are slow."""
+    """Return whether a verdict explains why ranks wait without end, not only why they are slow."""
     return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None
 
 
@@ -274,7 +274,7 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
 
 
 def are_launchers_over(job: JobModel) -> bool:
-    """Return whether the launchers of all dead ranks have ended: each has said by then whether its end was its own."""
+    """Return whether the launchers of all dead ranks have ended; each has reported whether its end was its own."""
     nodes = set(job.node_of[list(job.deaths)].tolist())
     return bool(nodes) and nodes <= set(job.together.over_nodes)
 
@@ -285,14 +285,14 @@ def ended_by_gloo(death: Death) -> bool:
 
 
 def has_left(death: Death, farewells: frozenset[int]) -> bool:
-    """Return whether a rank ended in good order, or was on the way to it when its launcher ended it."""
+    """Return whether a rank ended in good order, or was about to when its launcher ended it."""
     return is_clean(death) or (_was_ending(death, farewells) and not death.exit.error)
 
 
 def has_failed(death: Death, farewells: frozenset[int]) -> bool:
-    """Return whether a rank was on the way out by an exception of its own when its launcher ended it.
+    """Return whether a rank was ending by an exception of its own when its launcher ended it.
 
-    Those to whom it had said so by then may well be out before it, and the launcher acts on the first.
+    Peers that its end had reached may have ended before it, and the launcher acts on the first end.
     """
     return _was_ending(death, farewells) and bool(death.exit.error) and not has_lost_peer(death)
 
@@ -302,38 +302,38 @@ def _was_ending(death: Death, farewells: frozenset[int]) -> bool:
 
 
 def is_unknown(death: Death) -> bool:
-    """Return whether it was not learnt how a rank ended; of one that is about to, its exception is known."""
+    """Return whether it is unknown how a rank ended; for one that is about to end, its exception is known."""
     return death.exit.signal is None and death.exit.code is None and not death.exit.error
 
 
 def has_lost_peer(death: Death) -> bool:
-    """Return whether a rank says that it lost another."""
+    """Return whether a rank's error reports the loss of another."""
     return not is_clean(death) and names_lost_peer(death.exit.error_text)
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:
-    """Return whether a rank ended because its job was told to."""
+    """Return whether a rank ended because its job was asked to."""
     margin_s = thresholds.short_s if death.exit.signal in REQUEST_SIGNALS else 0.0
     return death.at_s >= stop_began_s - margin_s
 
 
 class ExitContext(msgspec.Struct, frozen=True):
-    """What is to be known beside the deaths.
+    """Facts beside the deaths.
 
     Attributes:
-        stop_began_s: When the job was told to end; infinity while it was not.
+        stop_began_s: When the stop of the job began; infinity before.
         has_other_cause: Something else explains lost connections: a lost node, or a verdict that stood before.
         called_less: Of the ranks that left with code 0, those known to have called fewer collectives than one that
-            ended badly. Counts are seen now and then: a rank that is not among them may have called less too.
+            ended badly. Counts are sampled: a rank that is not among them may have called less too.
         now_s: Now.
-        world_size: Of the job.
-        farewells: Ranks whose interpreters had begun to end, by their own last word.
+        world_size: Number of the job's ranks.
+        farewells: Ranks whose interpreters had begun to end, by their own last report.
         victims: Ranks that waited for the culprits of what stood before the first death.
         with_launcher: Ranks that a signal ended when their launcher was ended from outside.
         is_over: The launchers of all dead ranks have ended.
         leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
         node_of: Index of each dead rank's node.
-        closed: A rank that has closed its connections and works on.
+        closed: A rank that has closed its connections and keeps running.
     """
 
     stop_began_s: float
@@ -351,9 +351,9 @@ class ExitContext(msgspec.Struct, frozen=True):
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
-    """Return who died first, and of what.
+    """Return the ranks that died first, and their causes.
 
-    A death that looks like a consequence is not told before its cause has had `grace_s` to be reported; when no cause
+    A death that looks like a consequence is not shown before its cause has had `grace_s` to be reported; when no cause
     comes, the first of them is the best that is known.
     """
     now_s = context.now_s
@@ -371,29 +371,29 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     own = [death for death in first if _has_own_cause(death, context, thresholds)]
     if own:
         return Exits(own, lost_connection, [], first_s)
-    # Whoever closes its connections dies a little later than those that lose them by it.
+    # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in unrequested if has_failed(death, context.farewells) and death.at_s <= until_s]:
         return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
     if context.closed is not None:
         return Exits([], lost_connection, [context.closed], first_s)
-    # Of those that waited in vain, the one that timed out, and closed its connections by it, may take long to its end.
+    # The victim that timed out, and so closed its connections, may take long to end.
     are_victims = context.victims.issuperset(death.rank for death in first)
     after = _aftermath(bad, context, float("inf") if are_victims else until_s)
     leavers = [death for death in unrequested if has_left(death, context.farewells) and death.at_s <= until_s]
-    # Who waited, and gave up in good order once it timed out, has not left the others.
+    # A rank that waited, and gave up in good order once it timed out, has not left the others.
     leavers = [death for death in (*leavers, *context.leaving) if death.rank not in context.victims]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
     is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
-    # All by the same request: the launcher, once it has ended, says whether it was its own. SIGINT never is.
+    # All by the same request: the launcher, once ended, reports whether it was its own. SIGINT never is.
     by = {death.exit.signal for death in unrequested}
     is_asked = len(unrequested) > 1 and by <= ASKED_SIGNALS
     patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s
-    # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for. No more is one
-    # that waited in vain, and lost a connection.
+    # A rank that times out has waited for another: it is no cause, even where the other is unknown. Neither is a victim
+    # that lost a connection.
     is_no_cause = after.is_timeout or (are_victims and any(has_lost_peer(death) for death in first))
     is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
     named = first if is_asked and by == {signal.SIGINT} else [_earliest(first, context)]
@@ -403,7 +403,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
 def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
     """Return the first of deaths that have no order: one that lost another comes behind one that may be that one.
 
-    A signal may be its launcher's, for a rank that has failed before on its node. A node's own deaths have an order.
+    A signal may come from its launcher, after another rank of its node has failed. A node's own deaths have an order.
     """
     nodes_that_lost: set[int | None] = set()
     for death in sorted(first, key=lambda death: (death.at_s, not has_lost_peer(death))):
@@ -434,7 +434,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
 
 
 def timeout_of(death: Death) -> float | None:
-    """Return the time-out that a rank says it had, None where it says none."""
+    """Return the timeout in seconds that a rank's error names, None where it names none."""
     found = _TIMEOUT.search(death.exit.error_text)
     if found is None:
         return None
@@ -446,10 +446,10 @@ def _by_time(death: Death) -> tuple[float, int]:
 
 
 def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -> bool:
-    """Return whether nothing says that a death is another's consequence.
+    """Return whether nothing shows that a death is another's consequence.
 
     An exit code comes before its error line is read: until then it is unclear. A rank that waits runs no code of its
-    own: without an exception, or by an abort, it ends because it waited in vain.
+    own: without an exception, or by an abort, it ends because of its wait.
     """
     end = death.exit
     if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
@@ -461,7 +461,7 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
 
 
 def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
-    """Name the ranks that `monitored_barrier` says have not come; no recorder holds it, and nobody waits in it."""
+    """Name the ranks that `monitored_barrier` reports as missing; no recorder holds that call, so no wait shows it."""
     deaths = evidence.job.deaths
     if aftermath is None or not aftermath.is_timeout:
         return []
@@ -478,14 +478,15 @@ def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verd
 
 
 def is_part_of(verdict: Verdict, before: Verdict) -> bool:
-    """Return whether ranks have left of whom more was told before, when more was to be seen.
+    """Return whether a verdict on ranks that left repeats an earlier one, made when more could be seen.
 
-    So it is of those that kept others waiting, and are interrupted: until their end is known, they leave by no choice.
+    So does one on ranks that kept others waiting and are interrupted: until their end is known, they leave by no
+    choice.
     """
     if verdict.cause is not Cause.FEWER_CALLS:
         return False
     if before.cause is Cause.MISMATCH:
-        # Who is done has passed by a call that is known to be the odd one, or in the circle.
+        # A rank that is done has passed by a call that is known to be the odd one, or in the circle.
         return any((side.group, side.seq) == (verdict.group, verdict.seq) for side in before.sides)
     if before.cause is Cause.STRAGGLER and is_root_of_a_hang(before):
         is_known = verdict.exit is not None and (verdict.exit.code, verdict.exit.signal) != (None, None)

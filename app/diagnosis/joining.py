@@ -1,4 +1,4 @@
-"""Before the first collective: who has not come to the process group while others wait there."""
+"""Before the first collective: which ranks have not come to the process group while others wait there."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ddpcore.wire import StoreMeeting
 
 IDLE_CORES = 0.5
-"""A rank that keeps more of a core busy may compute at one line."""
+"""Cores; a rank that keeps more busy may compute at one line."""
 INIT = "init_process_group"
 LATE_FACTOR = 4.0
-"""This many times `join_s` is longer than any import takes."""
+"""Multiple of `join_s` that is longer than any import takes."""
 
 MAX_MEETINGS = 256
-"""Ranks of which it is compared where they meet."""
+"""Limit of ranks whose stores are compared."""
 MEETING_S = 0.05
-"""For each rank, in which all that have come find each other: a store answers thousands of requests a second."""
+"""Seconds per rank within which all that have come find each other: a store answers thousands of requests a second."""
 
 
 def not_joined(evidence: Evidence) -> list[Verdict]:
-    """Name ranks that others have been waiting for in `init_process_group`, or for whose launchers others' wait."""
+    """Name ranks that others wait for in `init_process_group`, or whose launchers other launchers wait for."""
     job = evidence.job
     if (job.groups or bool((job.step >= 0).any())) and not job.is_outside.all():
-        return []  # it has begun: who is late now is late in a collective, unless all have ended the group for another
+        return []  # it has begun: a late rank is late in a collective now, unless all have ended the group for another
     is_joining = evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.JOINING])
     if not is_joining.any():
         return _not_launched(evidence)
@@ -102,7 +102,7 @@ def _late(evidence: Evidence, some: Ranks, waiting: Ranks, waited_s: float) -> V
 
 
 def _meeting_apart(evidence: Evidence, waiting: Ranks) -> Verdict | None:
-    """Return that ranks go to different stores, come as the same rank, or wait for more ranks than there are."""
+    """Return the verdict that ranks go to different stores, share a number, or wait for more ranks than exist."""
     waited_s = evidence.now_s - float(evidence.job.phase_since_s[waiting].max())
     if waited_s < evidence.thresholds.deadlock_s or not evidence.job.world_size == len(waiting) <= MAX_MEETINGS:
         return None
@@ -113,7 +113,7 @@ def _meeting_apart(evidence: Evidence, waiting: Ranks) -> Verdict | None:
     if all(_is_whole(store) for store in stores.values()):
         return None
     sides = _sides(meetings)
-    # Who has come as another rank is the one that is wrong; else it is the smaller part.
+    # A rank that came as another rank is the wrong one; else it is the smaller part.
     odd = [side for side in sides if side.number is not None and len(stores) == 1]
     if not odd and len(sides) > 1 and len(sides[0].ranks) < len(sides[-1].ranks):
         odd = [side for side in sides if len(side.ranks) == len(sides[0].ranks)]
@@ -134,7 +134,7 @@ def _is_whole(meetings: Sequence[StoreMeeting]) -> bool:
 
 
 def _meetings(evidence: Evidence, waiting: Ranks) -> dict[int, StoreMeeting]:
-    """Return where each rank meets the others; nothing where it is not known of all of the first ones."""
+    """Return the store that each rank goes to; empty where it is not known for all of the first ones."""
     found: dict[int, StoreMeeting] = {}
     for rank in waiting[:MAX_MEETINGS].tolist():
         worker = evidence.job.worker(rank)
@@ -146,7 +146,7 @@ def _meetings(evidence: Evidence, waiting: Ranks) -> dict[int, StoreMeeting]:
 
 
 def _sides(meetings: Mapping[int, StoreMeeting]) -> list[MeetingSide]:
-    """Return who meets in the same way, the smallest part first."""
+    """Return the ranks by the store they go to and how, the smallest part first."""
     num_as = Counter(meeting.rank for meeting in meetings.values())
     found: dict[tuple[str, int, int | None, int], list[int]] = {}
     for rank, meeting in meetings.items():
@@ -158,11 +158,11 @@ def _sides(meetings: Mapping[int, StoreMeeting]) -> list[MeetingSide]:
 
 
 def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) -> Verdict:
-    """Return that all have come and do not find each other."""
+    """Return the verdict that all have come and do not find each other."""
     job = evidence.job
     workers = job.workers(waiting[:MAX_MEETINGS].tolist())
     port_owner = next(filter(None, (worker.store_port_owner for worker in workers)), "")
-    # The network is no matter where somebody else answers in the store's place.
+    # The network does not matter where another program answers in the store's place.
     is_own = any(port_owner.startswith(f"pid {worker.pid} ") for worker in workers) or "torch" in port_owner
     num_hosts = len(hosts_of(evidence, np.arange(job.world_size))) if is_own or not port_owner else 0
     return Verdict(

@@ -1,4 +1,4 @@
-"""How long checkpoints and evaluations take in this job: one that takes its usual time is no trouble."""
+"""How long checkpoints and evaluations take in this job: one that takes its usual time is no fault."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 LEARNED = (Phase.CHECKPOINT, Phase.EVAL)
 USUAL_FACTOR = 2.0
-"""The longest one so far, this many times over, is still nothing to speak of: data sets and disks vary."""
+"""Multiple of the longest one so far that is still usual: data sets and disks vary."""
 SHORT_DIVISOR = 10
-"""What lasts no longer than this part of the patience for a first one is always usual."""
+"""Divisor of the patience for a first one; a phase no longer than the result is always usual."""
 _IS_LEARNED = which_phases(*LEARNED)
 
 
@@ -31,7 +31,7 @@ class RankPlaces:
         self._stood: dict[int, tuple[int, float]] = {}
 
     def watch(self, job: JobModel, ranks: Iterable[int], now_s: float) -> None:
-        """Look at the ranks that others wait for now; the others are forgotten."""
+        """Sample the ranks that others wait for now; the others are forgotten."""
         before, self._stood = self._stood, {}
         for rank in ranks:
             place = int(job.place[rank])
@@ -39,14 +39,14 @@ class RankPlaces:
             self._stood[rank] = known if known is not None and known[0] == place else (place, now_s)
 
     def stood_s(self, rank: int, now_s: float) -> float:
-        """Return how long a rank has been seen at its present line; 0 of one that nobody waits for."""
+        """Return how long a rank has been seen at its present line; 0 for one that no other waits for."""
         return now_s - self._stood[rank][1] if rank in self._stood else 0.0
 
 
 class KnownPhases:
     """The durations of one attempt's known phases, the longest of each kind.
 
-    Only those that others waited for: a rank that passes through a phase in which another saves teaches nothing.
+    Only phases that others waited for count: a rank that passes through one while another rank saves shows no duration.
     """
 
     def __init__(self, world_size: int, patience_s: float) -> None:
@@ -60,7 +60,7 @@ class KnownPhases:
         """When each rank was first seen outside such a phase."""
 
     def watch(self, job: JobModel, awaited: Iterable[int]) -> None:
-        """Look at the phases; one that a rank has left, and in which others waited for it, is learned."""
+        """Sample the phases; one that a rank has left, and in which others waited for it, is learned."""
         has_changed = self._phase != job.phase
         is_left = _IS_LEARNED[self._phase] & has_changed
         self._left_s[is_left] = job.report_at_s[is_left]
@@ -75,7 +75,7 @@ class KnownPhases:
         np.subtract(job.report_at_s, job.phase_since_s, out=self._lasted_s)
 
     def have_just_left(self, job: JobModel, since_s: float) -> NDArray[np.bool_]:
-        """Return which ranks have been in such a phase since some moment, and may be on the way to the others now."""
+        """Return which ranks have left such a phase since some moment, and may be on their way to the others now."""
         return (self._left_s > since_s) & ~_IS_LEARNED[job.phase]
 
     def usual_s(self, phase: Phase) -> float | None:
@@ -83,7 +83,7 @@ class KnownPhases:
         return self._longest_s.get(phase)
 
     def is_usual(self, phase: Phase, lasts_s: float) -> bool:
-        """Return whether one that has lasted so long is nothing to speak of."""
+        """Return whether a phase that has lasted so long is still usual."""
         usual_s = self._longest_s.get(phase)
         first_s = self._patience_s
         return lasts_s <= (first_s if usual_s is None else max(USUAL_FACTOR * usual_s, first_s / SHORT_DIVISOR))

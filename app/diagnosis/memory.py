@@ -1,7 +1,7 @@
-"""Whether a rank ended for want of memory, by its own exception or by the kernel's hand, and which is about to.
+"""Whether a rank ran out of memory, by its own exception or killed by the kernel, and which rank is about to.
 
-A node tells how the memory of its ranks grows, and whether a limit is near (`agent.node_state.memory_growth`): it looks
-all the time, whoever watches. Here ranks that grow alike become one verdict.
+A node reports how the memory of its ranks grows, and whether a limit is near (`agent.node_state.memory_growth`): it
+measures all the time, with or without a console. Here ranks that grow alike become one verdict.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
 
 MAX_ASKED = 64
-"""Ranks whose growth is read at one look: where all of these leak alike, so do the others whose memory grows."""
+"""Limit of ranks whose growth is read at a time: where all of these leak alike, so do the others whose memory grows."""
 ALIKE = 0.5
-"""Ranks that grow by at least this part of what the nearest one does leak alike."""
+"""Fraction of the nearest rank's growth from which another rank leaks alike."""
 
 _OWN_TEXT = re.compile(
     r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA (?:driver )?error: out of memory\b"
@@ -33,19 +33,19 @@ _OWN_TEXT = re.compile(
     r"|(?m:^(?!.*\bibv_).*\bCannot allocate memory\b)"
     r"|\bstd::bad_alloc\b|\bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED\b"
 )
-"""What torch, Python, C++ and the kernel call it."""
+"""Out-of-memory messages of torch, Python, C++ and the kernel."""
 _KILLED_CHILD = re.compile(r"\bDataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)")
 """Source: torch/utils/data/_utils/signal_handling.py and dataloader.py."""
 _GPU_TEXT = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
 
 
 def is_out_of_memory(end: ExitReport | None) -> bool:
-    """Return whether a rank, or a process that it needs, wanted memory that was not there."""
+    """Return whether a rank, or a process that it needs, ran out of memory."""
     return end is not None and (_OWN_TEXT.search(end.error_text) is not None or is_killed_by_kernel(end))
 
 
 def is_killed_by_kernel(end: ExitReport) -> bool:
-    """Return whether the kernel took the rank's life, or its loader's, while the node ran out of memory."""
+    """Return whether the kernel killed the rank, or its loader, while the node ran out of memory."""
     if not end.oom_kills:
         return False
     return end.signal == SIGKILL or _KILLED_CHILD.search(end.error_text) is not None
@@ -57,13 +57,13 @@ def is_of_gpu(end: ExitReport) -> bool:
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """How the memory of ranks grows that leak alike."""
+    """Memory growth of ranks that leak alike."""
 
     ranks: tuple[int, ...]
     nearest: int
     """The rank that comes to its limit first."""
     report: GrowthReport
-    """Of the nearest."""
+    """Report of the nearest rank."""
     lowest_hz: float
     """Bytes a second of the rank that grows least, and of the one that grows most."""
     highest_hz: float
@@ -101,7 +101,7 @@ def growths_of(job: JobModel, rank: int) -> Sequence[GrowthReport]:
 
 
 def last_growth(job: JobModel, ranks: Sequence[int], end: ExitReport) -> Growth | None:
-    """Return how the memory of ranks grew that have ended for want of it, or by SIGKILL; None where it did not."""
+    """Return the memory growth of ranks that ran out of it, or were killed by SIGKILL; None where it did not grow."""
     found = [
         _Grown(rank, msgspec.structs.replace(report, is_near=True))
         for rank in ranks[:MAX_ASKED]

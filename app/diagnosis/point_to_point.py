@@ -1,4 +1,4 @@
-"""Sends and receives between two ranks: whom a rank that stands in one waits for.
+"""Sends and receives between two ranks: which rank a rank that stands in one waits for.
 
 Each rank counts its calls by operation, peer, group and tag. The n-th send to a rank and that rank's n-th receive from
 the sender belong together; the rank that has not called its half is the one that is waited for.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
 MAX_PEER_WAITS = 256
-"""Ranks looked at, the lowest first: in a pipeline of thousands all wait for the same few."""
+"""Limit of ranks examined, the lowest first: in a pipeline of thousands all wait for the same few."""
 COUNTERPART = {"send": "recv", "recv": "send"}
 MEETINGS = (MONITORED_BARRIER, NEW_GROUP)
 """Calls in which each rank waits for all others, and which no recorder holds."""
@@ -31,7 +31,7 @@ MEETINGS = (MONITORED_BARRIER, NEW_GROUP)
 def find_peer_waits(
     job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float, in_collectives: Sequence[Wait] = ()
 ) -> list[Wait]:
-    """Return the waits of single ranks for single peers, as far as it is known whom they wait for.
+    """Return the waits of single ranks for single peers, as far as the peers are known.
 
     Args:
         job: The model.
@@ -43,7 +43,7 @@ def find_peer_waits(
     is_current = facts.is_fresh | facts.is_frozen
     is_waiting = _waiting_ranks(job)
     waits = []
-    # Whose program is over waits no more: what its GPU stood in by its last report may be done.
+    # A rank whose program is over waits no more: what its GPU stood in by its last report may be done.
     ranks = np.flatnonzero(job.has_peer_wait & is_current & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
     for rank in ranks:
@@ -60,11 +60,11 @@ def find_peer_waits(
 
 
 def odd_in_circle(job: JobModel, waits: Sequence[Wait], *, has_transfers: bool) -> list[int] | None:
-    """Return who may be to blame of ranks that wait for each other; None where the fewest are.
+    """Return the culprits among ranks that wait for each other; None where the smallest side is odd.
 
-    A send, or a receive, that two ranks have made before in the same way may be in its place, and the peer too early in
-    a collective: nobody is named. One that they make for the first time is the odd call. A job of two ranks has no
-    third one. Where all others wait, who receives from whoever sends is the odd one, and so are fewer than half of all
+    A send or a receive that two ranks have made before in the same way may be in its place, and the peer too early in a
+    collective: none is named. One that they make for the first time is the odd call. A job of two ranks has no third
+    one. Where all others wait, a rank that receives from any sender is the odd one. So are fewer than half of all ranks
     in a call that all have to make, where none of the others waits in a send or a receive (`has_transfers`).
     """
     for wait in waits:
@@ -136,7 +136,7 @@ def _wait_of(
     unmet = [call for call in calls if not _is_met(job, rank, call)]
     peer_op = (unmet or calls or report.peer_wait.calls)[0]
     peers = {call.peer for call in unmet if call.peer is not None}
-    # A call with any peer may still be met by each of the others, of whom none is to blame more than another.
+    # A call with any peer may still be met by each of the others, none of which is the likelier culprit.
     is_settled = all(call.peer is not None for call in calls)
     immobile = facts.is_immobile
     missing = [peer for peer in sorted(peers) if immobile[peer] or _has_reported(job, peer, since_s, thresholds)]
@@ -185,7 +185,7 @@ def _is_send_to(wait: Wait, receive: Wait) -> bool:
 
 
 def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:
-    """Return whether the peer has called its half, as far as it has told of its calls."""
+    """Return whether the peer has called its half, by its last report."""
     if call.peer is None:
         return False
     report = _report_of(job, call.peer)

@@ -1,7 +1,7 @@
 """The state of every node's reports and of every rank, as arrays.
 
-`all_nodes` returns the states by node, `NodeFacts` is one node where somebody asks for it. `rank_facts` returns the
-states by rank, by evidence in order of strength: its node, its process, its reports.
+`all_nodes` returns the states by node, `NodeFacts` is one node on demand. `rank_facts` returns the states by rank, by
+evidence in order of strength: its node, its process, its reports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeFacts(NamedTuple):
     state: str
     """connecting, up, stale or lost."""
     age_s: float | None
-    """Since its last report; None before the first."""
+    """Seconds since its last report; None before the first."""
 
 
 class AllNodes:
@@ -46,7 +46,7 @@ class AllNodes:
 
     Attributes:
         codes: Index into `NODE_STATES`.
-        age_s: Of the newest report; NaN before the first.
+        age_s: Age of the latest report; NaN before the first.
     """
 
     def __init__(self, codes: NDArray[np.int8], age_s: NDArray[np.float64]) -> None:
@@ -55,19 +55,19 @@ class AllNodes:
 
     @property
     def is_up(self) -> NDArray[np.bool_]:
-        """Which nodes are heard."""
+        """Which nodes report."""
         is_up: NDArray[np.bool_] = self.codes == UP
         return is_up
 
     @property
     def is_late(self) -> NDArray[np.bool_]:
-        """Which nodes are not heard any more."""
+        """Which nodes no longer report."""
         is_late: NDArray[np.bool_] = self.codes >= STALE
         return is_late
 
     @property
     def is_unheard(self) -> NDArray[np.bool_]:
-        """Which nodes there has been no way to so far, as far as that is known."""
+        """Which nodes are known to be unreachable and have never reported."""
         is_unheard: NDArray[np.bool_] = (self.codes == LOST) & np.isnan(self.age_s)
         return is_unheard
 
@@ -101,40 +101,40 @@ STATE_CODE = {state: code for code, state in enumerate(STATES)}
 KNOWN_PHASES = (Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL)
 """Phases in which a rank may rightly keep the others waiting for a while."""
 MAX_PATIENCE = 5.0
-"""Times `silent_s`: a rank that does not report is named after 10 s at the latest."""
+"""Multiple of `silent_s`: a rank that does not report is named after 10 s at the latest."""
 _IS_KNOWN_PHASE = which_phases(*KNOWN_PHASES)
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """When normal life ends. Durations in seconds; the defaults fit a node's 5 reports a second."""
+    """Limits of normal operation. Durations in seconds; the defaults fit a node's 5 reports a second."""
 
     stall_s: float = 10.0
     """A wait longer than this is a stall: a live rank that causes it is a straggler."""
     silent_s: float = 2.0
     """Ten of a node's reports, eight of a probe's: a loaded machine loses some, not this many."""
     farewell_s: float = 30.0
-    """How long a rank that has said farewell may take to end before it counts as silent."""
+    """Longest time from a rank's farewell to its end before it counts as silent."""
     lost_s: float = 6.0
     """Three times `silent_s`: past it a node that has stopped reporting is taken for lost."""
     short_s: float = 0.2
-    """A wait under this is life at a collective, and nobody's fault."""
+    """A shorter wait is normal in a collective, and no rank's fault."""
     confirm_s: float = 0.5
-    """Reports of two ranks are taken up to about this much apart: what contradicts itself for less is not told."""
+    """Reports of two ranks are taken up to about this much apart: a shorter contradiction is not reported."""
     join_s: float = 60.0
-    """Ranks that have come to `init_process_group` wait this long for the others before that is a verdict: an import
-    from a network file system takes its time. Whom they wait for is on the first line at once."""
+    """Ranks in `init_process_group` wait this long for the others before that is a verdict: an import from a network
+    file system takes its time. The first line shows the missing ranks immediately."""
     patience_s: float = 300.0
-    """For the first checkpoint, or evaluation, of a job, of which nobody knows how long it takes."""
+    """Patience for the first checkpoint, or evaluation, of a job, whose usual time is not known."""
     deadlock_s: float = 1.5
-    """Ranks that wait for each other in different groups do so for this long before it is told."""
+    """Ranks that wait for each other in different groups do so for this long before it is reported."""
     instant_s: float = 0.3
-    """Deaths closer than this have no order: the ages that tell their times are sampled."""
+    """Deaths closer than this have no order: the ages that date them are sampled."""
     grace_s: float = 1.0
-    """How long a death that looks like a consequence waits for its cause to be reported."""
+    """Time that a death that looks like a consequence waits for its cause to be reported."""
 
 
 NOWHERE = -1
-"""Of a rank that no node has told of, and the place behind all nodes."""
+"""Node index of a rank that no node has reported; it points behind all nodes."""
 
 
 class RankFacts(msgspec.Struct, frozen=True):
@@ -143,35 +143,35 @@ class RankFacts(msgspec.Struct, frozen=True):
     is_alive: Flags
     is_frozen: Flags
     is_silent: Flags
-    """Its process runs, its node speaks, and its probe does not."""
+    """Its process runs, its node reports, and its probe does not."""
     is_dead: Flags
-    """Its process has ended, in whatever way."""
+    """Its process has ended, cleanly or not."""
     is_lost: Flags
     is_starting: Flags
     is_fresh: Flags
-    """Its last report is recent on this console's clock: the rank lives and what it said still holds."""
+    """Its last report is recent on this console's clock: the rank lives and its facts still hold."""
 
     @property
     def is_immobile(self) -> Flags:
-        """Whether a rank's last word stands however old it is: it cannot have called anything since."""
+        """Whether a rank's last report holds however old it is: it cannot have called anything since."""
         return self.is_frozen | self.is_dead | self.is_lost | self.is_silent
 
 
 def unheard_nodes(cluster: Cluster, nodes: AllNodes) -> list[Node]:
-    """Return the nodes that there has been no way to so far: ranks that no other node has may be theirs."""
+    """Return the unreachable nodes that have never reported: ranks that no other node has may be theirs."""
     return [cluster.nodes[cluster.node_names[index]] for index in np.flatnonzero(nodes.is_unheard).tolist()]
 
 
 def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thresholds, now_s: float) -> RankFacts:
     """Return the state of every rank of a job."""
     is_ended = job.is_ended()
-    # One more than there are nodes: of the ranks that none of them claims.
+    # One more than there are nodes: for the ranks that no node claims.
     node_is_settled, node_is_lost = np.zeros((2, len(nodes) + 1), np.bool_)
     node_is_settled[:-1] = (now_s - cluster.back_s > thresholds.silent_s) & nodes.is_up
     if not is_ended:
         node_is_lost[:-1] = nodes.codes == LOST
         reported_s = job.reported_s[: len(nodes)]
-        # A node may be heard and have nothing more to say of the job.
+        # A node may report and no longer hold the job.
         node_is_lost[: len(reported_s)] |= cluster.last_report_s[: len(reported_s)] - reported_s > thresholds.lost_s
         node_is_lost[NOWHERE] = job.num_nodes > len(job.shares) and bool(nodes.is_unheard.any())
     is_dead = job.process == Process.EXITED
@@ -179,10 +179,10 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost
     is_frozen = is_alive & (job.process == Process.FROZEN)
     has_report = ~np.isnan(job.report_at_s)
-    # A probe on a machine with too much to do is late, not silent, and of its few reports one may be lost.
+    # A probe on an overloaded machine is late, not silent, and of its few reports one may be lost.
     patience = 2.0 * np.append(cluster.crowding, 1.0) - 1.0
     if (is_frozen | is_dead | job.has_raised).any():
-        # Such a rank explains why others wait; of another one some reports may have been lost.
+        # Such a rank explains why others wait; some reports of another one may have been lost.
         patience *= 2
     patience_s = thresholds.silent_s * np.minimum(patience, MAX_PATIENCE)
     is_quiet = has_report & (job.report_age_s > patience_s[job.node_of])

@@ -1,7 +1,7 @@
-"""How the ranks of a job have spent the last seconds: waiting, in which phase, and who came last. Pure.
+"""How the ranks of a job have spent the last seconds: waiting, in which phase, and which came last. Pure.
 
 What a rank loses to others is known exactly: its node compares when each rank has called what. Only what a whole node
-loses to others is sampled where nobody reports steps, from what all of its ranks wait on average.
+loses to others is sampled where no rank reports steps, from the average wait of all its ranks.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ if TYPE_CHECKING:
 PHASES = tuple(Phase)
 
 NUM_SAMPLED_ROWS = 4 + len(PHASES)
-"""Of a window: below them are the exact figures, in the order of `agent.wire.digest.LATENESS`."""
+"""Number of a window's sampled rows; the exact figures follow, in the order of `agent.wire.digest.LATENESS`."""
 
 MIN_OBSERVED_S = 3.0
-"""Less observed time of a rank says nothing of how it spends it: a dozen samples."""
+"""Least observed seconds from which a rank's use of time is judged: a dozen samples."""
 MIN_COMPARED = 20
-"""Fewer collectives may have the same last rank by chance."""
+"""Least number of compared collectives: fewer may have the same last rank by chance."""
 SAMPLES_HZ = 4.0
-"""A probe looks about so often."""
+"""Samples of a probe per second, roughly."""
 CHANCE_SIGMAS = 3.0
 MIN_SPANNED_S = 1.0
-"""Of the time between calls: where there are hundreds of them in a second, a report holds those of few steps."""
+"""Least seconds between calls: with hundreds of calls a second, a report holds those of few steps."""
 MIN_PIECES = 5
-"""Steps, or quarters of a second: fewer may differ by chance."""
+"""Least number of steps, or quarters of a second: fewer may differ by chance."""
 MIN_LONG_PIECES = 3
 MIN_LONG_S = 8.0
-"""Of steps of some seconds."""
+"""Least seconds of `MIN_LONG_PIECES` steps of some seconds each."""
 SURE_SIGMAS = 4.5
 UNSEEN_SIGMAS = 3.0
-"""Samples that are so far off tell of more waiting than the calls do: a rank that waits is not the slow one."""
+"""Standard errors from which samples show more waiting than the calls do: a rank that waits is not the slow one."""
 MIN_UNSEEN = 0.2
-"""Of its time: samples of a step that takes about as long as a probe's tick are not independent."""
+"""Least fraction of time for that: samples of a step about as long as a probe's tick are not independent."""
 MIN_VARIANCE = 0.05
-"""Of a sample: of some that are all alike the error is not zero."""
+"""Least variance of a sample: the error of samples that are all alike is not zero."""
 FEW_SIGMAS = 40.0
-"""There are many windows in a night, and many ranks in a job. A standard error of n pieces is itself uncertain: with 5,
-12 and 60 of them 12.5, 7.8 and 5.2 of it are exceeded by chance once in 8,000 to 1,000,000 windows (Student's t)."""
+"""Standard errors added for one piece, fewer for more. There are many windows in a night, and many ranks in a job, and
+a standard error of n pieces is itself uncertain: with 5, 12 and 60 of them 12.5, 7.8 and 5.2 of it are exceeded by
+chance once in 8,000 to 1,000,000 windows (Student's t)."""
 MIN_KNOWN = 0.9
 MIN_SAMPLED_S = 4.5
-"""Of samples, before they tell nodes apart."""
+"""Least sampled seconds from which nodes are distinguished."""
 MIN_STEPPED = 0.5
-"""Of the time between calls: steps in which the time behind the last call is known."""
+"""Least fraction of the time between calls with steps in which the time behind the last call is known."""
 MIN_SEEN = 1 / 3
-"""Of what a node spends behind its last calls: less that is seen as waiting is none."""
+"""Least fraction of a node's time behind its last calls that samples must show as waiting, or none of it is."""
 MIN_FULL_SLOTS = 3
 MIN_HABIT = 0.05
-"""Less of a straggler's time beyond what others spend says nothing of why it is slow."""
+"""Least fraction of a straggler's time beyond the others' that explains why it is slow."""
 COST_BUCKET = 0.05
-"""Ranks are ordered by cost in steps of this: sampling moves the figures by a little, and rows should stay in place."""
+"""Step of cost by which ranks are ordered: sampling moves the figures a little, and rows should stay in place."""
 
 
 class Recent(NamedTuple):
@@ -73,52 +74,52 @@ class Recent(NamedTuple):
     samples: NDArray[np.float32]
     """The first two of them by slot: (2, slots, ranks)."""
     longest_wait_s: float = 0.0
-    """The longest single wait."""
+    """Longest single wait in seconds."""
     samples_hz: float = SAMPLES_HZ
-    """How often probes look: more rarely where nodes have too much to do."""
+    """Samples of probes per second: fewer where nodes are overloaded."""
 
 
 class LostTime(NamedTuple):
-    """What ranks lose to slower ones, as shares of their time; NaN where that is not known."""
+    """Time that ranks lose to slower ones, as fractions; NaN where that is not known."""
 
     frac: NDArray[np.float64]
     doubt: NDArray[np.float64]
-    """How far shares of ranks of one node may differ by chance."""
+    """How far fractions of ranks of one node may differ by chance."""
     node_doubt: float
     """How far those of two nodes may."""
     by_calls: NDArray[np.float64]
-    """What is known from when they called what: less than `frac` where they wait for others than those that come last,
+    """Fraction known from the times of calls: less than `frac` where ranks wait for others than those that come last,
     as the ranks do that pass on a broadcast."""
 
 
 class Habit(msgspec.Struct, frozen=True):
-    """What ranks spend their time with."""
+    """The phase in which ranks spend more time than others."""
 
     phase: Phase
     frac: float
-    """Of their time."""
+    """Fraction of their time."""
     others_frac: float
-    """Of the others' time, in the middle."""
+    """Median fraction of the others' time."""
 
 
 class RankPace(msgspec.Struct, frozen=True, eq=False):
-    """Shares of time by rank, NaN where a rank has not been observed long enough."""
+    """Fractions of time by rank, NaN where a rank has not been observed long enough."""
 
     window_s: float
-    """Undisturbed time that was looked at: none in which a rank was frozen, gone, or at a checkpoint."""
+    """Seconds of undisturbed time: without any in which a rank was frozen, gone, or at a checkpoint."""
     observed_s: NDArray[np.float64]
-    """Of each rank."""
+    """Seconds observed of each rank."""
     wait_frac: NDArray[np.float64]
     cost_frac: NDArray[np.float64]
-    """How much less it waits than the others in the middle: what they lose to it; 0 of most."""
+    """How much less it waits than the median of the others: what they lose to it; 0 for most."""
     last_frac: NDArray[np.float64]
-    """Of the collectives that its node has compared, those to which it came last; NaN where few were."""
+    """Fraction of the collectives compared by its node to which it came last; NaN where few were."""
     phase_frac: NDArray[np.float64]
-    """(phases, ranks): time that it worked, by what it did."""
+    """(phases, ranks): time that it worked, by phase."""
 
     @property
     def usual_frac(self) -> NDArray[np.float64]:
-        """Return the share of each phase in the middle of the ranks."""
+        """Median fraction of each phase over the ranks."""
         known = self.phase_frac[:, ~np.isnan(self.wait_frac)]
         return np.median(known, axis=1) if known.shape[1] else np.zeros(len(PHASES))
 
@@ -134,7 +135,7 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     """Return what ranks lose to slower ones of the job; None while too few of them are known.
 
     Args:
-        recent: What is known of them.
+        recent: Figures of the ranks.
         owners: Index of each rank's node.
     """
     total = recent.total.astype(np.float64)
@@ -155,14 +156,14 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
         if float(observed.mean()) < MIN_SAMPLED_S:
             return None
         by_node, node_doubt = _between_nodes(recent, frac, owners, known)
-        # What every node spends so is no waiting.
+        # Time that every node spends so is no waiting.
         by_calls[known] += by_node[owners[known]] - by_node[owners[known]].min()
-    # A collective takes a while itself, for everybody: what some ranks wait beyond that, calls do not tell of.
+    # A collective itself takes time on all ranks: what some ranks wait beyond that does not show in their calls.
     unseen = sampled - by_calls[known]
     unseen -= unseen.min()
     error = np.sqrt(np.maximum(sampled * (1.0 - sampled), MIN_VARIANCE) / np.maximum(recent.samples_hz * observed, 1.0))
     is_sure = unseen > np.maximum(MIN_UNSEEN, UNSEEN_SIGMAS * error)
-    # Nobody waits more than is seen of it, also where samples happen to miss what others wait.
+    # No rank waits more than its samples show, also where samples happen to miss what others wait.
     most = np.maximum(sampled - by_calls[known], 0.0)
     frac[known] = by_calls[known] + np.where(is_sure, np.minimum(unseen - error, most), 0.0)
     return LostTime(frac, doubt, node_doubt, by_calls)
@@ -171,13 +172,13 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
 def _between_nodes(
     recent: Recent, frac: NDArray[np.float64], owners: NDArray[np.int64], known: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Return which share of their time the ranks of each node wait for other nodes, and what chance may do.
+    """Return the fraction of their time that the ranks of each node wait for other nodes, and its error by chance.
 
     Args:
-        recent: What is known of the ranks.
+        recent: Figures of the ranks.
         frac: What each loses to ranks of its own node.
         owners: Index of each rank's node.
-        known: Ranks of which that is known.
+        known: Ranks for which that is known.
     """
     total = recent.total.astype(np.float64)
     observed = np.maximum(total[0, known], 1e-9)
@@ -186,7 +187,7 @@ def _between_nodes(
     by_samples = np.bincount(owners[known], np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)) / num_ranks
     num_samples = recent.samples_hz * observed_s * num_ranks[owners[known]].min()
     middle = float(np.clip(by_samples.max(), 0.1, 0.5))
-    # Samples of one wait are one: it may be long, and there may be several such.
+    # Samples of one wait count as one: it may be long, and there may be several such.
     _, error, _ = _node_means(recent.samples[:, :, known], owners[known])
     by_chance = max(error, math.sqrt(middle * (1.0 - middle) / num_samples))
     samples_doubt = SURE_SIGMAS * by_chance + recent.longest_wait_s / observed_s
@@ -204,12 +205,12 @@ def _between_nodes(
 
 
 def _node_means(rows: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:
-    """Return which share of its ranks' time each node spends so, the highest standard error of one, and of how many.
+    """Return each node's fraction of its ranks' time, the highest standard error of one, and the number of slots.
 
-    A slot that is longer than others weighs more in the share, and so it does in the error: one long step is one step.
+    A slot that is longer than others weighs more in the fraction, and also in the error: one long step is one step.
 
     Args:
-        rows: Seconds, and those spent so: (2, slots, ranks).
+        rows: Seconds, and those that count: (2, slots, ranks).
         owners: Index of each rank's node.
     """
     if (np.diff(owners) >= 0).all():
@@ -234,13 +235,13 @@ def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.
 
 
 def _num_sigmas(num: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
-    """Return how many standard errors are beyond chance: more where the error itself is hardly known."""
+    """Return how many standard errors are beyond chance: more where the error itself is uncertain."""
     found: NDArray[np.float64] = SURE_SIGMAS + FEW_SIGMAS / np.maximum(num, 1.0)
     return found
 
 
 def chance_frac(usual_frac: NDArray[np.float64], observed_s: float) -> NDArray[np.float64]:
-    """Return how far shares of a rank's time may lie from what is usual, by chance: they are counts of samples."""
+    """Return how far fractions of a rank's time may lie from the usual by chance: they are counts of samples."""
     num_samples = max(1.0, SAMPLES_HZ * observed_s)
     spread: NDArray[np.float64] = np.sqrt(usual_frac * (1.0 - usual_frac) / num_samples)
     return CHANCE_SIGMAS * spread
@@ -252,7 +253,7 @@ def rank_pace(window: NDArray[np.float32], window_s: float, lost: LostTime | Non
     Args:
         window: Seconds observed and waited, collectives compared and come last to, seconds worked in each phase:
             (4 + phases or more, ranks).
-        window_s: How long it is.
+        window_s: Length of the window in seconds.
         lost: What the ranks lose, where that is known exactly: costs are differences of it.
     """
     observed, waited, compared, last = window[:4].astype(np.float64)
@@ -262,7 +263,7 @@ def rank_pace(window: NDArray[np.float32], window_s: float, lost: LostTime | Non
     of_cost = wait_frac if lost is None else lost.frac
     known = np.flatnonzero(is_known & ~np.isnan(of_cost))
     if len(known) > 1:
-        # The median of all others: of everybody with one of the two in the middle left out, as in a sorted row.
+        # The median of all others: of all ranks with one of the two in the middle left out, as in a sorted row.
         fractions = of_cost[known]
         ordered, place = np.sort(fractions), np.empty(len(fractions), np.int64)
         place[np.argsort(fractions, kind="stable")] = np.arange(len(fractions))
@@ -287,7 +288,7 @@ def _divided(part: NDArray[np.float64], whole: NDArray[np.float64], is_known: ND
 
 
 def shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return parts of the observed time, 0 where nothing was observed."""
+    """Return fractions of the observed time, 0 where nothing was observed."""
     return np.divide(seconds, observed, out=np.zeros_like(seconds), where=observed > 0.0)
 
 

@@ -19,48 +19,50 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_pace import LostTime
 
 MIN_COST = 0.1
-"""Less of the step time is not worth a verdict: the work of healthy ranks differs by some percent."""
+"""Least cost, as a fraction of the step time, for a verdict: the work of healthy ranks differs by some percent."""
 KEEP_COST = 0.04
 MIN_NODE_COST = 0.16
-"""Nodes may differ by a little, and a job is as fast as the slowest."""
+"""Least cost of a whole node: nodes may differ by a little, and a job is as fast as the slowest."""
 MIN_EARLY_NODE_COST = 0.2
 MIN_NODE_SPANNED_S = 4.0
-"""With less of steps it takes the higher cost: where calls are many, a look holds few of them."""
+"""Seconds of steps below which the higher cost applies: where calls are many, a window holds few of them."""
 MIN_LAST = 0.75
-"""Share of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo ranks
-on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to
-0.8 and more."""
+"""Fraction of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo
+ranks on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does
+so to 0.8 and more."""
 MIN_LAST_AWAITED = 0.3
 HARDLY = 0.05
 OFTEN = 0.15
-"""Of time: to a broadcast, which not all wait for, and to what follows it others may come last than the slow one."""
+"""Fraction of time that others wait while slow ranks wait `HARDLY`; `MIN_LAST_AWAITED` is enough then. To a broadcast,
+which not all wait for, and to what follows it, others than the slow rank may come last.
+"""
 ALWAYS = 0.95
-"""Share of the collectives: who comes last so often does not do so by chance, however much the steps vary, as they do
-while ranks are slow in turns of some seconds."""
+"""Fraction of the collectives; a rank that comes last to as many does not do so by chance, however much the steps vary,
+as they do while ranks are slow in turns of some seconds."""
 MAX_SEEN_WAITING = 0.8
-"""Of its time: a rank that is seen waiting so often is not the slow one, whatever its calls tell. Ranks of NCCL that
-queue steps ahead always wait, and when they call has then nothing to do with their GPUs."""
+"""Fraction of its time; a rank that is seen waiting more often is not the slow one, whatever its calls show. Ranks of
+NCCL that queue steps ahead always wait, and the times of their calls do not show what their GPUs do."""
 MIN_SURE_GAP = 0.16
 MAX_CHANCE = 1e-4
 MIN_HABIT_PIECES = 5.0
 MIN_HABIT_FRAC = 1 / 12
-"""At so many pieces, or at such a part of few, others lose their time: a rank that saves for seconds now and then is no
-slow one, but one whose loss is read in each tenth step may be. The first loss and the last one may have less than their
+"""Number of pieces, or fraction of few, at which others lose their time: a rank that saves for seconds now and then is
+not slow, but one whose loss is read in each tenth step may be. The first loss and the last one may have less than their
 distance between them: one does not count. k equal losses have a squared sum of k times their sum of squares."""
 SPANNED, WAITED, SQUARED, PIECES = 4, 5, 6, 7
 """Rows of a window: seconds compared, those waited, the squares of those waited at each piece, and pieces: steps, or
 several short ones."""
 MIN_SPREAD = 1 / 3
-"""Of the cost: the gap between stragglers and the one of the others that loses least."""
+"""Least gap, as a fraction of the cost, between stragglers and the one of the others that loses least."""
 MIN_BESIDE = 0.5
-"""Of what a rank costs: the ranks beside it lose at least so much more than it does. What lies only between nodes is
-not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
+"""Fraction of a rank's cost that the ranks beside it lose more than it does, at least. A difference only between nodes
+is not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
 SEEN_WAITING_TOO = 0.4
-"""Of what a rank costs: so much more than its calls tell it is not seen waiting, beside another slow one."""
+"""Fraction of a rank's cost; beside another slow rank, samples show at most so much more waiting than its calls."""
 IN_TURNS = 0.25
-"""Of what others lose: ranks that lose less at the same time are slow together."""
+"""Fraction of what others lose; ranks that lose less at the same time are slow together."""
 MAX_IN_TURNS = 1.25
-"""Times what others lose: ranks that are slow in turns cost that together."""
+"""Multiple of what others lose that ranks which are slow in turns cost together, at most."""
 MAJORITY_IN_TURNS = 0.4
 MAJORITY_LAST = 0.95
 
@@ -70,33 +72,33 @@ class Laggards(msgspec.Struct, frozen=True):
 
     ranks: tuple[int, ...]
     wait_frac: float
-    """The highest share among them."""
+    """Highest fraction of time waited among them."""
     cost_frac: float
-    """The part of the step time that the others lose to them."""
+    """Fraction of the step time that the others lose to them."""
     last_frac: float | None = None
-    """Share of the collectives to which they came last, together, where that is known and they are no whole node."""
+    """Fraction of the collectives to which they came last, together; None where unknown, or for a whole node."""
     is_in_turns: bool = False
-    """They are not slow at the same time."""
+    """Whether they are slow at different times."""
     is_at_times: bool = False
-    """They are not slow in all steps, as far as it took long to tell."""
+    """Whether they are slow in some steps only, as far as a longer window shows."""
 
 
 class Limits(NamedTuple):
-    """What it takes to be named."""
+    """Limits from which ranks are named."""
 
     cost: float
     node_cost: float
     last: float
     doubt: float
-    """Times what chance may do."""
+    """Multiple of the error by chance."""
     seen_waiting: float = MAX_SEEN_WAITING
     seen_gap: float = 0.0
-    """Of what lies between slow ranks and others of their nodes: so much is also seen where they are sampled."""
+    """Fraction of the gap between slow ranks and others of their nodes that samples must show as well."""
 
 
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
 RARELY = Limits(MIN_SURE_GAP, MIN_NODE_COST, 0.01, 1.0, seen_gap=0.5)
-"""For ranks that are slow in some steps: to the calls of the other steps anybody comes last."""
+"""For ranks that are slow in some steps: any rank may come last to the calls of the other steps."""
 KEEP = Limits(KEEP_COST, MIN_NODE_COST / 2, 0.5, 0.3)
 ANYBODY = Limits(KEEP_COST, MIN_NODE_COST / 4, 0.0, 0.0, 1.0)
 
@@ -110,7 +112,7 @@ def find_slow(
         window: Seconds observed and waited, collectives compared and come last to, and the exact figures: (10, ranks).
         lost: What each loses.
         owners: Index of each rank's node.
-        limits: What it takes.
+        limits: Limits from which ranks are named.
     """
     known = np.flatnonzero(~np.isnan(lost.frac))
     if float(np.ptp(lost.frac[known])) < limits.cost:
@@ -136,7 +138,7 @@ def _judge_split(
     ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
     limits: Limits,
 ) -> Laggards | None:
-    """Return the first ones of slow and other ranks, if they are as slow as the limits ask."""
+    """Return the slow ones of slow and other ranks, if they exceed the limits."""
     slow, others = ranks
     usual = float(np.median(lost.frac[others]))
     waits = lost.frac[slow]
@@ -179,9 +181,9 @@ def _are_held_up(
     usual: float,
     doubt: float,
 ) -> NDArray[np.bool_]:
-    """Return which of the slow ranks lose less than the others for what lies between their nodes, mainly.
+    """Return which of the slow ranks lose less than the others mainly by a difference between their nodes.
 
-    Where that is not known well, those of all nodes but one may: who leads on its node, and waits for another one.
+    Where that is uncertain, so may those of all nodes but one: a rank may lead on its node, and wait for another one.
     """
     slow, others = ranks
     own, usual_beside = lost.frac[slow], np.full(len(slow), np.nan)
@@ -214,14 +216,14 @@ def _are_seen_waiting(
     """Return which of the slow ranks wait by samples, though by their calls they do not.
 
     The parent of a slow rank in a broadcast's tree is held up by it, and comes late to what follows: it is seen waiting
-    more than the slow one, or as much as another one that loses less, or of which it is not known what it loses.
+    more than the slow one, or as much as another one that loses less, or whose loss is not known.
     """
     slow, others = ranks
     waits = shares(window[1], window[0])
     by_calls = lost.by_calls
     unseen = waits[slow] - by_calls[slow]
     found = unseen - unseen.min() > SEEN_WAITING_TOO * (usual - by_calls[slow])
-    # The least that is waited by any of the others that lose less than a slow one.
+    # The least wait of any of the others that lose less than a slow one.
     others = others[np.argsort(by_calls[others])]
     least = np.minimum.accumulate(np.append(np.inf, waits[others]))
     found |= waits[slow] >= least[np.searchsorted(by_calls[others], by_calls[slow])]
@@ -236,7 +238,7 @@ def _cost(
     ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
     costs: NDArray[np.float64],
 ) -> float:
-    """Return what ranks cost that are slow at the same time: the exact difference within a node, where that may be."""
+    """Return the cost of ranks slow at the same time: the exact difference within a node, where it is plausible."""
     slow, others = ranks
     place = int(costs.argmax())
     beside = others[owners[others] == owners[slow[place]]]
@@ -254,7 +256,7 @@ def _last_frac(
     ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
     limits: Limits,
 ) -> float | None:
-    """Return how often slow ranks come last on their nodes, -1 of whole nodes; None where chance may do it."""
+    """Return how often slow ranks come last on their nodes, -1 for whole nodes; None where it may be chance."""
     slow, others = ranks
     lowest = 1.0
     for node in np.unique(owners[slow]).tolist():
@@ -287,7 +289,7 @@ def _last_frac(
 
 
 def _are_always_last(window: NDArray[np.float32], slow: NDArray[np.int64], num_others: int) -> bool:
-    """Return whether some ranks of a node come last so often, together, that any of them would not by chance."""
+    """Return whether some ranks of a node come last so often, together, that it cannot be chance."""
     compared, last = window[2:4, slow]
     by_chance = (len(slow) / (len(slow) + num_others)) ** float(window[PIECES, slow].min())
     return bool(last.sum() >= ALWAYS * compared.max() >= ALWAYS * MIN_COMPARED and by_chance <= MAX_CHANCE)
@@ -321,12 +323,12 @@ def find_laggards(
     min_observed_s: float,
     limits: tuple[float, float, float],
 ) -> Laggards | None:
-    """Return the ranks below the widest gap in the waiting shares, if it is wide enough.
+    """Return the ranks below the widest gap in the fractions waited, if it is wide enough.
 
     Args:
         waited: Seconds waited, by rank.
         observed: Seconds observed, by rank.
-        min_observed_s: Below it a rank is not judged; nobody is while a tenth of the ranks is not.
+        min_observed_s: Seconds below which a rank is not judged; no rank is while a tenth of the ranks is not.
         limits: The least gap, the most that a laggard waits, the least that all others wait.
     """
     min_gap, max_low, min_high = limits

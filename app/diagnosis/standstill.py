@@ -1,4 +1,4 @@
-"""A job that stands outside collectives, and processes whose program is done and that do not end."""
+"""Jobs that stand outside collectives, and processes that do not end although their program is done."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from app.diagnosis.waits import Wait
 
 BUSY_CORES = 0.5
-"""A rank that keeps more of a core busy than this may compute at one line for long."""
+"""Cores; a rank that keeps more busy may compute at one line for long."""
 BUSY_FACTOR = 6.0
-"""A busy rank has to stand so many times as long."""
+"""Multiple of the stall time that a busy rank has to stand."""
 ODD_FRAC = 1 / 3
-"""Ranks that stand elsewhere than most are odd while they are no more than this share of all."""
+"""Fraction of all ranks; those that stand elsewhere than most are odd while they are no more than this."""
 EXIT_PATIENCE = 0.8
-"""Of the time that a rank may keep others waiting: so long a process may take to end. Its probe notices that some
-seconds after the program's end."""
+"""Fraction of `stall_s` that a process may take to end. Its probe notices that some seconds after the program's end."""
 MAX_PLACES = 8
-"""Places told apart in one sentence and one row."""
+"""Limit of places shown in one sentence and one row."""
 
 
 def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
-    """Tell of a job that makes no steps while no rank moves, and at most a few wait for the others.
+    """Return the verdict on a job that makes no steps while no rank moves, and at most a few wait for the others.
 
-    Those that are left once others have ended may have something to do that takes minutes.
+    Ranks that are left once others have ended may have something to do that takes minutes.
     """
     job, facts, thresholds = evidence.job, evidence.facts, evidence.thresholds
     has_ended = facts.is_dead & ~job.died_badly
@@ -65,9 +64,9 @@ def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
 
 
 def _standing(evidence: Evidence) -> Ranks:
-    """Return the ranks that wait in no call, where each wait is for some of them; else nobody.
+    """Return the ranks that wait in no call, where each wait is for some of them; else none.
 
-    What those few that wait wait for may depend on them: a lock that one holds, a file that it has yet to write.
+    The few waits may depend on them: on a lock that one holds, or on a file that it has yet to write.
     """
     waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
     standing: Ranks = np.setdiff1d(np.flatnonzero(evidence.facts.is_alive), waiting)
@@ -166,7 +165,7 @@ def _places(evidence: Evidence, standing: Ranks) -> list[Side]:
 
 
 def not_exiting(evidence: Evidence) -> list[Verdict]:
-    """Name ranks whose program is done and whose process something keeps from ending."""
+    """Name ranks whose program is done and whose process is kept from ending."""
     job = evidence.job
     is_late = job.has_exit_wait & evidence.facts.is_fresh
     alike: dict[tuple[str, str], list[int]] = {}

@@ -1,7 +1,7 @@
-"""A verdict: who holds the others up, why, and what is known of it; and the rules that make one from evidence.
+"""A verdict: which ranks hold the others up, why, and what is known of it; and the rules that make one from evidence.
 
-A rule names only ranks that nobody else explains: whoever waits is never a culprit, except where two waits contradict
-each other.
+A rule names only ranks that no other rank explains: a waiting rank is never a culprit, except where two waits
+contradict each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDS = frozenset({Cause.EXITED, Cause.OOM})
 """Causes that are a bad end of the culprits themselves."""
 LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
 MAX_NODES_NAMED = 8
-"""Culprits of one cause get a verdict per node up to here, then one together."""
+"""Limit of nodes up to which culprits of one cause get a verdict per node; beyond it, one together."""
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class Side(msgspec.Struct, frozen=True):
     """Source or destination that they have passed, where it is known."""
     reduce_op: str = ""
     phase: Phase | None = None
-    """What they are about in that call."""
+    """Phase in which they made that call."""
 
 
 class MeetingSide(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class MeetingSide(msgspec.Struct, frozen=True):
     address: str
     port: int
     number: int | None
-    """As which rank they have come; None where each has come as itself."""
+    """Rank number under which they have come; None where each has come as itself."""
     world_size: int
 
 
@@ -77,9 +77,9 @@ class CallCounts(msgspec.Struct, frozen=True):
     """How many calls the smallest side of a mismatch has made, compared with the largest, step by step."""
 
     equal_step: int | None
-    """The last step by whose end both had made equally many; None where none is known."""
+    """Last step by whose end both had made equally many; None where none is known."""
     difference: int
-    """By the last step that both have finished: negative where the smallest side has made fewer."""
+    """Difference by the last step that both have finished: negative where the smallest side has made fewer."""
 
 
 class Aftermath(msgspec.Struct, frozen=True):
@@ -87,15 +87,15 @@ class Aftermath(msgspec.Struct, frozen=True):
 
     ranks: tuple[int, ...]
     is_timeout: bool = False
-    """They timed out. Otherwise they lost a connection, or a signal ended them."""
+    """Whether they timed out. Otherwise they lost a connection, or a signal ended them."""
     timeout_s: float | None = None
-    """The time-out, where they say which."""
+    """Timeout in seconds, where their error names it."""
     signal: int | None = None
-    """The signal that ended them."""
+    """Signal that ended them."""
     code: int | None = None
-    """The exit code of those that gave up themselves."""
+    """Exit code of those that gave up themselves."""
     is_with_launcher: bool = False
-    """Their launcher was ended from outside."""
+    """Whether their launcher was ended from outside."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,26 +108,26 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     waiting_here: tuple[int, ...] = ()
     """Those of `waiting` that wait in the call that is named, where others wait in other calls; else empty."""
     nodes: tuple[str, ...] = ()
-    """Of the culprits, sorted."""
+    """Nodes of the culprits, sorted."""
     job: str
     attempt: int
     group: str = ""
     seq: int | None = None
     called_seq: int | None = None
-    """The last collective of the group that one of `waiting` had called."""
+    """Last collective of the group that one of `waiting` had called."""
     op: str = ""
     label: str = ""
     waited_s: float = 0.0
-    """The longest wait of `waiting`."""
+    """Longest wait of `waiting`."""
     for_s: float | None = None
     """How long the cause has held; None when it is an event."""
     severity: Severity = Severity.CRITICAL
     place: Place | None = None
     """Where the first culprit stands, or was last seen."""
     is_seen_outside: bool = False
-    """The place has been seen from outside, since the rank has not reported."""
+    """Whether the place has been seen from outside, since the rank has not reported."""
     phase: Phase | None = None
-    """What the first culprit is about."""
+    """Phase of the first culprit."""
     step: int | None = None
     exit: ExitReport | None = None
     held_bytes: int | None = None
@@ -139,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     waiting_place: Place | None = None
     """For FEWER_CALLS: where the first that waits, or lost its connection, stands or stood."""
     has_closed: bool = False
-    """For FEWER_CALLS: the culprit has closed its connections and works on."""
+    """For FEWER_CALLS: whether the culprit has closed its connections and keeps running."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH; for STANDSTILL the places, the most common one first."""
     ended: tuple[int, ...] = ()
@@ -151,34 +151,34 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_shifted: bool = False
     """For MISMATCH with `aborted`: every side's call is one that all make, so that one has left out or doubled one."""
     meetings: tuple[MeetingSide, ...] = ()
-    """For MISMATCH and TRANSPORT in `init_process_group`: where ranks meet, and as whom."""
+    """For MISMATCH and TRANSPORT in `init_process_group`: the stores that ranks go to, and under which numbers."""
     store_port_owner: str = ""
-    """For TRANSPORT in `init_process_group`: who listens where they meet, where that is one of their nodes."""
+    """For TRANSPORT in `init_process_group`: the listener at the store's port, where that is on one of their nodes."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     is_root_unknown: bool = False
-    """For TRANSPORT: its members may have passed different sources or destinations, of which nothing is recorded."""
+    """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
-    """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
+    """For NODE_LOST: why the nodes cannot be reached, where one reason is known for all."""
     cost_frac: float | None = None
-    """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
+    """For STRAGGLER: its cost as a fraction of the step time. For INPUT_BOUND: the fraction of time spent on input."""
     earlier_cost: EarlierCost | None = None
-    """For STRAGGLER: what it cost some time ago, where that was notably more or less."""
+    """For STRAGGLER: its cost some time ago, where that was notably more or less."""
     habit: Habit | None = None
-    """For STRAGGLER: what it does more than the others."""
+    """For STRAGGLER: the phase in which it spends more time than the others."""
     usual_s: float | None = None
     """For CHECKPOINTING and EVALUATING: the longest that one has taken before."""
     wait_frac: float | None = None
-    """For STRAGGLER: the share of time it waits itself."""
+    """For STRAGGLER: the fraction of time it waits itself."""
     last_frac: float | None = None
-    """For STRAGGLER: the share of the collectives to which they come last, where that is known."""
+    """For STRAGGLER: the fraction of the collectives to which they come last, where that is known."""
     is_in_turns: bool = False
-    """For STRAGGLER: they are not slow at the same time."""
+    """For STRAGGLER: whether they are slow at different times."""
     is_at_times: bool = False
-    """For STRAGGLER: they are slow in some steps only."""
+    """For STRAGGLER: whether they are slow in some steps only."""
     slow_factor: float = 1.0
     is_blocked: bool = False
-    """For SILENT: its process is in uninterruptible sleep."""
+    """For SILENT: whether its process is in uninterruptible sleep."""
     child: ChildWait | None = None
     """Process that the first culprit waits for."""
     child_place: Place | None = None
@@ -186,13 +186,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_wait: ExitWait | None = None
     """For NOT_EXITING."""
     is_born: bool = True
-    """For NOT_JOINED: its process runs."""
+    """For NOT_JOINED: whether its process runs."""
     aftermath: Aftermath | None = None
-    """How the hang ended; None while it lasts, and of causes that are an end themselves."""
+    """How the hang ended; None while it lasts, and for causes that are an end themselves."""
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False):
-    """What the rules look at: one job at one moment."""
+    """Input of the rules: one job at one moment."""
 
     job: JobModel
     cluster: Cluster
@@ -217,7 +217,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         return worker.outside.place if worker.outside.pid == worker.report.pid else None
 
     def child_of(self, rank: int) -> dict[str, Any]:
-        """Return what is known of the process that a rank waits for, as fields of a verdict."""
+        """Return the facts on the process that a rank waits for, as fields of a verdict."""
         worker = self.job.worker(rank)
         wait = worker.report.child_wait if worker is not None and worker.report is not None else None
         if worker is None or wait is None:
@@ -226,7 +226,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         return {"child": wait, "child_place": worker.outside.place if is_seen and worker.outside else None}
 
     def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
-        """Return the ranks whose waits lead to the culprits, and the wait that tells most about it."""
+        """Return the ranks whose waits lead to the culprits, and the wait that explains it best."""
         is_culprit = np.zeros(self.job.world_size, np.bool_)
         is_culprit[culprits] = True
         knots = [knot for knot in self.knots if is_culprit[knot.roots].any()]
@@ -243,13 +243,13 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown
 
     def _holds(self, group: str, ranks: Ranks) -> bool:
-        """Return whether ranks are members of a group, as far as is known: of one without collectives nothing is."""
+        """Return whether ranks are members of a group, as far as known: a group without collectives is not known."""
         table = self.job.groups.get(group)
         return table is None or bool(np.isin(ranks, table.members).all())
 
 
 def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: object) -> Verdict:
-    """Return a verdict on some ranks with what the evidence tells about them; `known` overrides it."""
+    """Return a verdict on some ranks with the facts of the evidence; `known` overrides them."""
     ranks = np.array(sorted(culprits), np.int64)
     waiting, wait = evidence.held_up_by(ranks)
     first = int(ranks[0])
@@ -299,7 +299,7 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
 
 
 def frozen(evidence: Evidence) -> list[Verdict]:
-    """Name ranks whose process is stopped: at once, whether anybody waits for them or not."""
+    """Name ranks whose process is stopped: immediately, whether others wait for them or not."""
     ranks = np.flatnonzero(evidence.facts.is_frozen)
     verdicts = []
     for some in by_node(evidence, ranks):
@@ -380,7 +380,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
 
 
 def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: RankPlaces) -> list[Verdict]:
-    """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while.
+    """Name live ranks that have kept others waiting for longer than a stall, and could have come all that time.
 
     One that moves on through its program does something that the others do not, and may come yet.
     """
@@ -388,7 +388,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
     is_late &= ~known.have_just_left(evidence.job, evidence.now_s - thresholds.stall_s)
-    # One that is about to end has waited itself, and given up, or is told of by its end.
+    # One that is about to end has waited itself, and given up, or is reported by its end.
     is_late &= ~evidence.job.is_ending
     # A GPU that waits in a send or a receive is held up by a peer that no report names.
     is_late &= ~evidence.job.has_open_transfers
@@ -396,7 +396,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
     is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting
     roots = roots_of(evidence, is_late, thresholds.stall_s)
     if len(roots) > 1 and len(roots) > sum(len(wait.waiting) for wait in evidence.waits):
-        # Most stand elsewhere, as in NCCL's sends and receives, which nobody sees: the few may be the odd ones.
+        # Most stand elsewhere, as in NCCL's sends and receives, which are not seen: the few may be the odd ones.
         return []
     verdicts = []
     for some in by_node(evidence, roots):
@@ -404,7 +404,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         if shown := _in_learned_phase(evidence, some, known):
             verdicts.append(shown)
             continue
-        # Whoever goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
+        # A rank that goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
         is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
         mild, grave = (Severity.QUIET, Severity.WARNING) if is_meant else (Severity.WARNING, Severity.CRITICAL)
         stood_s = max(places.stood_s(rank, evidence.now_s) for rank in some.tolist())
@@ -414,7 +414,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
 
 
 def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Verdict | None:
-    """Return what is to be said of ranks that all save a checkpoint, or all evaluate; None of others."""
+    """Return the verdict on ranks that all save a checkpoint, or all evaluate; None for others."""
     job = evidence.job
     for phase, cause in LEARNED_CAUSES.items():
         if (job.phase[some] == PHASE_CODE[phase]).all():
@@ -431,7 +431,7 @@ def input_place(evidence: Evidence) -> Place | None:
 
 
 def input_bound(evidence: Evidence, frac: float, place: Place | None) -> Verdict:
-    """Return that the input decides how fast the job is."""
+    """Return the verdict that the input decides how fast the job is."""
     job = evidence.job
     return Verdict(
         cause=Cause.INPUT_BOUND,
@@ -452,9 +452,9 @@ def complete_waits(evidence: Evidence) -> list[Wait]:
 
 
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
-    """Tell of collectives that every member has called and that do not complete for longer than a stall.
+    """Return verdicts on collectives that every member has called and that do not complete for longer than a stall.
 
-    While a rank is missing anywhere of which it is not known what it waits in, that may be the reason.
+    While any rank is missing and its wait is not known, that may be the reason.
     """
     waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
     if any(not np.isin(wait.missing, waiting).all() for wait in evidence.waits if len(wait.missing)) or any(
@@ -493,7 +493,7 @@ def hosts_of(evidence: Evidence, ranks: Ranks) -> set[str]:
 def roots_of(evidence: Evidence, is_eligible: Flags, longer_than_s: float) -> Ranks:
     """Return the eligible ranks for which others wait longer than a time, themselves and not through a third.
 
-    A rank for whose victim others have waited long has not kept anybody that long.
+    A rank for whose victim others have waited long has not kept any rank waiting that long.
     """
     found = [knot.ends[is_eligible[knot.ends]] for knot in evidence.knots if knot.wait.waited_s > longer_than_s]
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Who waits least: the share of time that each rank loses to slower ones, over a sliding window.
+"""Which ranks wait least: the fraction of time that each rank loses to slower ones, over a sliding window.
 
 Collectives make all ranks equally fast, so a rank that is slow does not show in its steps: it shows as the one that
 loses no time while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is
@@ -6,8 +6,8 @@ left out.
 
 What ranks lose is known exactly from when each has called what (`agent.node_state.waits`). A gap between those that
 lose least and all others, beyond what chance does from step to step, names ranks that are a little slower, several that
-are equally slow, and whole nodes. Where nobody records calls there are only samples of who waits: ranks that share
-cores wait unevenly, so those tell only a rank that is slower by far.
+are equally slow, and whole nodes. Where calls are not recorded there are only samples of which ranks wait: ranks that
+share cores wait unevenly, so samples show only a rank that is slower by far.
 """
 
 from __future__ import annotations
@@ -42,74 +42,74 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
 
 SLOT_S = 1.0
-"""Clean time in a slot, gathered in pieces."""
+"""Seconds of clean time in a slot, gathered in pieces."""
 PIECE_S = 0.2
 SETTLE_S = 0.4
-"""What is told is up to a probe's tick and a node's report old."""
+"""Seconds until counters are clean: they are up to a probe's tick and a node's report old."""
 SLOT_STEPS = 1
-"""A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
+"""Least number of steps in a slot, where steps are reported: a window of less than some steps shows nothing."""
 MAX_BREAK_S = 3.0
-"""What is exact comes every few seconds, of all time since: it is taken in over a short checkpoint or evaluation."""
+"""Longest checkpoint or evaluation in seconds that exact figures span: they come every few seconds."""
 SAMPLED_ROWS = slice(NUM_SAMPLED_ROWS)
 EXACT_ROWS = slice(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))
 MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
-"""What the pace told is not repeated when nothing has borne it out for so long."""
+"""Seconds without confirmation after which the last verdict on the pace is dropped."""
 WINDOW_SLOTS = 12
-"""A window of 12 s of clean time: a slowed rank is named within 15 s while steps take less than about 1.5 s, and one
-hiccup does not fill it."""
+"""Number of slots in the window, 12 s of clean time: a slowed rank is named within 15 s while steps take less than
+about 1.5 s, and one hiccup does not fill it."""
 LONG_LOOKS = (24, 36)
-"""What is slow in some of its steps alone (a rank that logs in each tenth one, two that take turns of seconds) differs
-so much from step to step that it takes longer to tell from chance."""
+"""Numbers of slots in longer windows. Ranks that are slow in some steps only (one that logs in each tenth, two that
+take turns of seconds) differ so much from step to step that it takes longer to exclude chance."""
 NUM_SLOTS = LONG_LOOKS[-1]
 NUM_RECENT_SLOTS = 3
-"""The part in which a cure must show."""
+"""Number of latest slots in which a cure must show."""
 SMOOTHING = 0.4
-"""Weight of the newest slot in the share that is shown: it follows within some seconds and does not jump."""
+"""Weight of the latest slot in the fraction that is shown: it follows within some seconds and does not jump."""
 MIN_OBSERVED_S = 5.0
-"""Less observed time of a rank says nothing."""
+"""Least observed seconds from which a rank is judged."""
 
 MIN_GAP = 0.45
-"""Between those who wait least and all others. Four healthy gloo ranks on two cores wait 20 to 60 %, unevenly: a gap of
-0.4 at worst. A rank slowed 8x leaves the others waiting 85 % and more, one slowed 3x about 65 %."""
+"""Least gap between the ranks that wait least and all others. Four healthy gloo ranks on two cores wait 20 to 60 %,
+unevenly: a gap of 0.4 at worst. A rank slowed 8x leaves the others waiting 85 % and more, one slowed 3x about 65 %."""
 MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
-"""A named straggler stays one until the recent gap falls below this."""
+"""Recent gap down to which a named straggler stays one."""
 LOOKS = (3, 4, 5, 6, 8, WINDOW_SLOTS)
-"""Newest slots that are looked at, the fewest first: what is exact needs less time."""
+"""Numbers of latest slots that are judged, the fewest first: exact figures need less time."""
 MANY_RANKS = 4096
-"""Of so many, one look is taken at a time: a slot later each."""
+"""Number of ranks above which one of `LOOKS` is judged at a time: a slot later each."""
 LATE_SLOTS = 5
 LATE_S = 5.0 - PIECE_S
 TURN_S = 45.0
-"""Ranks that are slow in turns stay named so long after their own turn, while another one is slow."""
+"""Seconds that ranks which are slow in turns stay named after their own turn, while another one is slow."""
 STILL = 0.75
-"""Of what ranks cost when they were named: what a longer look finds, which holds steps from before a cure, too."""
+"""Fraction of the named cost that a longer window must find, which holds steps from before a cure, too."""
 MAX_MISSES = 2
-"""Slots in which nobody seems slow, before that is a cure."""
+"""Number of slots without a slow rank from which that is a cure."""
 TINY = 1e-3
-"""Beyond what rounding does to a share."""
+"""Tolerance for the rounding of a fraction."""
 MIN_INPUT = 0.5
 KEEP_INPUT = 0.4
-"""Of all ranks' time: from here on the input decides how fast the job is."""
+"""Fraction of all ranks' time from which the input still decides how fast the job is; `MIN_INPUT` names it first."""
 MIN_WAITS = 2.5
-"""The window must hold this many times its longest single wait: one long hiccup is not a habit."""
+"""Least window in multiples of its longest single wait: one long hiccup is not a habit."""
 MAX_AGE_S = 300.0
 MIN_AGE_S = 60.0
-"""What is looked at as one window must not be compared with itself."""
+"""Least age in seconds of an earlier cost: one window must not be compared with itself."""
 SPAN_S = 10.0
-"""The earlier cost is a mean over so long."""
+"""Seconds that the earlier cost is averaged over."""
 MIN_CHANGE = 0.05
 MIN_CHANGE_RATIO = 0.25
-"""Less change is noise: in points of the step time, and of what it was."""
+"""Least change relative to the earlier cost, beside `MIN_CHANGE` in points of the step time: less is noise."""
 
 
 class EarlierCost(NamedTuple):
-    """What stragglers cost some time ago, where that was notably more or less."""
+    """Cost of stragglers some time ago, where that was notably more or less."""
 
     frac: float
-    """Of the step time."""
+    """Fraction of the step time."""
     age_s: float
 
 
@@ -121,7 +121,7 @@ class CostTrend:
         self._costs: deque[tuple[float, float]] = deque()
 
     def note(self, ranks: Sequence[int], cost_frac: float, now_s: float) -> None:
-        """Take what stragglers cost now; of other ones than before, all begins anew."""
+        """Take the present cost of stragglers; other stragglers than before start a new history."""
         if tuple(ranks) != self._ranks:
             self._ranks = tuple(ranks)
             self._costs.clear()
@@ -170,21 +170,21 @@ class WaitFractions:
         self._owners: NDArray[np.int64] = np.zeros(world_size, np.int64)
         self._longest = np.zeros(NUM_SLOTS)
         self._lengths = np.zeros(NUM_SLOTS)
-        """Clean time in each slot."""
+        """Seconds of clean time in each slot."""
         self._has_steps = False
         self._has_exact = False
-        """Nodes have compared calls."""
+        """Whether nodes have compared calls."""
         self._held_s = -np.inf
-        """Until when what was judged last has been borne out by clean time."""
+        """Until when clean time has confirmed the last verdict."""
         self._num_filled = 0
         self._slot_s = 0.0
-        """Clean time in the slot that is being filled."""
+        """Seconds of clean time in the slot that is being filled."""
         self._slot_steps = 0
         self._is_slot_begun = False
         self._mark: _Mark | None = None
-        """The end of the last clean piece, None while there is none."""
+        """End of the last clean piece, None while there is none."""
         self._exact: _Mark | None = None
-        """The end of the last clean piece, None once a longer break has followed."""
+        """End of the last clean piece, None once a longer break has followed."""
         self._clean_since_s: float | None = None
         self._longest_wait_s = 0.0
         self._crowding = 1.0
@@ -194,16 +194,16 @@ class WaitFractions:
         self._slow_s: dict[int, float] = {}
         """When each named rank was last slow."""
         self._slow_slots = 0
-        """How long the same ranks have been."""
+        """Number of slots for which the same ranks have been slow."""
         self._misses = 0
         self.trend = CostTrend()
-        """Of what the laggards cost."""
+        """Trend of the laggards' cost."""
         self.habit: Habit | None = None
-        """What the laggards do more than the others."""
+        """Phase in which the laggards spend more time than the others."""
         self.input_frac: float | None = None
-        """The share of their time that the ranks spend with input, while it decides how fast they are."""
+        """Fraction of their time that the ranks spend on input, while it decides how fast they are."""
         self.recent_frac: NDArray[np.float64] = np.full(world_size, np.nan)
-        """Smoothed share of the last seconds that each rank spent waiting, clean or not; NaN when unknown."""
+        """Smoothed fraction of the last seconds that each rank spent waiting, clean or not; NaN when unknown."""
 
     @property
     def laggards(self) -> Laggards | None:
@@ -211,7 +211,7 @@ class WaitFractions:
         return self._laggards
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return whether what was judged last may still be said: clean time has gone on since, without a long gap."""
+        """Return whether the last verdict still holds: clean time has gone on since, without a long gap."""
         return now_s - self._held_s <= STALE_PACE_S
 
     def pace(self) -> RankPace:
@@ -223,14 +223,14 @@ class WaitFractions:
     def sample(
         self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool, crowding: float = 1.0
     ) -> None:
-        """Look at the counters; once a slot is full, judge anew.
+        """Sample the counters; once a slot is full, judge again.
 
         Args:
-            job: Whose counters.
+            job: Job whose counters are sampled.
             longest_wait_s: The longest single wait now.
             now_s: Now.
             is_clean: Whether nothing but slowness can explain waiting now.
-            crowding: Of the node that has most to do (`Cluster.crowding`).
+            crowding: Crowding of the most loaded node (`Cluster.crowding`).
         """
         self._crowding = crowding
         if now_s - self._followed_s >= SLOT_S:
@@ -242,7 +242,7 @@ class WaitFractions:
             return
         if self._clean_since_s is None:
             self._clean_since_s = now_s
-        # Counters are as old as reports: the first ones still tell of what was not clean.
+        # Counters are as old as reports: the first ones still hold time that was not clean.
         is_settled = now_s - self._clean_since_s >= SETTLE_S
         if is_settled:
             self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
@@ -250,7 +250,7 @@ class WaitFractions:
             self._take(_Mark.of(job, now_s))
 
     def _follow(self, job: JobModel, now_s: float) -> None:
-        """Bring the share of the last seconds up to date."""
+        """Update the fraction of the last seconds."""
         observed = job.observed_s - self._followed[0]
         waited = np.clip(job.waited_s - self._followed[1], 0.0, np.clip(observed, 0.0, None))
         if self._followed_s != -np.inf:
@@ -299,7 +299,7 @@ class WaitFractions:
             self.trend.note(self._laggards.ranks, self._laggards.cost_frac, mark.at_s)
 
     def forget(self) -> None:
-        """Drop the verdict and the window: what they told of is over."""
+        """Drop the verdict and the window: their time is over."""
         self._laggards = self.habit = self.input_frac = None
         self.trend.forget()
         self._slow_s.clear()
@@ -309,7 +309,7 @@ class WaitFractions:
         self._longest[:] = 0.0
 
     def _recent(self, num_slots: int) -> Recent:
-        """Return the sums over the newest slots, but for the phases."""
+        """Return the sums over the latest slots, but for the phases."""
         latest_slots = self._latest_slots(num_slots)
         total = np.zeros((4 + len(LATENESS), self._window.shape[2]), np.float32)
         for slot in latest_slots:
@@ -330,11 +330,11 @@ class WaitFractions:
         return sums
 
     def _window_s(self, num_slots: int) -> float:
-        """Return how much clean time the newest slots hold, 0 where there are fewer."""
+        """Return how much clean time the latest slots hold, 0 where there are fewer."""
         return float(self._lengths[self._latest_slots(num_slots)].sum()) if self._num_filled >= num_slots else 0.0
 
     def _latest_slots(self, num_slots: int) -> list[int]:
-        """Return the places of the newest slots, with the one that is being filled."""
+        """Return the places of the latest slots, with the one that is being filled."""
         end = self._num_filled + self._is_slot_begun
         return [index % NUM_SLOTS for index in range(max(0, end - num_slots), end)]
 
@@ -344,7 +344,7 @@ class WaitFractions:
         self.habit = None if self._laggards is None else habit_of(self._sums(slice(None)), self._laggards.ranks)
 
     def _judge_input(self, observed: NDArray[np.float32]) -> None:
-        """See whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
+        """Judge whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
         judged = observed >= MIN_OBSERVED_S
         least = KEEP_INPUT if self.input_frac else MIN_INPUT
         self.input_frac = None
@@ -353,7 +353,7 @@ class WaitFractions:
         latest_slots = self._latest_slots(WINDOW_SLOTS)
         at_input = self._window[4 + PHASES.index(Phase.DATA), latest_slots][:, judged]
         of_all = self._window[0, latest_slots][:, judged]
-        # Half of the shares must be as large for the median to be; to count them is cheap.
+        # Half of the fractions must be as large for the median to be; to count them is cheap.
         if 2 * np.count_nonzero(at_input >= (least - TINY) * of_all) < at_input.size:
             return
         frac = float(np.median(shares(at_input, of_all)))
@@ -378,9 +378,9 @@ class WaitFractions:
         self._laggards = msgspec.structs.replace(found, ranks=ranks, is_in_turns=is_in_turns)
 
     def _is_sure_of(self, found: Laggards) -> bool:
-        """Return whether nobody comes to those that are named and still slow, or the whole window finds them too.
+        """Return whether no rank is added to those that are named and still slow, or the whole window finds it too.
 
-        Who waits for a slow rank in a broadcast, and comes late by it, seems slow while few samples show its wait.
+        A rank that waits for a slow one in a broadcast, and so comes late, seems slow while few samples show its wait.
         """
         ranks, named = set(found.ranks), self._slow_s.keys()
         if ranks <= named or ranks.isdisjoint(named):
@@ -389,7 +389,7 @@ class WaitFractions:
         return whole is not None and ranks - named <= set(whole.ranks)
 
     def _find(self) -> Laggards | None:
-        """Return who is slow by what a new verdict needs."""
+        """Return the ranks that are slow by the limits of a new verdict."""
         is_large = self._window.shape[2] > MANY_RANKS and self._laggards is None
         for num_slots in (LOOKS[self._num_filled % len(LOOKS)],) if is_large else LOOKS:
             if self._window_s(num_slots) >= LATE_S and (found := self._find_exact(num_slots, NEW)):
@@ -397,7 +397,7 @@ class WaitFractions:
                 longer = min(WINDOW_SLOTS, num_slots + self._slow_slots)
                 better = self._find_exact(longer, KEEP) if longer > num_slots else None
                 return better if better is not None and _is_more_of(better, found) else found
-        # A long look at a rank that is slow without a pause would still find it after its cure.
+        # A long window on a rank that is slow without a pause would still find it after its cure.
         is_steady = self._laggards is not None and not self._laggards.is_at_times
         for num_slots in () if is_steady else LONG_LOOKS:
             if (
@@ -423,19 +423,19 @@ class WaitFractions:
         return None if lost is None else find_slow(recent.total, lost, self._owners, limits)
 
     def _is_borne_out(self, named: Laggards) -> bool:
-        """Return whether somebody has been as slow as those named in the last seconds."""
-        # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
+        """Return whether any rank has been as slow as those named in the last seconds."""
+        # At a change of turns no rank is slow for long enough to be named: it is enough that some rank costs as much.
         looks = [num for num in LOOKS if lost_time(self._recent(num), self._owners) is not None]
         if looks:
-            # At a change of turns a look holds more of one than of the other, and of slow steps one or none: a longer
-            # one, with some of each, tells.
+            # At a change of turns a window holds more of one than of the other, and one slow step or none: a longer
+            # one, with some of each, decides.
             found = (
                 self._find_exact(num, ANYBODY)
                 for num in (looks if named.is_in_turns or named.is_at_times else looks[:1])
             )
             if any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found):
                 return True
-            # The shortest look may hold too few steps.
+            # The shortest window may hold too few steps.
             same = self._find_exact(looks[1], KEEP) if len(looks) > 1 else None
             return same is not None and same.ranks == named.ranks and same.cost_frac >= STILL * named.cost_frac
         waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
@@ -444,5 +444,5 @@ class WaitFractions:
 
 
 def _is_more_of(better: Laggards, found: Laggards) -> bool:
-    """Return whether a longer look finds the same ranks, or those that are slow in turns with them."""
+    """Return whether a longer window finds the same ranks, or those that are slow in turns with them."""
     return better.ranks == found.ranks or (better.is_in_turns and set(found.ranks) <= set(better.ranks))

@@ -1,4 +1,4 @@
-"""Who waits in which collective, who has not called it, and whom a wait leads to in the end.
+"""Which ranks wait in which collective, which have not called it, and which ranks a wait leads to in the end.
 
 Reports of different ranks are taken at different moments. A rank counts as missing only when that is known: its report
 is younger than the wait, or it cannot have moved since (frozen, silent, exited, lost).
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ddpcore.wire import PeerCall
 
 MAX_WAITS_PER_GROUP = 4
-"""Seqs of one group looked at, the most behind first: the later ones wait for those."""
+"""Limit of seqs of one group examined, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
-"""Of one job; a cluster in which more sub-groups wait at once has the same few roots."""
+"""Limit of waits of one job; where more sub-groups wait, the roots are the same few."""
 MAX_WITNESSES = 16
-"""Ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
+"""Limit of ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
 MIN_COMMON_STEPS = 2
-"""By the end of which two sub-groups have been called as often, for them to be called alike."""
+"""Least number of steps by whose end two sub-groups have equally many calls, for them to be called alike."""
 _FORWARDS = [PHASE_CODE[Phase.FORWARD], PHASE_CODE[Phase.EVAL]]
 
 
 class Wait(msgspec.Struct, frozen=True, eq=False):
-    """A collective in which somebody waits."""
+    """A collective in which some rank waits."""
 
     job: str
     attempt: int
@@ -47,7 +47,7 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     missing: Ranks
     """Members that have not called it, or whose GPU stands in another call before it."""
     waited_s: float
-    """The longest wait of its ranks, up to now."""
+    """Longest wait of its ranks, up to now."""
     is_settled: bool
     """Whether it is known of every member that it waits, has called or is missing."""
     stuck: Ranks
@@ -55,7 +55,7 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     since_s: Moments
     """When each of `waiting` called it."""
     called_seq: int | None = None
-    """The last collective that one of `waiting` has called: with NCCL, and behind DDP's backward, many may follow."""
+    """Last collective that one of `waiting` has called: with NCCL, and behind DDP's backward, many may follow."""
     peer_call: PeerCall | None = None
     """For a send or a receive between two ranks: `seq` is its number."""
 
@@ -65,7 +65,7 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
 
     wait: Wait
     roots: Ranks
-    """Ranks that wait for nobody and that this wait, or one it leads to, waits for."""
+    """Ranks that wait for none and that this wait, or one it leads to, waits for."""
     ends: Ranks
     """Those of the roots that this wait itself waits for."""
     chain: list[int]
@@ -73,7 +73,7 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the chain leads to nobody: all have called, or they wait for each other."""
+        """Whether the chain has no root: all have called, or they wait for each other."""
         return len(self.roots) == 0
 
 
@@ -125,10 +125,10 @@ def _wait_in(
         job: The job.
         table: The group.
         seq: The place in its order.
-        waits: Of each member whether it waits, which call is the first that is not over for it, and whether that is
+        waits: For each member whether it waits, which call is the first that is not over for it, and whether that is
             this one while its GPU has not come to it.
         known: The states of all ranks, and since when those that are immobile have been so.
-        at: By which thresholds, and when.
+        at: The thresholds, and the time.
     """
     (is_waiting, at_seq, is_queued), (facts, stood_s), (thresholds, now_s) = waits, known, at
     members = table.members
@@ -147,10 +147,10 @@ def _wait_in(
     is_standing = (called_seq == seq) | (seen_s - first_s >= least_s)
     is_immobile = facts.is_immobile[members] & is_standing & (seen_s - stood_s[members] >= thresholds.confirm_s)
     is_immobile &= ~_is_unseen(table, facts.is_lost[members], first_s - stood_s[members] > thresholds.silent_s)
-    # In a first-block all wait for its lowest member, and none of the others holds anybody up.
+    # In a first-block all wait for its lowest member, and none of the others holds any up.
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
-    # What is over for one, all have called: a report that says otherwise is older.
-    # Who has called this one too, and stands at one before that is over for another, has reported before it was.
+    # A call that is over for one, all have called: a report that shows otherwise is older.
+    # One that has called this too, and stands at an earlier one that is over for another, reported before it was.
     # One that has reported since is there: the source of a broadcast may be through before the others.
     is_there = table.is_waiting & (report_at_s >= first_s + thresholds.confirm_s)
     is_past = (table.enqueued >= seq) & (at_seq <= table.completed.max()) & ~is_there
@@ -177,20 +177,20 @@ def _wait_in(
 
 
 def _immobile_since_s(job: JobModel, facts: RankFacts) -> Moments:
-    """Return since when each rank that cannot move has not, as far as is known; of the others nothing is meant."""
+    """Return since when each rank that cannot move has not, as far as known; values of the others mean nothing."""
     since_s: Moments = np.where(facts.is_frozen, job.process_since_s, job.report_at_s)
     since_s = np.where(facts.is_dead, job.died_at_s, since_s)
     return np.where(np.isnan(since_s) | facts.is_lost, job.received_s, since_s)
 
 
 def _is_unseen(table: GroupTable, is_lost: Flags, is_later: Flags) -> Flags:
-    """Return which members of lost nodes go on all the same: others have since got over calls behind their last."""
+    """Return which members of lost nodes still run: others have since completed calls behind their last."""
     has_gone_on: Flags = is_lost & is_later & (table.enqueued < table.completed.max())
     return has_gone_on
 
 
 def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
-    """Return whether the call in which members wait is over for another one, as far as is known: it may be another."""
+    """Return whether the call in which members wait is over for another one, as far as known: it may be another."""
     is_past = table.completed >= seq
     if table.history is None or not is_past.any():
         return bool(is_past.any())
@@ -210,7 +210,7 @@ def queued_ranks(job: JobModel) -> Flags:
 
 
 def find_out_of_order(waits: Sequence[Wait]) -> Iterator[tuple[Wait, Wait]]:
-    """Return calls of two groups that ranks have made in different orders: one that some lack, and what those are in.
+    """Yield calls of two groups made in different orders: one that some ranks have not made, and the one those are in.
 
     With NCCL the call of the other group waits on each GPU behind the first one: called by all, and not over.
     """
@@ -228,7 +228,7 @@ def follow(waits: Sequence[Wait], world_size: int, is_held: Flags | None = None)
     """Return each wait with the ranks that its chain ends in.
 
     A missing rank that itself waits, in another group or at an earlier seq, is a victim too: its own wait is followed.
-    So is one that `is_held` up by somebody that no report names.
+    So is one that a rank which no report names holds up (`is_held`).
     """
     wait_of = np.full(world_size, -1, np.int64)
     for index in range(len(waits) - 1, -1, -1):
@@ -253,7 +253,7 @@ def follow(waits: Sequence[Wait], world_size: int, is_held: Flags | None = None)
 
 
 def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the shortest way from a wait back to it; none where it only leads to a circle."""
+    """Return the shortest circle from a wait back to it; none where it only leads to a circle."""
     before: dict[int, int] = {}
     reached = [start]
     for index in reached:
@@ -270,11 +270,11 @@ def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
-    """Return who may be to blame of ranks that wait for each other in two groups; None of other circles.
+    """Return the culprits among ranks that wait for each other in two groups; None for other circles.
 
     Only members of both groups make both calls. Where as many of them are in the one as in the other, groups of the
     others that are called alike show which of the calls comes first; and one that has begun a step again is in a call
-    of the next step too early. Where neither shows it, both may be to blame.
+    of the next step too early. Where neither shows it, both may be culprits.
     """
     if len(waits) != 2 or any(wait.peer_call is not None for wait in waits):
         return None
@@ -298,9 +298,9 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
 
 
 def passed_by(job: JobModel, waits: Sequence[Wait], since_s: float) -> list[int]:
-    """Return who calls what other members pass by: as many as call it have made steps since some moment without it.
+    """Return the ranks in a call that others pass by: at least as many have made steps since some moment without it.
 
-    Nobody where that is so of several calls, or of none.
+    Empty where that is so for several calls, or for none.
     """
     passed = [wait for wait in waits if int((job.stepped_at_s[wait.missing] > since_s).sum()) >= len(wait.waiting)]
     return [int(rank) for rank in passed[0].waiting] if len(passed) == 1 else []
@@ -309,7 +309,7 @@ def passed_by(job: JobModel, waits: Sequence[Wait], since_s: float) -> list[int]
 def _that_call_first(job: JobModel, wait: Wait, other: Wait, of_both: Ranks) -> Ranks:
     """Return the members of both groups that call the one before the other, also where it is over for them.
 
-    Who sends in a gather, or a broadcast, is through at once and waits elsewhere.
+    The sender in a gather, or a broadcast, is through immediately and waits elsewhere.
     """
     table, beside = job.groups[wait.group], job.groups[other.group]
     slots, slots_beside = table.slots(of_both)[0], beside.slots(of_both)[0]
@@ -323,7 +323,7 @@ def _that_call_first(job: JobModel, wait: Wait, other: Wait, of_both: Ranks) -> 
 def _comes_first(job: JobModel, few: Wait, many: Wait, beside: Ranks) -> bool | None:
     """Return whether a call of a sub-group comes before the one of another group in which ranks beside it wait.
 
-    As those ranks show whose own sub-group has as many members and has been called as often by the end of each step;
+    It is judged by those ranks whose own sub-group has as many members and equally many calls by the end of each step;
     None where there are none, or they differ.
     """
     num_members = len(job.groups[few.group].members)
@@ -350,9 +350,9 @@ def calls_by_step(job: JobModel, group: str, rank: int) -> dict[int, int]:
 
 
 def that_go_on(job: JobModel, waits: Sequence[Wait], since_s: float) -> Flags:
-    """Return which ranks have made a step, or a call, since some moment: all, where it is the few that wait for others.
+    """Return which ranks that do not wait have made a step since some moment; none unless fewer ranks wait.
 
-    An evaluator, or a server, waits by design for those that train.
+    As many may wait in sends and receives. An evaluator, or a server, waits by design for those that train.
     """
     waiting = np.unique(np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in waits)]))
     go_on: Flags = job.stepped_at_s > since_s
@@ -363,7 +363,7 @@ def that_go_on(job: JobModel, waits: Sequence[Wait], since_s: float) -> Flags:
 
 
 def is_common(job: JobModel, wait: Wait) -> bool:
-    """Return whether all members are in this call, which is the same for all, as far as is known."""
+    """Return whether all members are in this call, which is the same for all, as far as known."""
     table = job.groups.get(wait.group)
     if table is None or wait.peer_call is not None or table.name.startswith(FIRST_GROUP):
         return True
@@ -372,13 +372,13 @@ def is_common(job: JobModel, wait: Wait) -> bool:
         return False
     if not is_further.any():
         return bool(is_here.all())
-    # NCCL's calls return at once: the recorder tells what those are that ranks have made since.
+    # NCCL's calls return immediately: the recorder holds those that ranks have made since.
     ops = table.history.calls_at(wait.seq)[0] if table.history is not None else None
     return ops is not None and bool((ops != 0).all() and (ops == ops[0]).all())
 
 
 def is_root_unknown(job: JobModel, wait: Wait) -> bool:
-    """Return whether it is not known what source or destination each rank that waits has passed."""
+    """Return whether the source or destination that each waiting rank has passed is unknown."""
     table = job.groups.get(wait.group)
     if wait.op not in ONE_WAY_OPS or table is None:
         return False

@@ -1,1 +1,1 @@
-"""What the nodes have said, folded into nodes, jobs and ranks. Pure."""
+"""Node reports, folded into nodes, jobs and ranks. Pure."""

@@ -1,10 +1,10 @@
-"""The model: what the nodes have reported, folded into nodes, jobs and ranks.
+"""The model: reports of the nodes, folded into nodes, jobs and ranks.
 
 A node is identified by its connection, whatever name its message carries. Membership comes from the job's world size,
 and counters are kept by (job, attempt). Times are of this console's clock: a report carries ages, and the time since it
 was received adds to them.
 
-`still_cluster` copies the model: later reports leave no trace on the copy, from which a paused screen is drawn.
+`still_cluster` copies the model: later reports do not change the copy, from which a paused screen is drawn.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ if TYPE_CHECKING:
     from app.model.unreachable_reason import UnreachableReason
 
 MAX_WORLD_SIZE = 131_072
-"""Eight times the largest cluster this console is measured with; a node that claims more is not believed."""
+"""Upper bound on ranks, 8 times the largest cluster measured; a job that claims more is refused."""
 MAX_JOBS = 64
-"""Jobs kept at once, the oldest ended one goes first."""
+"""Limit of jobs kept; the oldest ended one goes first."""
 GAP_S = 1.5
-"""A node that was not heard for this long has come back: what it says of its ranks needs a moment to be fresh again."""
+"""Seconds without a report after which a node has come back: its facts on ranks need a moment to be fresh again."""
 CROWDED_LOAD = 2.0
-"""Threads that want to run, for each CPU: with more of them a healthy probe is late. A gloo rank on two CPUs was
-2.3 s late at a load of 7.5 a CPU."""
+"""Runnable threads per CPU above which a healthy probe is late. A gloo rank on two CPUs was 2.3 s late at a load of 7.5
+per CPU.
+"""
 MAX_CROWDING = 4.0
-"""A machine with more to do than that is not taken to be later still."""
+"""Upper bound on a node's crowding; more load is not taken to make probes later still."""
 MAX_OLD_EPOCHS = 8
-"""Earlier lives of an agent whose late reports are recognised."""
+"""Number of an agent's earlier epochs whose late reports are recognised."""
 
 
 class Node:
-    """A node as its reports tell it.
+    """One node, as its reports describe it.
 
     Attributes:
-        report: Its newest report; None before the first.
+        report: Its latest report; None before the first.
         num_ignored: Reports, or parts of them, that were refused.
-        may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
-        unreachable_reason: Why it cannot be heard, as far as that is known; None while nothing is.
+        may_have_broken_gpus: Whether its latest report holds any sign of a broken GPU.
+        unreachable_reason: Why it cannot be reached, as far as known; None while it can be.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -64,7 +65,7 @@ class Node:
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeFrame) -> bool:
-        """Return whether a report is later than the newest one: of a new life of the agent, or further on in this."""
+        """Return whether a report is later than the latest: of a new epoch, or of this one with a higher seq."""
         if self.report is None:
             return True
         if report.epoch == self.report.epoch:
@@ -82,52 +83,51 @@ class Node:
 
 
 class Cluster:
-    """All nodes and their jobs: what they say is applied, what is known here besides is put.
+    """All nodes and their jobs: reports are applied, what this console knows besides is put.
 
     Attributes:
-        last_report_s: When each node's newest report came; minus infinity before the first.
-        back_s: When each node was first heard, or first heard again after a gap.
-        is_cut_off: Whether each node is known to be out of hearing at present.
-        available_frac: Of each node's memory; 1 while that is not known.
-        crowding: How many times as many threads want to run on each node as its CPUs bear; from 1 to `MAX_CROWDING`.
+        last_report_s: When each node's latest report came; minus infinity before the first.
+        back_s: When each node first reported, or reported again after a gap.
+        is_cut_off: Whether each node is known to be unreachable now.
+        available_frac: Fraction of each node's memory that is available; 1 while that is not known.
+        crowding: Load of each node relative to `CROWDED_LOAD`; from 1 to `MAX_CROWDING`.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = {name: Node(name, index) for index, name in enumerate(nodes)}
         self.node_names = tuple(self.nodes)
         self.jobs: dict[str, JobModel] = {}
-        """The newest attempt of each job, oldest job first."""
+        """Latest attempt of each job by id, oldest job first."""
         self.last_report_s = np.full(len(self.nodes), -np.inf)
         self.back_s = np.full(len(self.nodes), -np.inf)
         self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
         self.crowding = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
-        """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
+        """Attempt that this console started, by job; older attempts are over, whichever node still reports them."""
         self.new_nodes = NewNodes()
-        """Nodes that have come meanwhile, and are none of this cluster."""
+        """Nodes that came after the start and are not part of this cluster."""
         self.num_unknown_nodes = 0
-        """Reports under a name that is not a node of this cluster."""
+        """Number of reports under a name that is not a node of this cluster."""
 
     def put_new_nodes(self, new_nodes: NewNodes) -> None:
-        """Take which nodes have come that are none of this cluster."""
         self.new_nodes = new_nodes
 
     def put_unreachable(self, node: str, unreachable_reason: UnreachableReason | None) -> None:
-        """Take why a node cannot be heard at present; None when nothing is in the way."""
+        """Set why a node cannot be reached now; None when it can be."""
         known = self.nodes[node]
         known.unreachable_reason = unreachable_reason
         self.is_cut_off[known.index] = unreachable_reason is not None
 
     def begin(self, job_id: str, attempt: int) -> None:
-        """Know that an attempt of a job begins: nothing that was said of older ones is about it."""
+        """Note that an attempt of a job begins: what was reported of older ones no longer applies."""
         self._begun[job_id] = attempt
         known = self.jobs.get(job_id)
         if known is not None and known.attempt < attempt:
             del self.jobs[job_id]
 
     def go_on_from(self, before: Cluster) -> None:
-        """Take from another model of these nodes what is newer in it, and what no report tells."""
+        """Take from another model of these nodes what is later there, and what no report carries."""
         for name, node in before.nodes.items():
             self.put_unreachable(name, node.unreachable_reason)
         self.new_nodes = before.new_nodes
@@ -137,7 +137,7 @@ class Cluster:
         self.apply_all([(name, report, float(at_s)) for name, report, at_s in reported if report is not None])
 
     def apply(self, node: str, report: NodeReport | NodeFrame, now_s: float) -> None:
-        """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""
+        """Fold in a node's report. Nothing in a report raises: it becomes state or is counted."""
         self.apply_all([(node, report if isinstance(report, NodeFrame) else frame_of(report), now_s)])
 
     def apply_all(self, received: Sequence[tuple[str, NodeFrame, float]]) -> None:
@@ -173,7 +173,7 @@ class Cluster:
         self.crowding[nodes] = np.clip(np.divide(load, CROWDED_LOAD), 1.0, MAX_CROWDING)
 
     def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
-        """Take what a node says of jobs; return the model of each, None for those that are not believed."""
+        """Take a node's status of jobs; return the model of each, None for those refused."""
         jobs = []
         for status in report.jobs:
             job = self._job_of(status)
@@ -211,7 +211,6 @@ class Cluster:
         return max(known, key=lambda job: (job.is_under_way(), job.started_s), default=None)
 
     def validate(self) -> None:
-        """State the invariants."""
         assert len(self.jobs) <= MAX_JOBS
         for job_id, job in self.jobs.items():
             assert job.job_id == job_id
@@ -219,14 +218,14 @@ class Cluster:
             job.validate()
 
     def _job_of(self, status: JobStatus) -> JobModel | None:
-        """Return the model that a status belongs to, a fresh one for a new attempt; None when it is not believed."""
+        """Return the model that a status belongs to, a fresh one for a new attempt; None when it is refused."""
         job = self.jobs.get(status.job_id)
         if job is not None and status.attempt == job.attempt:
             return job
         if job is not None and status.attempt < job.attempt and not job.is_only_prepared():
             return None
         if job is not None and status.state is JobState.PREPARED:
-            return None  # it may be taken back: until it begins, the attempt before it is the job
+            return None  # it may be withdrawn: until it begins, the attempt before it is the job
         if status.attempt < self._begun.get(status.job_id, 0):
             return None
         if not _is_sound(status) or (job is None and not self._has_room()):
@@ -258,7 +257,7 @@ Thing = TypeVar("Thing")
 
 
 def still_cluster(cluster: Cluster) -> Cluster:
-    """Return a copy of a cluster; reports themselves are never changed, so they are shared."""
+    """Return a copy of a cluster; reports are never changed, so they are shared."""
     copied = _still(cluster)
     copied.nodes = {name: copy.copy(node) for name, node in cluster.nodes.items()}
     copied.jobs = {job_id: _still_job(job) for job_id, job in cluster.jobs.items()}

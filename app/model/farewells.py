@@ -1,7 +1,7 @@
 """Ends that ranks announce themselves, before their processes have ended.
 
 From its last report to the end of its process a rank may take seconds: torch is taken down, memory is given back.
-Nothing is called any more in that time. So an end counts from that report, and others need not wait for it in vain.
+It calls nothing more in that time. So an end counts from that report, and no other rank is taken to wait for it.
 """
 
 from __future__ import annotations
@@ -29,47 +29,46 @@ TIMED_OUT = re.compile(
     r"|failed to pass monitoredbarrier",
     re.IGNORECASE,
 )
-"""What a rank says whose wait was longer than the process group's time-out allows.
+"""Messages of a rank whose wait exceeded the process group's timeout.
 
 Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
 TCPStore.cpp.
 """
 GLOO_PAIR = "gloo/transport/tcp/pair.cc"
-"""Part of what gloo says of a connection that is lost. Source: torch 2.13, seen."""
+"""Part of gloo's message on a lost connection. Source: torch 2.13, seen."""
 REQUEST_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
-"""By which a launcher or an agent ends a rank."""
+"""Signals by which a launcher or an agent ends a rank."""
 MAX_TEXTS = 4096
-"""What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
+"""Number of error texts whose meaning is cached: the texts of 16,384 ranks are much the same."""
 
 
 def is_clean(death: Death) -> bool:
-    """Return whether a rank ended with code 0."""
     return death.exit.signal is None and death.exit.code == 0
 
 
 @lru_cache(MAX_TEXTS)
 def names_lost_peer(error_text: str) -> bool:
-    """Return whether a rank writes that it lost another."""
+    """Return whether a rank's error reports the loss of a peer."""
     return LOST_PEER.search(error_text) is not None
 
 
 @lru_cache(MAX_TEXTS)
 def names_time_out(error_text: str) -> bool:
-    """Return whether a rank writes that its wait was too long."""
+    """Return whether a rank's error reports a wait that timed out."""
     return TIMED_OUT.search(error_text) is not None
 
 
 def ends_of(job: JobModel) -> dict[int, Death]:
     """Return the deaths of a job, and the exceptions of ranks whose programs they have ended.
 
-    An exception that has come from another rank's end, or from a time-out, is not among them before the process has
-    ended: the report of its cause may be on its way.
+    An exception caused by another rank's end, or by a timeout, is not among them before the process has ended: the
+    report of its cause may be on its way.
     """
     is_over = job.is_ending | job.has_raised
     ends = {rank: death for rank, death in job.deaths.items() if not is_over[rank]}
     for rank in np.flatnonzero(is_over).tolist():
         raised, death = _raised(job, rank), job.deaths.get(rank)
-        # The launcher may have ended it on its way out.
+        # The launcher may have ended it while it was exiting.
         by = int(signal.SIGINT) if raised.startswith(INTERRUPTED) else None
         end = ExitReport(signal=by, error=raised) if death is None else death.exit
         if raised and not end.error_text:
@@ -89,14 +88,14 @@ def _raised(job: JobModel, rank: int) -> str:
 
 
 def have_lost_peers(job: JobModel) -> set[int]:
-    """Return the ranks whose programs have ended by an exception that says that they lost another rank."""
+    """Return the ranks whose programs have ended by an exception that reports the loss of another rank."""
     return {rank for rank in np.flatnonzero(job.has_raised).tolist() if names_lost_peer(_raised(job, rank))}
 
 
 def that_has_closed(job: JobModel) -> Death | None:
-    """Return the one rank that has closed its connections and works on; None where it may be another.
+    """Return the one rank that has closed its connections and keeps running; None where it may be another.
 
-    All others have lost one of gloo's in a call that it has not made, and it has reported since.
+    All others have lost a gloo connection in a call that it has not made, and it has reported since.
     """
     said = {rank: death.exit.error_text for rank, death in job.deaths.items() if not is_clean(death)}
     said |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
@@ -117,12 +116,12 @@ def that_has_closed(job: JobModel) -> Death | None:
 
 
 def is_leaving(job: JobModel) -> NDArray[np.bool_]:
-    """Return which ranks end without an exception that nobody has caught, and whose processes have not ended yet."""
+    """Return which ranks are ending without an uncaught exception, and whose processes have not ended yet."""
     leaving: NDArray[np.bool_] = job.is_ending & ~job.has_raised & (job.process != Process.EXITED)
     return leaving
 
 
 def has_final_calls(job: JobModel, table: GroupTable) -> NDArray[np.bool_]:
-    """Return of which members of a group it is known that they call nothing more in it: their last report has it."""
+    """Return which members of a group are known to call nothing more in it: their last report holds its state."""
     final: NDArray[np.bool_] = job.is_ending[table.members] & (table.stamp == job.stamp[table.members])
     return final

@@ -1,8 +1,8 @@
-"""The process groups of one attempt: where every member stands, and what it has called last.
+"""The process groups of one attempt: each member's position, and its last calls.
 
-`GroupTables` opens a group when a rank first reports it, and feeds it with where ranks stand in it. `GroupTable` is one
-group: a column per fact, a slot per member, updated in place. `CallHistory` holds what the members have called last, as
-checksums side by side, and where they differ.
+`GroupTables` opens a group when a rank first reports it, and feeds it with the ranks' positions in it. `GroupTable` is
+one group: a column per fact, a slot per member, updated in place. `CallHistory` holds the members' last calls, as
+checksums side by side, and finds where they differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GroupTable:
         code: Index of (operation, label) in `JobModel.calls`.
         num_elements: Elements of the call's inputs; -1 when it does not wait or has none.
         stamp: Number of the rank's report that brought these facts (`JobModel.stamp`).
-        history: What members have called last; None until one of them reports it.
+        history: Last calls of the members; None until one of them reports any.
     """
 
     def __init__(self, name: str, members: Sequence[int] | None, world_size: int) -> None:
@@ -56,7 +56,7 @@ class GroupTable:
         self.history: CallHistory | None = None
 
     def slots(self, ranks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the slots of ranks, and which of them are members at all."""
+        """Return the slots of ranks, and which of them are members."""
         if self.slot_of is None:
             return ranks, ranks < len(self.members)
         slots = np.minimum(np.searchsorted(self.members, ranks), len(self.members) - 1)
@@ -70,7 +70,7 @@ class GroupTable:
         codes: NDArray[np.int32],
         stamps: NDArray[np.int64],
     ) -> None:
-        """Write what members say of themselves: records of `app.model.rank_batch.STANDINGS`, one for each slot."""
+        """Write the positions that members report: records of `app.model.rank_batch.STANDINGS`, one for each slot."""
         is_waiting = records["is_waiting"] != 0
         enqueued, completed, num_elements = records["counts"].T
         self.enqueued[slots] = enqueued
@@ -85,25 +85,25 @@ class GroupTable:
             self.num_elements[waiting] = num_elements[is_waiting]
 
     def put_history(self, slots: NDArray[np.int64], records: NDArray[np.void]) -> None:
-        """Write what members have called last."""
+        """Write the last calls of members."""
         if self.history is None:
             self.history = CallHistory(len(self.members))
         self.history.put(slots, records)
 
     def compare(self, seq: int, is_waiting: NDArray[np.bool_] | None = None) -> Comparison | None:
-        """Return what members have called at a seq; None where that of less than two is known.
+        """Return the members' calls at a seq; None where fewer than two are known.
 
         Args:
             seq: The place in the group's order.
-            is_waiting: Members that wait there now: what else they have passed is known of them alone.
+            is_waiting: Members that wait there now; the other arguments of a call are known only for them.
         """
         history = self.history
         if history is None:
             return None
         ops, shapes = history.calls_at(seq)
-        # A rank that has opened the group anew has called less than it had before.
+        # A rank that has reopened the group has fewer calls than it had before.
         is_known = (ops != 0) & (self.enqueued >= seq) & (history.latest_seq <= self.enqueued)
-        # Those of unknown size agree with every other.
+        # A call of unknown size agrees with every other.
         is_same_op = is_known & (ops == ops[is_known][0]) if is_known.any() else is_known
         if (is_same_op == is_known).all() and (shapes[is_known] != 0).any():
             is_known &= shapes != 0
@@ -117,7 +117,7 @@ class GroupTable:
     def _compare_arguments(
         self, history: CallHistory, seq: int, members: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     ) -> Comparison | None:
-        """Return what members differ in, which have made the same call: its source, destination or reduction."""
+        """Return where members that made the same call differ: in its source, destination or reduction."""
         is_known, is_there = members
         figures = (
             (history.roots_at(seq).astype(np.int64), 0, is_known),
@@ -131,7 +131,6 @@ class GroupTable:
         return None
 
     def validate(self, world_size: int) -> None:
-        """State the invariants."""
         assert np.all(np.diff(self.members) > 0)
         assert len(self.members) > 0
         assert self.members[0] >= 0
@@ -143,14 +142,14 @@ MAX_GROUPS = 8_192
 MAX_MEMBERSHIPS = 8 * 131_072
 """Bounds on what peers can make this console allocate: groups, and members summed over groups."""
 MAX_CALLS = 4_096
-"""Distinct (operation, label) pairs; later ones share the nameless first."""
+"""Limit of distinct (operation, label) pairs; later ones share the nameless first."""
 
 
 class GroupTables:
     """All groups of an attempt.
 
     Attributes:
-        tables: By the group's name.
+        tables: Groups by name.
         calls: (operation, label) by the tables' codes.
     """
 
@@ -164,13 +163,13 @@ class GroupTables:
     def put(
         self, batch: RankBatch, ranks: NDArray[np.int64], report_at_s: NDArray[np.float64], stamp: NDArray[np.int64]
     ) -> int:
-        """Write where ranks stand; return of how many standings it was refused: no members, or contradictions.
+        """Write the ranks' positions; return how many were refused: unknown members, or contradictions.
 
         Args:
-            batch: What was heard.
-            ranks: Of each of its records, -1 where it tells nothing new.
-            report_at_s: When the newest report was made, by rank.
-            stamp: The number of that report, by rank.
+            batch: Reports received.
+            ranks: Rank of each record, -1 where it holds nothing new.
+            report_at_s: When the latest report was made, by rank.
+            stamp: Number of that report, by rank.
         """
         calls = [call for frame in batch.frames for call in frame.digest.calls]
         tables: list[GroupTable | None] = [None] * len(calls)
@@ -191,7 +190,7 @@ class GroupTables:
         return num_ignored
 
     def _table(self, call: GroupCall) -> GroupTable | None:
-        """Return the group of a call, None if it is not believed."""
+        """Return the group of a call; None if it is refused."""
         table = self.tables.get(call.group) or self._open(call)
         if table is None:
             return None
@@ -226,7 +225,7 @@ class GroupTables:
 def _of_news(
     ranks: NDArray[np.int64], found: NDArray[np.void], row: NDArray[np.int64], call: NDArray[np.int64]
 ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the records of ranks that say something new."""
+    """Return the records of ranks that report something new."""
     is_new = ranks[row] >= 0
     return (found, row, call) if is_new.all() else (found[is_new], row[is_new], call[is_new])
 
@@ -234,9 +233,9 @@ def _of_news(
 def _by_table(
     tables: Sequence[GroupTable | None], ranks: NDArray[np.int64], call: NDArray[np.int64]
 ) -> Iterator[tuple[GroupTable | None, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]:
-    """Yield each group with its records, their ranks and slots, and how many records are of no member of it.
+    """Yield each group with its records, their ranks and slots, and the number of records of non-members.
 
-    The first is None, of the records whose group is not believed.
+    The group is None for the records whose group is refused.
     """
     place_of = {table: place for place, table in enumerate(dict.fromkeys(tables))}
     whose = np.array([place_of[table] for table in tables], np.int64)[call]
@@ -256,14 +255,14 @@ def _by_table(
 
 
 class CallHistory:
-    """What each member of a group has called last, as checksums, of which 0 is unknown.
+    """Last calls of each member of a group, as checksums; 0 is unknown.
 
     Attributes:
-        latest_seq: Seq of the newest call that is known of each member; -1 where none is.
+        latest_seq: Seq of the latest known call of each member; -1 where none is known.
         ops: Operations of the `NUM_PAST` calls up to it, ascending.
         shapes: Sizes and element types of these, where all members must bring the same.
         roots: One more than the source or destination of each of these; 0 where it is not known.
-        root: Source or destination that the newest call names; -1 where none is known.
+        root: Source or destination that the latest call names; -1 where none is known.
         reduce_op: Its reduction.
     """
 
@@ -276,7 +275,7 @@ class CallHistory:
         self.reduce_op = np.zeros(num_members, np.uint32)
 
     def put(self, slots: NDArray[np.int64], records: NDArray[np.void]) -> None:
-        """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
+        """Write the members' last calls: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
         self.latest_seq[slots], self.root[slots] = records["counts"].T
         self.ops[slots], self.shapes[slots] = records["ops"], records["shapes"]
         self.roots[slots] = records["roots"]
@@ -302,9 +301,9 @@ class Comparison(msgspec.Struct, frozen=True, eq=False):
 
     seq: int
     members: NDArray[np.int64]
-    """Those whose call is known."""
+    """Members whose call is known."""
     keys: NDArray[np.int64]
-    """A number for each of them: who has the same number has made the same call."""
+    """Number of each member's call: equal numbers are equal calls."""
 
     @property
     def is_alike(self) -> bool:

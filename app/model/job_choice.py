@@ -1,7 +1,7 @@
-"""Which job is shown: the one that is asked for, else the one that is under way, or was started last.
+"""Which job is shown: the one that is asked for, else the one under way or started last.
 
-A session asks for the job that it has started. Whoever only looks on stays with the job that was shown while that runs,
-and until another one is started after it.
+A session asks for the job that it has started. A console that only watches stays with the job shown while that runs,
+until another one is started after it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 NEVER = 2**63
-"""The attempt of a job that has not been started yet."""
+"""Attempt of a job that has not been started yet."""
 
 
 class JobChoice:
     """The choice of one console."""
 
     def __init__(self, job_id: str = "", attempt: int = 0) -> None:
-        """Choose the job of an id, from an attempt on; without an id, whichever is the one to show."""
+        """Choose the job of an id, from an attempt on; without an id, the current job of the cluster."""
         self.wanted = job_id
-        """The id that is asked for; empty where none is."""
+        """Id that is asked for; empty where none is."""
         self.stays = False
-        """Whether the first job that is seen under way is kept, whatever is started after it."""
+        """Whether the first job seen under way is kept, whatever is started after it."""
         self._attempt = attempt
         self._shown = ""
         self._has_seen_run = False
@@ -49,12 +49,12 @@ class JobChoice:
         return self._shown
 
     def _is_followed_by(self, shown: JobModel, best: JobModel | None) -> bool:
-        """Return whether another job has been started after the one that is shown has ended."""
+        """Return whether another job was started after the one shown has ended."""
         if self.stays or best is None or not shown.is_ended():
             return False
         return best.is_under_way() and best.started_s > shown.started_s
 
 
 def _are_all_known(cluster: Cluster) -> bool:
-    """Return whether every node has told of its jobs that can."""
+    """Return whether every reachable node has reported its jobs."""
     return bool((np.isfinite(cluster.last_report_s) | cluster.is_cut_off).all())

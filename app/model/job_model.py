@@ -1,10 +1,9 @@
 """One attempt of one job over all its nodes: arrays by rank, updated in place by every batch of reports.
 
-The arrays of `JobModel` exist so that a question about 16,384 ranks is a few vector operations, and so is taking in
-their reports.
+The arrays of `JobModel` make a question about 16,384 ranks, and the intake of their reports, a few vector operations.
 
 `SharesTogether` sums up what the nodes report of the job as a whole (`NodeAssignment`). Such reports come a few times a
-second from each node and hardly ever hold anything new, so that the sum is made again only then (`is_news`).
+second from each node and seldom hold anything new, so the sum is rebuilt only then (`is_news`).
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ if TYPE_CHECKING:
 __all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeAssignment", "Process", "which_phases"]
 
 STOP_MARGIN_S = 0.5
-"""A death this long before a stop may have come of it: its age is sampled."""
+"""Seconds before a stop within which a death may be its effect: a death's age is sampled."""
 STEP_SAMPLE_S = 0.5
-"""Between two looks at the step: often enough to know when a step was done, seldom enough for 16,384 ranks."""
+"""Seconds between two samples of the step: often enough to date a step, seldom enough for 16,384 ranks."""
 FRESH_S = 2.0
-"""A rank that its node has not spoken of for longer, ten of its reports, is not asked for its step."""
+"""Seconds since a node last reported a rank (ten of its reports) after which the rank's step is not sampled."""
 _OUTSIDE = which_phases(Phase.STARTING, Phase.JOINING)
 
 
 class JobModel(RankColumns):
-    """What is known of one attempt of a job: its ranks, and itself.
+    """One attempt of a job: its ranks, and its own state.
 
     Attributes:
-        is_unprobed: Whether its process runs and nothing in it reports, nor is to be expected to.
+        is_unprobed: Whether the rank's process runs and no probe reports from it, nor is expected to.
         is_step_counted: Whether the steps are only the optimizers' counts of some rank.
-        anomalies: What limits what can be seen of the ranks.
-        output: When they print.
-        step_rate: How fast the one goes that is behind.
-        shares: By node.
-        together: What these say as one.
-        reported_s: When each node last spoke of the job, by its index; NaN before, and not for all nodes.
-        stop_began_s: When the job was told to end; infinity while it was not.
-        started_s: When the attempt was started, as its nodes tell; infinity while it is only prepared.
-        num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
+        anomalies: Conditions that limit what can be seen of the ranks.
+        output: Times at which the ranks print.
+        step_rate: Step rate of the rank that is behind.
+        shares: Assignments by node.
+        together: Summary of the assignments.
+        reported_s: When each node last reported the job, by its index; NaN before, and not for all nodes.
+        stop_began_s: When the stop of the job began; infinity before.
+        started_s: When the attempt was started, as its nodes report; infinity while it is only prepared.
+        num_ignored: Facts that were refused: ranks of other nodes, unknown members, contradictions.
     """
 
     def __init__(self, job_id: str, attempt: int, world_size: int, num_nodes: int) -> None:
@@ -74,7 +73,7 @@ class JobModel(RankColumns):
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
     def put_assignment(self, node: int, status: JobStatus, now_s: float) -> None:
-        """Take a node's word on the job, and on which ranks are its own."""
+        """Take a node's status of the job, and which ranks are its own."""
         if (status.world_size, status.num_nodes) != (self.world_size, self.num_nodes):
             self.num_ignored += 1
             return
@@ -94,27 +93,27 @@ class JobModel(RankColumns):
         if before is None or is_news(before.status, status):
             self.together = SharesTogether(self.shares)
         if status.state is not JobState.PREPARED:
-            # Of several reports the one that was under way for the shortest time is right.
+            # Of several reports, the one that was in transit for the shortest time is right.
             age_s = status.state_s if status.age_s is None else status.age_s
             self.started_s = min(self.started_s, now_s - age_s)
         if status.state is JobState.STOPPING:
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
-            # The stop itself went unseen: it came between the node's last word and this one, if there was one before.
+            # The stop itself went unseen: it came between the node's previous report, if any, and this one.
             self.stop_began_s = -float("inf") if before is None else (before.received_s + now_s) / 2
 
     @property
     def groups(self) -> dict[str, GroupTable]:
-        """The process groups, by name."""
+        """Process groups by name."""
         return self.group_tables.tables
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """What (operation, label) a group's codes stand for."""
+        """(operation, label) by the groups' codes."""
         return self.group_tables.calls
 
     def put_ranks(self, batch: RankBatch, rows: NDArray[np.int64]) -> None:
-        """Take what nodes say of their ranks: those of the batch's records that are of this attempt."""
+        """Take the nodes' records of ranks: those of the batch that are of this attempt."""
         ranks = batch.records["rank"][rows].astype(np.int64)
         nodes = batch.nodes[batch.place[rows]]
         is_own = (ranks < self.world_size) & (self.node_of[np.minimum(ranks, self.world_size - 1)] == nodes)
@@ -138,7 +137,7 @@ class JobModel(RankColumns):
         self.output.put((at_s - quiet_s)[quiet_s < seen_s])
 
     def sample_steps(self, now_s: float) -> None:
-        """Look from time to time at how far the rank that is behind has come; the rate is its."""
+        """Sample the step of the rank that is behind, from which the rate is taken."""
         if now_s - self._sampled_s < STEP_SAMPLE_S:
             return
         self._sampled_s = now_s
@@ -153,12 +152,12 @@ class JobModel(RankColumns):
         self.step_rate.put(float(self.seen_s[self._pacer]), int(self.step[self._pacer]))
 
     def steps_per_s(self, now_s: float) -> float | None:
-        """Return the rate of the slowest rank over the last seconds; None while it is not known, or not heard."""
+        """Return the rate of the slowest rank over the last seconds; None while it is not known, or not reported."""
         is_fresh = now_s - self.received_s[self._pacer] <= FRESH_S
         return self.step_rate.per_s() if is_fresh else None
 
     def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
-        """Return how long it is to a step at a rate, None while that is not known."""
+        """Return the seconds until a step at a rate; None while that is not known."""
         step = self.lowest_step()
         return None if step is None or last_step is None or not steps_per_s else max(0, last_step - step) / steps_per_s
 
@@ -174,7 +173,7 @@ class JobModel(RankColumns):
         return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
 
     def _has_failed_since_stop(self) -> bool:
-        """Return whether it failed only on nodes that the stop did not reach: their ranks lost the others by it."""
+        """Return whether it failed only on nodes that the stop did not reach: their ranks lost the stopped peers."""
         if self.stop_began_s == float("inf"):
             return False
         failed = [assignment for assignment in self.shares.values() if assignment.status.state is JobState.FAILED]
@@ -188,15 +187,15 @@ class JobModel(RankColumns):
 
     @property
     def is_outside(self) -> NDArray[np.bool_]:
-        """Which ranks have not opened their process group, as far as they have told."""
+        """Which ranks have not opened their process group, as last reported."""
         return _OUTSIDE[self.phase]
 
     def notes(self) -> dict[str, str]:
-        """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""
+        """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
         return self.anomalies.notes(self.together.why_unprobed)
 
     def is_ended(self) -> bool:
-        """Return whether the job is over on every node that has told of it."""
+        """Return whether the job is over on every node that has reported it."""
         return self.together.is_ended
 
     def is_under_way(self) -> bool:
@@ -204,11 +203,11 @@ class JobModel(RankColumns):
         return not self.is_ended() and not self.is_only_prepared()
 
     def is_only_prepared(self) -> bool:
-        """Return whether it has begun on no node that has told of it."""
+        """Return whether it has begun on no node that has reported it."""
         return all(assignment.status.state is JobState.PREPARED for assignment in self.shares.values())
 
     def is_over_on(self, node: int) -> bool:
-        """Return whether the job is over on a node, as that says."""
+        """Return whether a node reports the job as over."""
         return node in self.together.over_nodes
 
     def ranks_of(self, node: int) -> list[int]:
@@ -221,9 +220,9 @@ class JobModel(RankColumns):
         return status.first_rank + status.local_world_size
 
     def _put_progress(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
-        """Take ranks' steps and losses, which they report or print.
+        """Take the ranks' steps and losses, which they report or print.
 
-        Where any rank tells its step, the counts of the others' optimizers say nothing: they begin elsewhere.
+        Where any rank reports its step, the optimizers' counts of the others are ignored: they begin elsewhere.
         """
         step, flags = records["counts"][:, COUNT["step"]], records["flags"]
         is_counted = flags & IS_STEP_COUNTED != 0
@@ -251,13 +250,12 @@ class JobModel(RankColumns):
             self.anomalies.put(int(ranks[at]), int(bits[at]))
 
     def _put_standings(self, batch: RankBatch, rows: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
-        """Take where ranks stand in their groups."""
+        """Take the ranks' positions in their groups."""
         rank_of = np.full(len(batch.records), -1)
         rank_of[rows] = ranks
         self.num_ignored += self.group_tables.put(batch, rank_of, self.report_at_s, self.stamp)
 
     def validate(self) -> None:
-        """State the invariants."""
         for node, assignment in self.shares.items():
             owned = np.flatnonzero(self.node_of == node)
             assert owned.tolist() == self.ranks_of(node)
@@ -281,11 +279,11 @@ WORST_FIRST = (
     JobState.STOPPED,
     JobState.SUCCEEDED,
 )
-"""Of its nodes' states a job has the first in this order."""
+"""Order of node states; a job's state is the first of them that any node has."""
 
 
 class NodeAssignment(NamedTuple):
-    """What a node last said of the job as a whole."""
+    """A node's latest status of the job as a whole."""
 
     status: JobStatus
     received_s: float
@@ -297,7 +295,7 @@ class NodeAssignment(NamedTuple):
 
 
 class SharesTogether:
-    """What all nodes say of the job; made anew when `is_news` says so."""
+    """Summary of all nodes' statuses of the job; rebuilt when `is_news` returns True."""
 
     def __init__(self, shares: Mapping[int, NodeAssignment]) -> None:
         self._shares = shares
@@ -313,12 +311,12 @@ class SharesTogether:
 
     @cached_property
     def is_ended(self) -> bool:
-        """Whether the job is over on every node that has told of it."""
+        """Whether the job is over on every node that has reported it."""
         return all(status.state in ENDED_STATES for status in self._worst_first)
 
     @cached_property
     def over_nodes(self) -> list[int]:
-        """Indices of the nodes that say that it is over there."""
+        """Indices of the nodes that report the job as over."""
         return [node for node, assignment in self._shares.items() if assignment.status.state in ENDED_STATES]
 
     @cached_property
@@ -328,23 +326,23 @@ class SharesTogether:
 
     @cached_property
     def exit_code(self) -> int | None:
-        """The first that is not 0."""
+        """The first exit code other than 0."""
         codes = [status.exit_code for status in self._worst_first if status.exit_code is not None]
         return next((code for code in codes if code), codes[0] if codes else None)
 
     @cached_property
     def detail(self) -> str:
-        """What the first node says that says anything."""
+        """The first node's detail that is not empty."""
         return next((status.detail for status in self._worst_first if status.detail), "")
 
     @cached_property
     def allows_faults(self) -> bool:
-        """Whether harm may be done to the ranks everywhere."""
+        """Whether every node allows fault injection into the ranks."""
         return all(status.allow_faults for status in self._worst_first)
 
     @cached_property
     def why_unprobed(self) -> str:
-        """Why ranks have no probe, as the first node says that knows."""
+        """Why ranks have no probe, from the first node that knows."""
         return next(
             (assignment.status.unprobed for assignment in self._shares.values() if assignment.status.unprobed), ""
         )
@@ -356,12 +354,12 @@ class SharesTogether:
 
     @cached_property
     def nodes_with_cause(self) -> list[int]:
-        """Indices of the nodes that tell why the job failed."""
+        """Indices of the nodes that report why the job failed."""
         return [node for node, assignment in self._shares.items() if assignment.status.root_cause is not None]
 
 
 def is_news(before: JobStatus, after: JobStatus) -> bool:
-    """Return whether what nodes say together may differ by a node's new word."""
+    """Return whether a node's new status may change the summary of all nodes."""
     return (
         before.state is not after.state
         or before.exit_code != after.exit_code

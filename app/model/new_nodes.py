@@ -1,4 +1,4 @@
-"""Nodes that have come after a console was opened, and that it has not taken in. Pure."""
+"""Nodes that joined after the console was opened and are not part of it. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class NewNodes(NamedTuple):
-    """Who they are, and where.
+    """The new nodes, and where they are.
 
     Attributes:
-        relay: The machine of the relay that they have come to, as a person calls it.
+        relay: Machine of the relay that they joined, as the user names it.
         nodes: Those that are there now.
     """
 

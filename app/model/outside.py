@@ -2,9 +2,9 @@
 
 `Output` and `outside_text` are for a rank without a probe, which is watched by its process and by what it prints.
 
-`AnomalyRanks` holds what is odd about a job's ranks and limits what can be seen of them: kept by rank, reported once
-for the job. Some ranks have no probe; others run under settings that blind the probe or slow training down. None of it
-is a fault, and all of it is reported.
+`AnomalyRanks` holds the anomalies that limit what can be seen of a job's ranks: kept by rank, reported once for the
+job. Some ranks have no probe; others run under settings that blind the probe or slow training down. None of it is a
+fault, and all of it is reported.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 LONG_QUIET_S = 60.0
 LEAST_GAP_S = 1.0
-"""Between words, before a job is held to any habit."""
+"""Seconds between two outputs below which a job has no usual interval."""
 QUIET_FACTOR = 3.0
-"""A job that nobody sees into is said to be quiet when no rank has printed for this long, and so many times as long as
-ever before."""
+"""Multiple of the longest interval so far. An unprobed job is quiet when no rank has printed for longer than that, and
+than `LONG_QUIET_S`."""
 
 
 class Output:
     """When the ranks of a job print.
 
     Attributes:
-        last_s: When any of them printed last; None before the first word.
+        last_s: When any of them printed last; None before the first output.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Output:
         self._longest_gap_s = 0.0
 
     def put(self, at_s: NDArray[np.float64]) -> None:
-        """Take when ranks have printed last, as nodes say."""
+        """Take when ranks last printed, as nodes report."""
         news = at_s if self.last_s is None else at_s[at_s > self.last_s]
         if not len(news):
             return
@@ -52,9 +52,9 @@ class Output:
         self.last_s = float(news.max())
 
     def is_too_quiet(self, now_s: float) -> bool:
-        """Say whether the ranks have been quiet for longer than they are wont to be."""
+        """Return whether the ranks have been quiet for longer than usual."""
         if self.last_s is None or self._longest_gap_s < LEAST_GAP_S:
-            return False  # nobody knows how often it prints
+            return False  # its usual interval is not known
         return now_s - self.last_s > max(LONG_QUIET_S, QUIET_FACTOR * self._longest_gap_s)
 
 
@@ -68,7 +68,7 @@ def outside_text(worker: WorkerReport) -> str:
 
 
 PROBE_PATIENCE_S = 60.0
-"""How long a rank may take to import torch before it is said that it has no probe; it may have one later."""
+"""Seconds a rank may take to import torch before it is reported as unprobed; it may get a probe later."""
 
 RECORDER_MISSING = "recorder_missing"
 UNPROBED = "unprobed"
@@ -87,14 +87,14 @@ _TEXTS = {
 
 
 class AnomalyRanks:
-    """Of one attempt of a job."""
+    """Anomalies of one attempt of a job."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[str, ...]] = {}
         self._ranks: dict[str, set[int]] = {}
 
     def put(self, rank: int, bits: int) -> None:
-        """Take what is known of a rank now: the bits of its record (`agent.wire.digest`), and `UNPROBED_BIT`."""
+        """Take a rank's current anomalies: the bits of its record (`agent.wire.digest`), and `UNPROBED_BIT`."""
         found = (UNPROBED,) if bits & UNPROBED_BIT else _names(bits)
         before = self._of.get(rank, ())
         if found == before:
@@ -106,15 +106,15 @@ class AnomalyRanks:
             self._ranks.setdefault(word, set()).add(rank)
 
     def of_rank(self, rank: int) -> list[str]:
-        """Return what is odd about a rank, in words; not that it has no probe."""
+        """Return the texts of a rank's anomalies; a missing probe is not among them."""
         return [_TEXTS[word] for word in self._of.get(rank, ()) if word in _TEXTS]
 
     def ranks_with(self, word: str) -> set[int]:
-        """Return the ranks of which an oddity is true."""
+        """Return the ranks that have an anomaly."""
         return set(self._ranks.get(word, ()))
 
     def notes(self, why_unprobed: str) -> dict[str, str]:
-        """Return a sentence for each oddity, with the ranks that it is true of, by the oddity."""
+        """Return a sentence for each anomaly, with its ranks, by the anomaly."""
         shown = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
         notes = {}
         if unprobed := shown.pop(UNPROBED, []):

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from agent.wire.digest import NodeFrame
 
 MAX_S = 1e10
-"""Longer times are no times, as everywhere on the wire; nor is NaN."""
+"""Longest time accepted, in seconds, as everywhere on the wire; NaN is refused as well."""
 
 
 def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
-    """Return what numpy calls a record that `struct` packs without gaps."""
+    """Return the numpy type of a record that `struct` packs without gaps."""
     codes = {"d": "f8", "q": "i8", "I": "u4", "B": "u1", "?": "u1"}
     formats = [("<" + codes[code[-1]], (int(code[:-1]),) if code[:-1] else ()) for _, code in fields]
     offsets = [struct.calcsize("<" + "".join(code for _, code in fields[:place])) for place in range(len(fields))]
@@ -50,14 +50,14 @@ COUNT = {name: place for place, name in enumerate(COUNTS)}
 
 
 class RankBatch:
-    """What some nodes have said of their ranks, one word of each node.
+    """Rank records of some nodes, from one report of each.
 
     Attributes:
         nodes: Index of each node.
-        frames: Its frame.
-        records: Of all ranks, node by node; those that make no sense are of no job.
-        place: Whose each record is: an index into `nodes`.
-        at_s: When it came.
+        frames: Frame of each node.
+        records: Records of all ranks, node by node; invalid ones belong to no job.
+        place: Node of each record: an index into `nodes`.
+        at_s: When each record came.
     """
 
     def __init__(self, reports: Sequence[tuple[int, NodeFrame, float]]) -> None:
@@ -73,7 +73,7 @@ class RankBatch:
 
     @property
     def is_sound(self) -> NDArray[np.bool_]:
-        """Which records hold what they may hold."""
+        """Which records hold valid values."""
         records = self.records
         seconds, counts, process = records["seconds"], records["counts"], records["process"]
         is_sound = ((seconds >= 0.0) & (seconds <= MAX_S)).all(axis=1) & (counts >= -1).all(axis=1)
@@ -84,9 +84,9 @@ class RankBatch:
         return is_sound
 
     def standings(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
-        """Return where ranks stand in groups; of which record each is; of which call of `calls`, all as one list.
+        """Return the ranks' positions in groups; for each its record, and its call in all frames' `calls` as one list.
 
-        What makes no sense is left out.
+        Invalid ones are left out.
         """
         found, row, call, is_sound = self._records_of("standings", STANDINGS)
         waiting_s, counts = found["waiting_s"], found["counts"]
@@ -94,7 +94,7 @@ class RankBatch:
         return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
 
     def histories(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
-        """Return what ranks have called last in groups, as `standings` does."""
+        """Return the ranks' last calls in groups, as `standings` does."""
         found, row, call, is_sound = self._records_of("histories", HISTORIES)
         is_sound &= (found["counts"] >= -1).all(axis=1)
         return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
@@ -102,7 +102,7 @@ class RankBatch:
     def _records_of(
         self, name: str, dtype: np.dtype[np.void]
     ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the records of one kind, of which record of a rank and which call each is, and whether these exist."""
+        """Return the records of one kind, the rank record and call that each belongs to, and whether these exist."""
         digests = [frame.digest for frame in self.frames]
         packed = [_whole(getattr(digest, name), dtype.itemsize) for digest in digests]
         sizes = [len(part) // dtype.itemsize for part in packed]

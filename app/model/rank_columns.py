@@ -1,9 +1,9 @@
 """What is known of each rank of a job, a column per fact: its process, its own report, its texts.
 
-`RankColumns` keeps the last frame with a rank beside its figures: the texts of its row are decoded when somebody looks.
+`RankColumns` keeps the last frame with a rank beside its figures: the texts of its row are decoded on demand.
 
 `StepRate` is how many steps a second a rank makes, by its node's clock. Reports are late at times: on a slow
-connection, or where the console itself was stopped. How long the node has known the process comes with each of them, so
+connection, or where the console itself was stopped. Each of them carries how long the node has known the process, so
 the rate does not depend on when they arrive.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Process(IntEnum):
-    """`ProcessState` as records have it, with one for a worker that has not been heard of."""
+    """`ProcessState` as records have it, with one for a worker that no node has reported."""
 
     UNSEEN = 0
     RUNNING = 1 + PROCESSES.index(ProcessState.RUNNING)
@@ -78,18 +78,18 @@ class RankColumns:
     Attributes:
         node_of: Index of the node that runs each rank; -1 until a node claims it.
         process: `Process` of each rank.
-        received_s: When the node last spoke of the rank.
+        received_s: When the node last reported the rank.
         process_since_s: Since when its process has been in this state.
         last_frozen_s: When it was last seen frozen.
         report_at_s: When its probe's last report reached its node; NaN before the first.
-        report_age_s: How old that report was when the node last spoke.
+        report_age_s: Age of that report when the node last reported the rank.
         phase_since_s: Since when it has been in its phase; NaN before its first report.
         is_ending: Whether its last report was its farewell.
-        has_raised: Whether an exception ends its program, as its own report says.
+        has_raised: Whether an exception ends its program, as it reports itself.
         stamp: Count of its probe's reports that have been folded in.
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
-        num_compared: Collectives of which it is known which rank of its node came last.
-        num_last: Of these, those to which it did.
+        num_compared: Collectives for which the last rank of its node to arrive is known.
+        num_last: Of these, those at which it was the last.
         lateness: The exact figures of a `LatenessReport`, in the order of `agent.wire.digest.LATENESS`, by rank.
         pss_bytes: Resident memory with shared pages split among their users; NaN when unknown.
         cpu_cores: Cores that its process keeps busy.
@@ -97,15 +97,15 @@ class RankColumns:
         place: Checksum of the line at which it was last seen; 0 is none.
         stood_s: How long its main thread had not moved at its last report, since it makes no steps.
         stepped_at_s: When it was last seen to make a step; NaN while that is not known.
-        step_limit_s: How long its steps take at most; 0 while that is not known.
+        step_limit_s: Longest duration of its steps; 0 while that is not known.
         has_peer_calls: Whether it has ever made sends or receives.
         has_peer_wait: Whether it waits in a send or a receive.
-        has_open_transfers: Whether NCCL's recorder has sends or receives of it that are not over.
+        has_open_transfers: Whether NCCL's recorder holds unfinished sends or receives of it.
         has_exit_wait: Whether its program is done and its process does not end.
-        is_growing: Whether its node says that its memory grows steadily.
+        is_growing: Whether its node reports that its memory grows steadily.
         has_metrics: Whether the job's patterns have found anything in its lines.
-        deaths: By rank, of those whose process has ended.
-        died_at_s: When; NaN of those that live.
+        deaths: Deaths by rank, of those whose process has ended.
+        died_at_s: When the process ended; NaN while it lives.
         died_badly: Whether a signal or an exit code other than 0 ended it.
     """
 
@@ -145,22 +145,22 @@ class RankColumns:
             (4, world_size), np.bool_
         )
         self._frames = np.full(world_size, None, np.object_)
-        """The last frame that told of each rank."""
+        """Last frame that holds each rank."""
         self._report_key = np.full((2, world_size), -1, np.int64)
-        """Process and number of its newest report: the next one is news."""
+        """Process and number of its latest report, which show whether another one is new."""
         self.died_at_s = np.full(world_size, np.nan)
         self.died_badly = np.zeros(world_size, np.bool_)
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
 
     def worker(self, rank: int) -> WorkerReport | None:
-        """Return the node's last word on a rank; None before the first, or where it makes no sense."""
+        """Return the node's last report on a rank; None before the first, or where it is invalid."""
         frame = self._frames[rank]
         found: WorkerReport | None = None if frame is None else frame.worker(self.job_id, self.attempt, rank)
         return found
 
     def workers(self, ranks: Iterable[int]) -> list[WorkerReport]:
-        """Return the nodes' last words on ranks, of those that are known."""
+        """Return the nodes' last reports on ranks, of those that are known."""
         return [worker for rank in ranks if (worker := self.worker(rank)) is not None]
 
     def put(
@@ -170,10 +170,10 @@ class RankColumns:
         frames: NDArray[np.object_],
         at_s: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Take what nodes say of ranks: a record, a frame and a moment for each.
+        """Take the nodes' records of ranks: a record, a frame and a time for each.
 
         Returns:
-            Of which ranks there is a report that has not been heard before.
+            Which ranks have a report that was not received before.
         """
         seconds, counts, flags = records["seconds"].T, records["counts"].T, records["flags"]
         self._frames[ranks] = frames
@@ -199,13 +199,13 @@ class RankColumns:
         return is_new
 
     def _put_untold(self, rank: int, now_s: float) -> None:
-        """Take that an agent which began anew has not heard a rank of which an earlier report is known."""
+        """Set the report age of a rank from which a restarted agent has no report, while this model has one."""
         worker = self.worker(rank)
         if worker is not None and worker.pid == self._report_key[0, rank]:
             self.report_age_s[rank] = min(worker.seen_s, now_s - self.report_at_s[rank])
 
     def put_reports(self, ranks: NDArray[np.int64], records: NDArray[np.void], at_s: NDArray[np.float64]) -> None:
-        """Take what ranks' own probes say, of those who say something new."""
+        """Take the reports of ranks' own probes, where they are new."""
         seconds, flags = records["seconds"].T, records["flags"]
         self.report_at_s[ranks] = report_at_s = at_s - seconds[SECOND["report_age_s"]]
         self.phase[ranks] = records["phase"]
@@ -244,7 +244,7 @@ class RankColumns:
         self.pss_bytes[ranks] = np.where(pss < 0, np.nan, pss)
 
     def _put_death(self, rank: int, now_s: float) -> None:
-        """Remember how a rank ended; the earliest estimate of the time is the nearest, for delays only add."""
+        """Store how a rank ended; the earliest estimate of the time is the best, for delays only add."""
         known, worker = self.deaths.get(rank), self.worker(rank)
         if worker is None or worker.exit is None or worker.process is not ProcessState.EXITED:
             if known is not None:
@@ -265,39 +265,39 @@ class RankColumns:
 
 
 HISTORY_S = 5.0
-"""The rate is taken over this long: enough to smooth a slow epoch's end."""
+"""Seconds that the rate is taken over: enough to smooth a slow epoch's end."""
 MIN_MARKS = 4
-"""Where steps take long, over as many of them."""
+"""Least number of steps that the rate is taken over, where steps take long."""
 MIN_SPAN_S = 1.0
-"""Less says little: when a step was done is known to half a second."""
+"""Least seconds that the rate is taken over: a step is dated to half a second."""
 STILL_FACTOR = 3.0
-"""A rank that takes so many times as long for a step as for those before stands."""
+"""A rank stands when it takes this many times as long for a step as for those before."""
 
 
 class StepRate:
-    """Fed with how far one rank has come, twice a second."""
+    """Step rate of one rank, from a sample of its step twice a second."""
 
     def __init__(self, step_s: float | None = None) -> None:
-        """Begin a history; `step_s` is what a step has taken another rank of the job, None where nobody knows."""
+        """Begin a history; `step_s` is the step time of another rank of the job, None where it is not known."""
         self._step_s = step_s
-        """What a step has taken lately, also before a pause."""
+        """Recent step time in seconds, also from before a pause."""
         self._clock_s = self._moved_s = 0.0
-        """Of the newest look, and of the newest step, or of the first look before there was one."""
+        """Clock of the latest sample, and of the latest step (of the first sample before any step)."""
         self._step: int | None = None
         self._begun = (0.0, 0)
-        """The first look."""
+        """The first sample."""
         self._marks: deque[tuple[float, int]] = deque()
         """Steps and when each was seen first, oldest first."""
         self._shortest_step_s = inf
 
     def put(self, clock_s: float, step: int) -> None:
-        """Take the newest step, at `clock_s` of the node's clock; one that goes back begins a new history."""
+        """Take the latest step, at `clock_s` of the node's clock; one that goes back begins a new history."""
         if self._step is None or clock_s < self._clock_s or step < self._step:
             self._marks.clear()
             self._moved_s, self._begun = clock_s, (clock_s, step)
         elif step > self._step:
             if self.per_s() == 0.0:
-                self._marks.clear()  # a pace from before it stood says nothing of the one from now on
+                self._marks.clear()  # the pace from before it stood does not apply from now on
             self._marks.append((clock_s, step))
             self._moved_s = clock_s
         self._clock_s, self._step = clock_s, step
@@ -309,7 +309,7 @@ class StepRate:
 
     @property
     def step_s(self) -> float | None:
-        """Return what a step has taken lately, also before a pause; roughly, where there were few; None of none."""
+        """Recent step time, also from before a pause; a rough one after few steps; None before any."""
         begun_s, first = self._begun
         done = 0 if self._step is None else self._step - first
         return self._step_s if self._step_s is not None or not done else (self._moved_s - begun_s) / done
@@ -328,7 +328,7 @@ class StepRate:
         return (self._marks[-1][1] - self._marks[0][1]) / (self._span_s + max(0.0, stood_s - step_s))
 
     def is_ahead_of(self, step: int, age_s: float) -> bool:
-        """Return whether the rank is further than another whose report is up to `age_s` old can be as well."""
+        """Return whether the rank is further ahead of another than a report of up to `age_s` can explain."""
         if self._step is None or self.step_s is None:
             return False
         return (self._step - step - 1) * min(self._shortest_step_s, self.step_s) > age_s
@@ -338,7 +338,6 @@ class StepRate:
         return self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0
 
     def validate(self) -> None:
-        """State the invariants."""
         marks = list(self._marks)
         assert all(before[0] <= after[0] for before, after in pairwise(marks))
         assert all(before[1] < after[1] for before, after in pairwise(marks))

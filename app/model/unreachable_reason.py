@@ -1,4 +1,4 @@
-"""Why a node is not heard, as far as that is known from here: no way there, or a way and no agent at its end. Pure."""
+"""Why a node cannot be reached, as far as this console knows: no connection, or a connection and no agent. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class UnreachableKind(StrEnum):
-    """What there is not; in words that a node's name follows."""
+    """What is missing; the value is text that a node's name follows."""
 
     CONNECTION = "no connection to"
     ANSWER = "no answer from the agent on"
@@ -16,12 +16,12 @@ class UnreachableKind(StrEnum):
 
 
 class UnreachableReason(NamedTuple):
-    """What there is not, and why; the reason may come from a host, and is not safe to show."""
+    """What is missing, and why; the reason may come from a host, and is not safe to show."""
 
     why: str
     unreachable_kind: UnreachableKind = UnreachableKind.CONNECTION
 
     @property
     def beside_name(self) -> str:
-        """The words for the row of the node, where its name stands already."""
+        """Text for the row of the node, which already shows its name."""
         return f"no agent: {self.why}" if self.unreachable_kind is UnreachableKind.AGENT else self.why

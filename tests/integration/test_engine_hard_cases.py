@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,7 +136,8 @@ def test_ranks_that_do_not_come_to_an_evaluation_are_named_instead_of_a_hang(how
     assert outcomes[0].error.startswith(
         f"BarrierDeadlockError: exchange 'engine.{how.split(' ', maxsplit=1)[0]}' can never be passed: "
     )
-    assert "ranks 1-2 wait" in outcomes[0].error
+    # One that waits for the first rank is proof enough: the other may be on its way there.
+    assert re.search(r"never be passed: (ranks 1-2 wait|rank [12] waits) ", outcomes[0].error), outcomes[0]
     assert all(outcome.error for outcome in outcomes)
 
 

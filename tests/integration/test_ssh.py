@@ -19,7 +19,7 @@ from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionErro
 from app.ssh.config import Destination
 from app.ssh.connection import ForwardingRefusedError, SshConnection
 from app.ssh.login import connect
-from app.ssh.transport import execute, ssh_errors_of
+from app.ssh.transport import ssh_errors_of
 from app.ssh.tunnel import Tunnel
 from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
@@ -165,14 +165,6 @@ def test_a_changed_key_is_refused_loudly_and_nothing_is_sent(network: Network) -
 def test_a_connection_that_ends_during_the_login_is_told_in_words() -> None:
     with pytest.raises(HostUnreachableError, match="ended during the login: the host may hang"), ssh_errors_of("h1"):
         raise paramiko.SSHException("No existing session")
-
-
-def test_a_revoked_key_is_refused(network: Network) -> None:
-    known = network.known_hosts.read_text()
-    network.known_hosts.write_text(known + "@revoked * " + " ".join(known.split()[1:3]) + "\n")
-
-    with pytest.raises(HostKeyError, match="IS REVOKED"):
-        connect("h1", str(network.ssh_config))
 
 
 def test_a_key_on_the_list_of_revoked_ones_is_refused(network: Network) -> None:
@@ -357,15 +349,6 @@ def test_a_connection_that_breaks_under_a_program_is_not_taken_for_its_end(netwo
     with connected(network) as connection, pytest.raises(HostUnreachableError, match=r"broke while sh ran|SSH failed"):
         connection.run(["sh", "-c", f"touch {begun}; sleep 1000"], 60)
     watch.join()
-
-
-def test_a_request_that_is_not_answered_is_given_up_in_time(network: Network) -> None:
-    with connected(network) as connection:
-        channel = connection._open_session()
-        network["h1"].pull_cable()
-
-        with pytest.raises(TimeoutError):
-            execute(channel, ["true"], 0.2)
 
 
 def test_a_program_that_a_signal_ends_has_ended(network: Network) -> None:

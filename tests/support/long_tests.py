@@ -53,6 +53,7 @@ CODE_OF_TESTS = {
     "tests/integration/test_ssh": ("app/ssh/",),
     "tests/property/": ("app/diagnosis/", "ddpcore/probe/"),
     "tests/tui/": ("app/tui/", "app/view/view.py", "app/view/", "app/view/rows.py"),
+    "tests/unit/app/diagnosis/": ("app/diagnosis/", "app/model/", "agent/node_state/", "ddpcore/probe/"),
     "tests/unit/app/": ("app/diagnosis/", "app/recording/history.py", "app/recording/"),
 }
 """Beginnings of tests' names, and of the files that they test the most: the longest that fits counts."""

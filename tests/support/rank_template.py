@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import encodings.idna  # noqa: F401 - of each name that a store's client looks up
 import faulthandler
 import importlib
 import importlib.util
@@ -28,9 +29,14 @@ import torch._dynamo  # the first DDP would import it for a second
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+import ddpcore
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
+
+for _name in ddpcore.__all__:
+    getattr(ddpcore, _name)  # its names are imported at their first use: each rank would import a hundred modules anew
 
 _PR_SET_PDEATHSIG = 1
 

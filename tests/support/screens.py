@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from textual.css.stylesheet import Stylesheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from textual.app import App
+    from textual.css.model import RuleSet
     from textual.strip import Strip
 
 SNAPSHOTS = Path(__file__).parents[1] / "tui" / "snapshots"
@@ -25,6 +27,8 @@ SNAPSHOTS = Path(__file__).parents[1] / "tui" / "snapshots"
 QUIET_TURNS = 3
 """Of the event loop: what a paint gives rise to is ready in the turn after it."""
 
+_parsed: dict[object, list[RuleSet]] = {}
+"""Rules of style sheets, by all that they are made of."""
 _written: list[str] = []
 """Differences of the pictures that the present test has written anew."""
 
@@ -103,3 +107,20 @@ def fail_what_is_written_anew() -> Iterator[None]:
     """Fail a test that has written pictures, once it has written all of them."""
     yield
     fail_if_written()
+
+
+@pytest.fixture(autouse=True)
+def style_sheets_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each app have the rules that another one has parsed: each has the same 60 sheets, and parsing is slow.
+
+    Source: `Stylesheet._parse_rules` keeps them likewise, for one app.
+    """
+    parse = Stylesheet._parse_rules
+
+    def parse_once(sheet: Stylesheet, *args: Any, **options: Any) -> list[RuleSet]:
+        key = (args, *sorted(options.items()), *sheet._variables.items())
+        if key not in _parsed:
+            _parsed[key] = parse(sheet, *args, **options)
+        return _parsed[key]
+
+    monkeypatch.setattr(Stylesheet, "_parse_rules", parse_once)

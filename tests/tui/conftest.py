@@ -4,9 +4,9 @@ import pytest
 import textual.app
 import textual.pilot
 
-from tests.support.screens import fail_what_is_written_anew, until_the_loop_rests
+from tests.support.screens import fail_what_is_written_anew, style_sheets_are_parsed_once, until_the_loop_rests
 
-__all__ = ["fail_what_is_written_anew", "keys_wait_for_no_clock"]
+__all__ = ["fail_what_is_written_anew", "keys_wait_for_no_clock", "style_sheets_are_parsed_once"]
 
 
 @pytest.fixture(autouse=True)

@@ -168,7 +168,7 @@ class FaultScreen(AskingScreen[Fault]):
             classes="dialog",
         )
         body.border_title = "Inject a fault"
-        body.border_subtitle = "Enter goes on, Esc does nothing"
+        body.border_subtitle = "Enter goes on, arrows choose, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

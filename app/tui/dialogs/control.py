@@ -116,7 +116,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
             classes="dialog",
         )
         body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
-        body.border_subtitle = "Enter goes on, Esc does nothing"
+        body.border_subtitle = "Enter goes on, arrows choose, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

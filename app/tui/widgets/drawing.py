@@ -210,11 +210,11 @@ def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     bar_width = max(0, min(BAR_WIDTH, width - 80))
     if bar_width > 5:
         line.bar(row.waited_s / ui.source.stall_s, bar_width, style).put("  ")
-    missing = f"{look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "nobody is missing"
+    missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "; nobody is missing"
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
-    sentence = f"{call}: {ranks_text(row.waiting)} {missing}"
-    # When not all fits, the missing ranks are kept.
-    return line.cell(sentence if len(sentence) <= room else f"{call} {missing}", room)
+    sentence = f"{call}: {ranks_text(row.waiting)}{missing}"
+    # Where not all has room, who is missing has.
+    return line.cell(sentence if len(sentence) <= room else f"{call}{missing}", room)
 
 
 def wait_block(ui: UiState, row: BarrierRow, width: int) -> list[Line]:

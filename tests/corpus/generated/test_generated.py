@@ -4,7 +4,7 @@ The stories are those of a fixed seed, which is in each test's name: what is red
 them are in every run, the others are slow.
 `RANKDECK_STORIES_SEED=7 pytest tests/corpus/generated` draws others, `RANKDECK_STORIES=2000` more of them; `python -m
 tests.corpus --generated 2000 --seed 7 --jobs 8` plays as many and prints the table. A failing story prints the command
-that plays it again, and `--shrink` makes it small enough for `test_named_stories`.
+that plays it again, and `--shrink` makes it small enough for `named_stories.jsonl`.
 """
 
 from __future__ import annotations

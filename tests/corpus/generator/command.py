@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.corpus.generator.lives import play
 from tests.corpus.generator.score import Grade, table
-from tests.corpus.generator.shrinking import as_test, shrink
+from tests.corpus.generator.shrinking import entry, shrink
 from tests.corpus.generator.stories import story_of
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def main(number: int, seed: int, jobs: int) -> None:
 
 
 def main_of_shrinking(seed: int) -> None:
-    """Shrink the story of a seed, if it fails, and print it as a test to keep."""
+    """Shrink the story of a seed, if it fails, and print it as a line to keep."""
     small = shrink(story_of(seed))
     result = play(small)
-    print(result.grade.value, result.why, *result.said, as_test(small, f"story {seed}"), sep="\n")  # noqa: T201
+    print(result.grade.value, result.why, *result.said, entry(small, f"story {seed}"), sep="\n")  # noqa: T201
 
 
 def main_of_one(seed: int) -> None:

@@ -72,11 +72,12 @@ def test_a_single_hiccup_below_the_stall_threshold_brings_no_verdict() -> None:
     assert sim.told == []
 
 
-@pytest.mark.parametrize(("every", "pause_s"), [(60, 3.0), (40, 2.0), (90, 6.0)])
+@pytest.mark.parametrize("pauses", one_in(3, [(60, 3.0), (40, 2.0), (90, 6.0)]))
 def test_few_long_pauses_as_for_saving_are_no_slowness_and_the_cost_of_many_is_told_right(
-    every: int, pause_s: float
+    pauses: tuple[int, float],
 ) -> None:
     """The rank that pauses also comes last to every call, by a little."""
+    every, pause_s = pauses
 
     def program(rank: int) -> Iterator[Action]:
         yield Call("broadcast", 88, "main", sizes=((1000,),))

@@ -8,6 +8,7 @@ import pytest
 
 from app.diagnosis.causes import Cause, Severity
 from ddpcore.wire import Phase
+from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Linger, Peer, Training, Work
 
@@ -390,7 +391,7 @@ def test_a_process_that_a_thread_keeps_from_ending_is_named_with_that_thread() -
     assert verdict.exit_wait.name == "uploader"
 
 
-@pytest.mark.parametrize("program", [Training(), Training(checkpoint_s=25.0), Training(eval_s=25.0)])
+@pytest.mark.parametrize("program", one_in(3, [Training(), Training(checkpoint_s=25.0), Training(eval_s=25.0)]))
 def test_training_with_its_evaluations_and_checkpoints_raises_no_alarm(program: Training) -> None:
     sim = SimCluster(2, 2, program=program)
     sim.run(60)

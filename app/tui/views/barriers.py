@@ -34,8 +34,8 @@ MAX_SHARED_RANKS = 4096
 class BarriersView(LineView):
     """Current waits in blocks, the last ones in a line each, then a row per rank.
 
-    A row has a cell for each of the last waits, the latest at the right. It shows how long the rank waited compared with
-    the others, or that they waited for it. A rank that often holds them up stands out. A bar is its share of waiting.
+    A row has a cell for each of the last waits, the latest at the right. It shows how long the rank waited beside the
+    others, or that they waited for it. A rank that often holds them up stands out. A bar is its share of time waiting.
     """
 
     def __init__(self, ui: UiState) -> None:

@@ -45,8 +45,8 @@ ODD = (Severity.WARNING, Severity.CRITICAL)
 class MemoryView(LineView):
     """A bar per rank, so that a rank with more memory stands out.
 
-    On CPUs it is the process's memory, with the median marked. On GPUs it is what the rank holds of its GPU, with memory
-    that torch has reserved marked: the rest is contexts, NCCL and other libraries.
+    On CPUs it is the process's memory, with the median marked. On GPUs it is what the rank holds of its GPU, with what
+    torch has reserved marked: the rest is contexts, NCCL and other libraries.
     """
 
     def __init__(self, ui: UiState) -> None:

@@ -213,7 +213,7 @@ def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "; nobody is missing"
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
     sentence = f"{call}: {ranks_text(row.waiting)}{missing}"
-    # Where not all has room, who is missing has.
+    # When not all fits, the missing ranks are kept.
     return line.cell(sentence if len(sentence) <= room else f"{call}{missing}", room)
 
 

@@ -154,14 +154,14 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def link(wanted: HostsWanted, group: LinkGroup) -> None:
-    """Make the near end of a connection to each host."""
+    """Add a link to each host to the group, not yet connected."""
     make_room_for_nodes(len(wanted.entries))
     for number, entry in enumerate(wanted.entries):
         group.add(_link_to(entry, number, wanted))
 
 
 def reach(wanted: HostsWanted, group: LinkGroup, then: Callable[[AgentLink], object], *, needs_all: bool) -> Hosts:
-    """Go to the hosts whose links are in a group, and return them; see `reached`."""
+    """Connect to the hosts whose links are in the group, and return them; see `reached`."""
     away = {host: error for host, error in group.connect(then) if error is not None}
     _print_unreachable(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
     there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
@@ -188,11 +188,12 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
 
 
 class Watch(NamedTuple):
-    """A job of some hosts that is watched.
+    """A job on some hosts that is to be watched.
 
     Attributes:
-        then: Done on each host, as for `reached`; and so `needs_all`.
-        look: Looks at the hosts before the session is made, and takes who is told how far each is.
+        then: Called for each connected host, as in `reached`.
+        needs_all: Whether an unreachable host ends the command, as in `reached`.
+        look: Checks the hosts before the session is made; its second argument is called with each host's step.
         make: Makes the session.
     """
 
@@ -203,7 +204,7 @@ class Watch(NamedTuple):
 
 
 def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
-    """Watch a job, and end with its code; the console is there before its hosts are."""
+    """Watch a job, and exit with its code; the console opens before the hosts are connected."""
     if is_headless or is_json or not is_terminal():
         with reached(wanted, job.then, needs_all=job.needs_all) as hosts:
             job.look(hosts, lambda _host, _step: None)

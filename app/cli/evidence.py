@@ -79,7 +79,7 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
 def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
     """Record all reports of a job into FILE until it ends, for `rankdeck replay`; a full file becomes FILE.1.
 
-    Lines say meanwhile how it stands, as with `attach --headless`.
+    Status lines are printed, as with `attach --headless`.
     """
     job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())

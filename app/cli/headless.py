@@ -74,7 +74,7 @@ class Followed(Protocol):
 
     @property
     def starting(self) -> Progress | None:
-        """How far a start has come that is under way; None while none is."""
+        """Progress of a start; None while no start is in progress."""
 
 
 class Headless:

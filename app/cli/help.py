@@ -134,7 +134,7 @@ def _plain(text: str) -> str:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands and options: put it where the shell reads it at its start."""
+    """Print the script that completes commands and options: save it where the shell reads it at its start."""
     made = get_completion_class(shell)
     assert made is not None
     click.echo(made(context.find_root().command, {}, "rankdeck", "_RANKDECK_COMPLETE").source())

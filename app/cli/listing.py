@@ -129,7 +129,7 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @click.command()
 @lists_rows
 def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None) -> None:
-    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, what was done."""
+    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, actions."""
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
     if is_json:

@@ -27,7 +27,7 @@ class LazyGroup(click.Group):
     """
 
     def __init__(self, *args: Any, places: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        """Make the group; `places` has the module of each command, in which it bears its own name, and an example."""
+        """Create the group; `places` maps each command to its module, with a function of its name, and an example."""
         super().__init__(*args, **kwargs)
         self.places = places
 
@@ -74,7 +74,7 @@ COMMANDS = {
     "stop": ("app.cli.control", "gpt"),
     "up": ("app.cli.agents", "gpu1 gpu2"),
 }
-"""By verb, the module in which it is, and what one may type behind it."""
+"""Module of each command, and example arguments."""
 START_OBJECTS = 50_000
 """New objects between two garbage collections: imported objects stay, and at Python's own pace the search for garbage
 takes a fifth of a start."""

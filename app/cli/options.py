@@ -167,7 +167,7 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
 
 
 def on_screen(session: RemoteSession) -> RemoteSession:
-    """Return a session as a screen wants it: a connection is never given up, and what was before is shown."""
+    """Return a session prepared for a screen: it retries lost connections without end, and replays the past."""
     session.guards_rest = session.looks_back = True
     session.patience_s = math.inf
     session.asked_at = desk_of(session)
@@ -181,15 +181,15 @@ def follow_one_job(session: RemoteSession) -> None:
 
 
 def desk_of(session: RemoteSession) -> QuestionDesk | None:
-    """Return where a screen asks what hosts want to know; None where it may not, as on a page of `rankdeck serve`."""
+    """Return where a screen asks hosts' questions; None in a read-only session, without SSH, or on a served page."""
     return None if session.is_read_only or not session.goes_to_other_machines else question_desk()
 
 
 def question_desk() -> QuestionDesk | None:
-    """Return where questions of other machines come in; None on a page of `rankdeck serve`."""
+    """Return where questions of other machines arrive; None on a page of `rankdeck serve`."""
     if is_served():
         return None
-    from app.cli.terminal import DESK  # noqa: PLC0415 - only who goes to another machine pays for paramiko
+    from app.cli.terminal import DESK  # noqa: PLC0415 - only another machine needs paramiko
 
     return DESK
 

@@ -89,7 +89,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
     click.echo("".join(console.printed) if isinstance(session, Opening) else "", err=True, nl=False)
-    for sentence in session.evidence_notices:  # on the screen its path may not have fitted
+    for sentence in session.evidence_notices:  # their paths may not have fitted on the screen
         print_line(f"rankdeck: {sentence}")
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
@@ -102,7 +102,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
 
 
 async def _opened(console: Console, session: Presented) -> Presented:
-    """Return the session over hosts, once these are reached; it takes over what is shown. Any other is as it is."""
+    """Return the session once its hosts are connected; it takes over the console. Other sessions are returned as is."""
     if not isinstance(session, Opening):
         return session
     await console.has_painted.wait()

@@ -179,14 +179,8 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[No
         return []
 
 
-<<<<<<< HEAD
 async def pull_past(fleet: Fleet, past: NodePast, wanted: PullHistory, end_age_s: float) -> None:
     """Ask a node, in pieces, for all that is wanted and older than `end_age_s`."""
-=======
-async def _pull(fleet: Fleet, past: NodePast, wanted: Plan) -> None:
-    """Pull all that is wanted from a node, in pieces."""
-    since_seq = 0
->>>>>>> w2
     while True:
         reply = await fleet.ask(past.node, wanted)
         if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):

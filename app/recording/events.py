@@ -191,10 +191,6 @@ class EventLog:
         return self._events[index]
 
     def latest_first(self) -> Iterator[Event]:
-<<<<<<< HEAD
-=======
-        """Yield the events that are kept, the latest first."""
->>>>>>> w2
         return reversed(self._events)
 
     def add_event(

@@ -156,23 +156,3 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch])
             one.cancel()
         await asyncio.gather(*pulls, return_exceptions=True)
     return [found[node] for node in nodes if node in found]
-<<<<<<< HEAD
-=======
-
-
-async def _pull(fleet: Fleet, part: NodePast, stretch: Stretch, end_age_s: float) -> None:
-    """Pull a stretch from a node, in pieces."""
-    since_seq = 0
-    while True:
-        period_s = 0.0 if stretch.period_s <= REPORT_S else stretch.period_s
-        command = PullHistory(stretch.tier, since_seq, stretch.max_age_s, period_s, is_packed=True)
-        reply = await fleet.ask(part.node, command)
-        if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):
-            return
-        if not reply.seqs or reply.seqs[-1] <= since_seq:
-            return
-        since_seq = reply.seqs[-1]
-        part.add(reply, time.monotonic())
-        if reply.ages_s[-1] <= max(end_age_s, period_s, REPORT_S):
-            return
->>>>>>> w2

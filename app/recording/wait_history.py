@@ -49,10 +49,6 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def shown_row(self) -> BarrierRow:
-<<<<<<< HEAD
-=======
-        """The row with its waiting ranks."""
->>>>>>> w2
         return msgspec.structs.replace(self.row, waiting=self.ranks.tolist())
 
     def is_missing(self, rank: int) -> bool:

@@ -60,10 +60,6 @@ class Choice(_Named, frozen=True):
         return self.take(text.strip())
 
     def shown(self, value: Value) -> str:
-<<<<<<< HEAD
-=======
-        """Return a value as a user would write it."""
->>>>>>> w2
         return str(value)
 
 

@@ -52,9 +52,9 @@ class Console(PersonalApp):
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
         self.has_painted = asyncio.Event()
-        """Set once the first frame is there."""
+        """Set once the first frame is painted."""
         self.printed: list[str] = []
-        """What was printed while prints were taken: the terminal is not to be written on."""
+        """Captured prints, which must not reach the terminal under the screen."""
         self._left_undone = ""
         """Restart in progress that the user was warned about when quitting."""
 

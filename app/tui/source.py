@@ -165,7 +165,7 @@ class ConsoleSource(Protocol):
 
     @property
     def starting(self) -> Progress | None:
-        """How far the start, or restart, of a job has come that is under way; None while none is."""
+        """Progress of a start or restart of a job; None while none is in progress."""
 
     @property
     def how_to_begin(self) -> str:

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """How far something has come that is done on several nodes."""
+    """The progress of an action on several nodes."""
 
     @property
     def nodes(self) -> list[str]:
-        """All nodes, in their order."""
+        """Nodes of the action, in their order."""
 
     @property
     def text(self) -> str:
-        """A short line on all of them."""
+        """Short line about all nodes."""
 
     def stage(self, node: str) -> StrEnum:
-        """Return how far a node is, in words."""
+        """Return the stage of a node, whose value is its text."""
 
 
 LITTLE_MEMORY_FRAC = 0.05

@@ -142,7 +142,7 @@ def _verdict_rules() -> Group:
 
 
 class FaultScreen(AskingScreen[Fault]):
-    """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
+    """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:
         super().__init__()

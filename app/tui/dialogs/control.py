@@ -61,7 +61,7 @@ Result = TypeVar("Result")
 
 
 class AskingScreen(ModalScreen[Result | None]):
-    """What dialogs have in common that do something: the last question stands on `Do nothing`."""
+    """The common part of dialogs before an action: the last question starts on `Do nothing`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
@@ -70,7 +70,7 @@ class AskingScreen(ModalScreen[Result | None]):
     ]
 
     def buttons(self, name: str, yes: str = "Do it") -> Horizontal:
-        """Return both buttons of a dialog: `NAME-no` and `NAME-yes`."""
+        """Return both buttons of a dialog, with the ids `NAME-no` and `NAME-yes`."""
         return Horizontal(
             Button("Do nothing", id=f"{name}-no", compact=True),
             Button(yes, id=f"{name}-yes", classes="yes", variant="error", compact=True),
@@ -82,7 +82,7 @@ class AskingScreen(ModalScreen[Result | None]):
 
 
 class ControlScreen(AskingScreen[Wish | Literal["another"]]):
-    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
+    """Asks what to do to the job, then for confirmation; pressing only Enter does nothing."""
 
     def __init__(self, ui: UiState, view: View, job: JobRow) -> None:
         super().__init__()

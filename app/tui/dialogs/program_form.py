@@ -114,7 +114,7 @@ class ProgramForm(Vertical):
 
 
 class ProgramScreen(AskingScreen[Program]):
-    """Asks which program is to be started on some hosts; whoever only presses Enter starts nothing."""
+    """Asks which program to start on some hosts; pressing only Enter starts nothing."""
 
     def __init__(
         self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool

@@ -1,4 +1,4 @@
-"""Who waits for whom now, who waited for whom before, and how the waiting is shared out when nobody is stuck."""
+"""The view of waits: current waits, the last ones, and how waiting is distributed when no rank is stuck."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_LAST_SHORT = 2
 TALL_FROM = 28
 AGE_WIDTH = 6
 MAX_SHARED_RANKS = 4096
-"""More bars than this nobody scrolls through; the Ranks view has them all."""
+"""Limit of bars; nobody scrolls through more, and the Ranks view has all ranks."""
 
 
 class BarriersView(LineView):
     """Current waits in blocks, the last ones in a line each, then a row per rank.
 
-    A row has a cell for each of the last waits, the newest at the right: how long the rank waited beside the others, or
-    that they waited for it; who holds the others up again and again stands out. A bar is the share of time spent so.
+    A row has a cell for each of the last waits, the latest at the right. It shows how long the rank waited beside the
+    others, or that they waited for it. A rank that often holds them up stands out. A bar is its share of time waiting.
     """
 
     def __init__(self, ui: UiState) -> None:
@@ -57,7 +57,7 @@ class BarriersView(LineView):
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank that the longest wait is about: one that is missing, else one that waits."""
+        """Rank that the longest wait is about: a missing one, else a waiting one."""
         barriers = self.ui.view.barriers() if self.ui.view is not None else []
         return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
 

@@ -1,4 +1,4 @@
-"""How the figures of the job went over time: small multiples over one axis, with what happened marked on it."""
+"""The job's figures over time: small charts over one time axis, with events marked on it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from app.tui.widgets.drawing import Line
 
 SPANS_S = {"1 min": 60.0, "5 min": 300.0, "30 min": 1800.0, "all": float("inf")}
-"""What may be chosen; a job that is younger fills the charts all the same."""
+"""Times to choose from; a younger job fills the charts all the same."""
 DEFAULT_SPAN = 1
 MIN_SPAN_S = 30.0
 AXIS_LINES = 2
 
 
 class ChartsView(LineView):
-    """Follows the newest; drawn anew when there is something new, once a second."""
+    """Follows the latest figures; redrawn when there are new ones, once a second."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "charts")
@@ -37,7 +37,7 @@ class ChartsView(LineView):
         self._grid: Grid | None = None
 
     def zoom(self, steps: int) -> None:
-        """Show a longer time by so many places of `SPANS_S`, or a shorter one."""
+        """Show a longer time, by so many places of `SPANS_S`, or a shorter one."""
         self._span = max(0, min(len(SPANS_S) - 1, self._span + steps))
         self.redraw()
 
@@ -68,7 +68,7 @@ class ChartsView(LineView):
         super().scroll_rows(-(-abs(rows) // height) * height * (1 if rows > 0 else -1))
 
     def _place(self, grid: Grid) -> None:
-        """Keep the first chart where it is when charts change their size."""
+        """Keep the first chart in place when charts change their size."""
         first_row = self.top // self._grid.heights[0] if self._grid is not None else 0
         self.top = min(first_row, grid.rows - grid.shown_rows) * grid.heights[0]
         self._grid = grid
@@ -118,7 +118,7 @@ class ChartsView(LineView):
         return self.heading(line)
 
     def _marks(self, history: JobHistory, frame: Frame) -> dict[int, tuple[str, Style]]:
-        """Return by column what happened there: a verdict that came, the worst of several, or an attempt that began."""
+        """Return the mark of each column: the worst of its new verdicts, or the start of an attempt."""
         marks: dict[int, tuple[str, Style]] = {}
         for at_s, _ in history.attempts:
             if frame.begin_s <= at_s <= frame.end_s:
@@ -136,7 +136,7 @@ class ChartsView(LineView):
         return marks
 
     def _axis_lines(self, axis: Axis, marks: Mapping[int, tuple[str, Style]], grid: Grid) -> list[Line]:
-        """Return the axis below each column of charts, and its words."""
+        """Return the axis below each column of charts, and its labels."""
         palette, glyphs = self.look.palette, self.look.glyphs
         rule, labels = self.line(), self.line()
         for column in range(grid.columns):

@@ -1,4 +1,4 @@
-"""What happened, and when: the newest last, followed as it comes."""
+"""The view of events with their times, the latest last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_DETAIL_LINES = 4
 
 
 class EventsView(FilteredView):
-    """Follows the newest event until one moves up, and again from the last one on; the selected one stands in full."""
+    """Follows the latest event until the user moves up; the selected event is shown in full."""
 
     has_selection = True
     filter_keys = EVENT_KEYS
@@ -32,10 +32,10 @@ class EventsView(FilteredView):
         super().__init__(ui, "events")
         self.is_following = True
         self._shown: list[int] = []
-        """Numbers of the events that are shown, counted from the first that ever was."""
+        """Numbers of the shown events, counted from the first event ever."""
         self._num_looked_at = 0
         self._log = ui.events
-        """Those that `_shown` counts: a recording that goes back has others at once, before it is painted."""
+        """Events that `_shown` counts; a replay that goes back replaces them immediately, before it is painted."""
         self._is_wish_new = False
 
     @property
@@ -68,7 +68,7 @@ class EventsView(FilteredView):
         return self.pointed(line) if index == self.selected else line
 
     def build(self) -> None:
-        """Stay at the newest event, or on the one that is selected; old ones that are dropped move it up."""
+        """Stay at the latest event, or at the selected one, whose row moves up when old events are dropped."""
         self._look_at_new()
         self.selected = max(0, min(self.num_rows - 1, self.selected))
         if self.is_following:
@@ -79,7 +79,7 @@ class EventsView(FilteredView):
             self.top = self._last_top
 
     def wish_changed(self) -> None:
-        """Look at all events anew."""
+        """Match all events again."""
         self._is_wish_new = True
 
     def move(self, rows: int) -> None:
@@ -88,7 +88,7 @@ class EventsView(FilteredView):
         super().move(rows)
 
     def scroll_rows(self, rows: int) -> None:
-        """Move the window; what is selected stays so."""
+        """Move the window; the selection stays."""
         self.is_following = False
         super().scroll_rows(rows)
 
@@ -96,7 +96,7 @@ class EventsView(FilteredView):
         return self._log[self._shown[index] - self._log.num_dropped]
 
     def _look_at_new(self) -> None:
-        """Take what has come into what is shown, and what was dropped out of it."""
+        """Add new events that match, and remove dropped ones."""
         log = self.ui.events
         end = log.num_dropped + len(log)
         if self._is_wish_new or self._log is not log:
@@ -116,7 +116,7 @@ class EventsView(FilteredView):
             self.selected = bisect_left(self._shown, selected)
 
     def _place_in(self, log: EventLog) -> int:
-        """Return the number that the selected event has in a log, which may have got older ones in front."""
+        """Return the number of the selected event in a log, which may have older events added in front."""
         if self.selected >= len(self._shown):
             return 0
         number = self._shown[self.selected]
@@ -139,7 +139,7 @@ class EventsView(FilteredView):
         return title.fit(self.size.width, palette.heading)
 
     def _details(self, event: Event) -> list[Line]:
-        """Return the whole sentence of the selected event, where its row does not hold it."""
+        """Return the whole sentence of the selected event when it does not fit its row."""
         palette, width = self.look.palette, self.size.width
         text = self.look.shown(event.text)
         room = width - 1 - TIME_WIDTH - 2 - AGE_WIDTH - 2 - KIND_WIDTH - 3 - 2

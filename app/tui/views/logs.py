@@ -1,4 +1,4 @@
-"""What all ranks print, merged as it comes, or those lines of it that are wanted."""
+"""The view of log lines: all ranks' output in order of arrival, or the lines that match a filter."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SIDE_STEP = 8
 
 
 class LogsView(FilteredView):
-    """Follows the newest line until one scrolls back, and again from the last line on.
+    """Follows the latest line until the user scrolls back, and again from the last line on.
 
-    Once a rank has failed, the root cause stands above the lines, and its traceback can take their place.
+    Once a rank has failed, the root cause is shown above the lines, and its traceback can replace them.
 
     Attributes:
-        marked: Number of the line that was jumped to or clicked; None while there is none.
+        marked: Number of the line that was jumped to or clicked; None without one.
         is_collapsing: Whether lines that several ranks print alike are one row.
     """
 
@@ -47,17 +47,17 @@ class LogsView(FilteredView):
         self.marked: int | None = None
         self.is_collapsing = False
         self._logs = ui.logs
-        """Those that the numbers here count."""
+        """Store whose lines the numbers here count."""
         self._matches: LogSearch | None = None
         self._collapsed: CollapsedLines | None = None
         self._anchor = 0
-        """Number of the line at the top of the window, while new ones are not followed."""
+        """Number of the line at the top of the window, while new lines are not followed."""
         self._prefix_width = 0
         self._seen = 0
 
     @property
     def cause(self) -> RootCauseRow | None:
-        """Why the job failed; None while no rank has."""
+        """Root cause of the job's failure; None until a rank has failed."""
         job = self.ui.view.job() if self.ui.view is not None else None
         return job.root_cause if job is not None else None
 
@@ -102,14 +102,14 @@ class LogsView(FilteredView):
         self.redraw()
 
     def build(self) -> None:
-        """Stay at the newest line, or on the line that is being read."""
+        """Stay at the latest line, or at the line that the user reads."""
         cause = self.cause
         self.shows_traceback &= cause is not None
         self.head = [] if cause is None else self._cause_lines(cause)
         if cause is not None and self.shows_traceback:
             self.lines = self._traceback_lines(cause)
             return
-        if self._logs is not self.ui.logs:  # a recording has gone back: its lines are counted anew
+        if self._logs is not self.ui.logs:  # the replay has gone back: its lines are numbered again
             self._logs, self.is_following, self.marked = self.ui.logs, True, None
         self._look_for_lines()
         self._collapse_lines()
@@ -143,9 +143,9 @@ class LogsView(FilteredView):
         self.redraw()
 
     def to_error(self, direction: int) -> bool:
-        """Go to the next line at level error (1) or to the one before (-1); return whether there is one.
+        """Go to the next line at level error (1) or the previous one (-1); return whether there is one.
 
-        Where the newest lines are followed nothing comes next: both go to the newest error.
+        While the latest lines are followed, both directions go to the latest error.
         """
         direction = -1 if self.is_following else direction
         errors = self._shown_errors()
@@ -167,14 +167,14 @@ class LogsView(FilteredView):
 
     @property
     def _picked(self) -> StoredLine | None:
-        """The line that is marked and in the window, else the last one in it."""
+        """Marked line when it is in the window, else the last line of the window."""
         if self.shows_traceback or not self.num_rows:
             return None
         window = [self._number(index) for index in self._shown()]
         return self.ui.logs.line(self.marked if self.marked in window else window[-1]) if window else None
 
     def _anchor_of_errors(self, direction: int) -> int:
-        """Return the line from which the next error is looked for: behind the marked one, if that is in sight."""
+        """Return the line from which to search the next error: after the marked line, when it is in the window."""
         if self.is_following:
             return self.ui.logs.end
         shown = self._shown()
@@ -191,7 +191,7 @@ class LogsView(FilteredView):
         return np.intersect1d(errors, self._listed.numbers, assume_unique=True)
 
     def _look_for_lines(self) -> None:
-        """Look for the wanted lines a while longer, where not all are wanted."""
+        """Search matching lines for a frame's share of time, when a filter is set."""
         view = self.ui.view
         verdicts = view.verdicts() if view is not None and self.is_problems_only else []
         culprits = frozenset(rank for verdict in verdicts for rank in verdict.culprits)
@@ -204,7 +204,7 @@ class LogsView(FilteredView):
         self.ui.search(self._matches)
 
     def _collapse_lines(self) -> None:
-        """Take some more lines into rows; begin once all that are wanted have been found."""
+        """Collapse some more lines; starts once all matches have been found."""
         logs, matches = self.ui.logs, self._matches
         if not self.is_collapsing or (matches is not None and not matches.has_all_old):
             self._collapsed = None
@@ -215,11 +215,11 @@ class LogsView(FilteredView):
 
     @property
     def _listed(self) -> LogSearch | CollapsedLines | None:
-        """What stands in rows; None where it is every line."""
+        """Source of the rows; None when every line is a row."""
         return self._collapsed if self._collapsed is not None else self._matches
 
     def _who(self, place: int) -> str:
-        """Return the prefix of a row that stands for lines of several ranks; empty of others."""
+        """Return the prefix of a row of several ranks; empty for other rows."""
         ranks = self._collapsed.ranks(place) if self._collapsed is not None else ()
         return ranks_text(sorted(ranks)) if len(ranks) > 1 else ""
 
@@ -251,7 +251,7 @@ class LogsView(FilteredView):
         return lines
 
     def _cause_lines(self, cause: RootCauseRow) -> list[Line]:
-        """Return who failed where, what the key does, and of what."""
+        """Return the failed rank and its place, the key for the traceback, and the exception."""
         palette, width = self.look.palette, self.size.width
         hint = self.ui.keymap.hint("root_cause", "log lines" if self.shows_traceback else "traceback")
         who = f"launcher on {cause.node}" if cause.rank is None else f"rank {cause.rank} on {cause.node}"

@@ -1,4 +1,4 @@
-"""Memory of every rank beside the others', of every node, and of every GPU where there are any."""
+"""The view of memory: of every rank compared with the others, of every node, and of every GPU."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 MAX_NODE_ROWS = 4
 MAX_GPU_ROWS = 8
 MIN_RANK_ROWS = 4
-"""The ranks keep this much of the screen, whatever is below."""
+"""Rows kept for ranks, whatever is below."""
 MAX_FINDINGS = 2
 MAX_FINDING_LINES = 3
 FULL_FRAC = 0.95
-"""From here a GPU, or /dev/shm, is about to be full."""
+"""Share of a GPU's memory, or of /dev/shm, above which it is nearly full."""
 ODD = (Severity.WARNING, Severity.CRITICAL)
 
 
 class MemoryView(LineView):
-    """A bar per rank, so that what sticks out is seen before it is read.
+    """A bar per rank, so that a rank with more memory stands out.
 
-    On CPUs it is the process's memory, with the median marked; on GPUs what the rank holds of its GPU, with what torch
-    has reserved marked: the rest is contexts, NCCL and other libraries.
+    On CPUs it is the process's memory, with the median marked. On GPUs it is what the rank holds of its GPU, with what
+    torch has reserved marked: the rest is contexts, NCCL and other libraries.
     """
 
     def __init__(self, ui: UiState) -> None:
@@ -112,7 +112,7 @@ class MemoryView(LineView):
         ]
 
     def _growth_columns(self) -> list[Column[MemoryRow]]:
-        """Return the columns of the trend, where there is one."""
+        """Return the columns of growth, when any rank's memory grows."""
         if all(_growth_of(row)[0] is None for row in self._rows.values()):
             return []
         return [
@@ -141,7 +141,7 @@ class MemoryView(LineView):
         return lines
 
     def _gpu_lines(self, gpus: list[GpuRow], num_gpus: int, room: int) -> list[Line]:
-        """Return the GPUs: all in their order, or the oddest where there is no room for all."""
+        """Return the GPUs: all in their order, or the most severe when not all fit."""
         if not gpus or room < 3:
             return []
         num_shown = len(gpus) if num_gpus == len(gpus) <= room - 2 else min(len(gpus), room - 3)
@@ -182,7 +182,7 @@ class MemoryView(LineView):
         if summary is None or held_bytes is None or not summary.max_bytes:
             line.cell("" if summary is None else "not known", width, self.look.palette.muted)
             return
-        # The longest bar ends short of the edge, so that growth is seen to have room.
+        # The longest bar ends before the edge, so that growth stays visible.
         full = summary.max_bytes * 1.1
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.busy
         line.bar(held_bytes / full, width, style, mark_frac=summary.median_bytes / full)
@@ -204,7 +204,7 @@ class MemoryView(LineView):
 
 
 def _growth_of(row: MemoryRow) -> tuple[float | None, float | None]:
-    """Return bytes a minute, and seconds to the limit, of the memory of a rank that is full first."""
+    """Return the growth in bytes a minute and the seconds to the limit, of the rank's memory that is full first."""
     host = (row.growth_bytes_per_min, row.remaining_s)
     gpu = (row.gpu_growth_bytes_per_min, row.gpu_remaining_s)
     known = [trend for trend in (host, gpu) if trend[0] is not None]

@@ -1,4 +1,4 @@
-"""One page of everything: nodes, ranks, waits, the loss and the last log lines."""
+"""One page with everything: nodes, ranks, waits, the loss and the last log lines."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 MAX_NODES = 4
 MAX_NODE_TABLE_WIDTH = 132
-"""A bar that runs over the whole of a wide screen is no easier to read."""
+"""Cells of the table; a bar over the whole width of a wide screen is no easier to read."""
 MAX_WAITS = 3
 SPLIT_WIDTH = 110
-"""From here the loss and the log stand side by side."""
+"""Cells from which the loss and the log are side by side."""
 MIN_LOG_LINES = 3
 MIN_CHART_LINES = 5
 
 
 class OverviewView(LineView):
-    """Sections from top to bottom, each taking what it needs of what is left."""
+    """Sections from top to bottom; each takes what it needs of the remaining lines."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "overview")
 
     def build(self) -> None:
-        """Make all lines: they always fit the window."""
+        """Make all lines; they always fit the window."""
         view = self.ui.view
         if view is None or not view.num_ranks:
             self.lines = self._start(view)
@@ -50,7 +50,7 @@ class OverviewView(LineView):
         self.lines = (top + self._bottom(height - len(top)))[:height]
 
     def _start(self, view: View | None) -> list[Line]:
-        """Return what there is to see before the first rank is known."""
+        """Return the page before the first rank is known."""
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
         if self.ui.notices:
@@ -65,7 +65,7 @@ class OverviewView(LineView):
 
     def _node_lines(self, view: View, room: int) -> list[Line]:
         has_more = view.num_nodes > room
-        # Odd nodes first, and those of the culprits, so that the ones left out are those that are well.
+        # Nodes with problems or culprits come first, so that nodes without problems are left out.
         shown = view.first_nodes(room - has_more, odd_first=has_more)
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
         table = Table(self.look, node_columns(node_width(view.node_names)), table_width)
@@ -85,7 +85,7 @@ class OverviewView(LineView):
         table = Table(self.look, rank_columns(view), self.size.width)
         if num_ranks < room:
             return [self.heading(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
-        # The culprits stand in the picture whatever their number is, the others fill it up in order.
+        # The culprits are always shown, the other ranks fill the rest in order.
         culprits = sorted({rank for verdict in view.verdicts() for rank in verdict.culprits})[: room - 2]
         others = (rank for rank in range(num_ranks) if rank not in set(culprits))
         wanted = sorted([*culprits, *(rank for rank, _ in zip(others, range(room - 2 - len(culprits)), strict=False))])

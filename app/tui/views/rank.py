@@ -1,4 +1,4 @@
-"""One rank: all that is known of it, and what it waits for, holds, prints and has been told of."""
+"""The page of one rank: its facts, waits, memory, events and output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_EVENTS = 5
 MAX_EVENTS_LOOKED_AT = 1000
 MAX_SENTENCE_LINES = 3
 MIN_LOG_LINES = 5
-"""Where the rest does not leave as many, the page scrolls."""
+"""Log lines below which the page scrolls."""
 
 
 class RankPage(LineView):
-    """Opened from a row about the rank, and left for where it was opened.
+    """Opened from a row about the rank, and closed to the view that it was opened in.
 
     Attributes:
-        rank: Which.
+        rank: The rank.
         came_from: Name of the view that it was opened in.
     """
 
@@ -58,7 +58,7 @@ class RankPage(LineView):
         self.redraw()
 
     def build(self) -> None:
-        """Make all lines; the last of what it prints fill the window."""
+        """Make all lines; the latest lines of its output fill the window."""
         view = self.ui.view
         rows = view.ranks([self.rank]) if view is not None else []
         self.head, self.lines = [self._heading(rows[0] if rows else None)], []
@@ -82,7 +82,7 @@ class RankPage(LineView):
         return line
 
     def _keys(self) -> tuple[str, str]:
-        """Return what the keys do here, at length and in short."""
+        """Return the keys of this page with their effects, in a long and a short form."""
         hint, first = self.ui.keymap.hint, self.ui.keymap.first
         sides = f"{first('left')} {first('right')}: other ranks" if first("left") and first("right") else ""
         back = hint("back", "back")
@@ -95,7 +95,7 @@ class RankPage(LineView):
         return [self.heading(self.line().put(f" {title}", self.look.palette.heading)), *lines]
 
     def _verdicts(self, view: View) -> list[Line]:
-        """Return what is said of the rank; the first verdict stands above every view."""
+        """Return the rank's verdicts except the first one, which is above every view."""
         lines = []
         for verdict in view.verdicts()[1:]:
             if self.rank in verdict.culprits:
@@ -144,7 +144,7 @@ class RankPage(LineView):
 
 
 def _held(row: MemoryRow) -> list[tuple[str, str]]:
-    """Return (name, value) of what is known of the memory of a rank."""
+    """Return (name, value) of the known memory figures of a rank."""
     sizes = (
         ("RSS", row.rss_bytes),
         ("PSS", row.pss_bytes),

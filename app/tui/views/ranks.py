@@ -1,4 +1,4 @@
-"""Every rank in a row, and all that is known of the selected one."""
+"""The view of ranks, one row each, with all facts of the selected rank."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 MIN_ROWS = 4
-"""The details of the selected rank leave at least this many rows to the table."""
+"""Rows of the table that the details of the selected rank always leave."""
 ORDERS = tuple(RankOrder)
 GRID_HINT = "v: table"
 
 
 class RanksView(FilteredView):
-    """A table or a grid whose ranks keep their places while one reads; the selection goes with its rank."""
+    """A table or a grid whose ranks keep their places while the user reads; the selection follows its rank."""
 
     has_selection = True
     filter_keys = RANK_KEYS
@@ -37,14 +37,14 @@ class RanksView(FilteredView):
         self._table: Table[RankRow] | None = None
         self._grid: RankGrid | None = None
         self._wants_grid: bool | None = None
-        """What somebody has asked for; until then it goes by the number of ranks."""
+        """Shape that the user has chosen; None decides by the number of ranks."""
         self._selection = RankSelection()
         self._order = RankOrder.RANK
         self._wanted = RankWish()
         self._place = 0
-        """Of the selected rank among those that are shown."""
+        """Place of the selected rank among the shown ones."""
         self._rank = 0
-        """The one that was selected; while it is left out, another one is."""
+        """Rank that was selected; while it is left out, another rank is selected in its place."""
         self._is_chosen = False
 
     @property
@@ -97,18 +97,18 @@ class RanksView(FilteredView):
             self.foot = self._details(self._rows[selected])
 
     def wish_changed(self) -> None:
-        """Look for the ranks anew."""
+        """Choose the ranks again."""
         self._wanted = RankWish(self.filter, self._order, self.is_problems_only)
 
     def sort_by(self, order: RankOrder | None = None) -> None:
-        """Sort by something, or by the next in turn."""
+        """Sort by `order`, or by the next order in turn."""
         self._order = order or ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
         self.wish_changed()
         self.redraw()
 
     @property
     def is_grid(self) -> bool:
-        """Whether ranks are cells, not rows."""
+        """Whether ranks are shown as cells, not as rows."""
         return self._grid is not None
 
     def show_grid(self, *, is_wanted: bool) -> None:
@@ -126,22 +126,22 @@ class RanksView(FilteredView):
             self._walk(cells)
 
     def scroll_rows(self, rows: int) -> None:
-        """Move the window; from now on it stays where it is put."""
+        """Move the window; from now on it stays in place."""
         self._is_chosen = True
         super().scroll_rows(rows)
 
     def pick(self, index: int, x: int) -> bool:
-        """Select the rank that was clicked; return whether it was one."""
+        """Select the clicked rank; return whether there was one."""
         place = index if self._grid is None else self._grid.place_at(index, x)
         if place is not None:
             self._walk(place - self._place)
         return place is not None
 
     def follow_culprit(self, view: View) -> int:
-        """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.
+        """Select the first culprit until the user moves the selection: its details are the relevant ones.
 
         Returns:
-            The rank that is selected then, whether or not this view is shown.
+            The rank selected then, whether or not this view is shown.
         """
         if not self._is_chosen:
             culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
@@ -154,7 +154,7 @@ class RanksView(FilteredView):
         return 1 if self._grid is None else self._grid.per_line
 
     def _walk(self, places: int) -> None:
-        """Select another rank, and move the window to where it is."""
+        """Select another rank, and move the window to it."""
         self._is_chosen = True
         ranks, top = self._selection.ranks, self.top
         if len(ranks):
@@ -164,12 +164,12 @@ class RanksView(FilteredView):
         self._show_selected()
 
     def _show_selected(self) -> None:
-        """Move the window to where the selected rank is."""
+        """Move the window to the selected rank."""
         self.top = max(self.selected - self.body_height + 1, min(self.top, self.selected))
         self.redraw()
 
     def _find_selected(self) -> None:
-        """Find the place of the selected rank; while it is left out, who has taken its place is selected."""
+        """Find the place of the selected rank; while it is left out, the rank at its place is selected."""
         ranks, before = self._selection.ranks, self.selected
         found = np.flatnonzero(ranks == self._rank)
         self._place = int(found[0]) if len(found) else max(0, min(self._place, len(ranks) - 1))
@@ -180,7 +180,7 @@ class RanksView(FilteredView):
             self.top = max(self.selected - self.size.height // 3, min(self.top, self.selected))
 
     def _headings(self, view: View) -> list[Line]:
-        """Return what is left out, how the rest is sorted, and the heading of the table or the states in the grid."""
+        """Return the filter and order, and the heading of the table or the counts of states in the grid."""
         palette, width = self.look.palette, self.size.width
         num_shown = len(self._selection.ranks)
         of_all = "" if num_shown == view.num_ranks and not self.filter else f" of {view.num_ranks:,}"

@@ -1,4 +1,4 @@
-"""Which ranks cost the others time, and what they do meanwhile."""
+"""The view of stragglers: which ranks cost the others time, and what they do in that time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 COST_BAR_WIDTH = 12
 NARROW_COST_BAR_WIDTH = 8
 FULL_COST_FRAC = 0.5
-"""At which the bar of the cost is full: a rank that takes half of everybody's time."""
+"""Cost at which the bar is full: a rank that costs half of everybody's time."""
 WIDE_FROM = 110
-"""Cells from which the names of phases stand in full."""
+"""Cells from which the names of phases are shown in full."""
 PHASE_WIDTH = 10
 NARROW_PHASE_WIDTH = 6
 MAX_PHASES = 7
@@ -40,7 +40,7 @@ SHORT_NAMES = {
 
 
 class StragglersView(LineView):
-    """A row a rank, the costliest first; what a rank does more than the others is marked."""
+    """A row per rank, the costliest first; what a rank does more than the others is marked."""
 
     has_selection = True
 

@@ -1,1 +1,1 @@
-"""What the views are drawn with: lines, columns, charts, header and footer."""
+"""The drawing parts of the views: lines, columns, charts, header and footer."""

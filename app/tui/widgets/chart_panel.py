@@ -1,6 +1,6 @@
-"""One chart: a title with the current value, curves, and the scale at their left.
+"""One chart: a title with the current value, curves, and their scale on the left.
 
-`chart_lines` is a figure over time, `loss_panel` the loss over the steps.
+`chart_lines` draws a figure over time, `loss_panel` the loss over the steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SCALE_WIDTH = 7
 PLOT_INDENT = SCALE_WIDTH + 1
-"""Cells to the left of the curves."""
+"""Cells left of the curves."""
 
 
 class Extreme(NamedTuple):
-    """The lowest or the highest of what a figure is a mean of."""
+    """The lowest or the highest of the values that a figure is the mean of."""
 
     word: str
     value_of: Callable[[Figure], float | None]
@@ -43,15 +43,15 @@ HIGHEST = Extreme("highest", lambda figure: figure.high, lambda figure: figure.h
 
 
 class ChartKind(NamedTuple):
-    """How a figure is drawn.
+    """The style of a figure's chart.
 
     Attributes:
-        title: Above the chart.
-        missing: What is said when nothing is known.
-        text: Puts a value into words.
-        extremes: Which of them are told and drawn.
-        top: The upper end of the scale for the highest value that is drawn, the lower is 0; None for a scale that
-            spans just what is drawn.
+        title: Title above the chart.
+        missing: Text shown when nothing is known.
+        text: Formats a value as text.
+        extremes: Extremes that are named and drawn.
+        top: Returns the upper end of the scale for the highest drawn value, with 0 as the lower end; None for a scale
+            over the drawn values only.
     """
 
     title: str
@@ -82,18 +82,18 @@ KINDS: Mapping[str, ChartKind] = {
 
 
 def kind_of(key: str) -> ChartKind:
-    """Return how a figure is drawn."""
+    """Return the chart style of a figure."""
     return KINDS.get(key) or ChartKind(key.removeprefix(METRIC_PREFIX), "not printed", loss_text)
 
 
 class Frame(NamedTuple):
-    """What the charts of one screen have in common.
+    """The common part of all charts of one screen.
 
     Attributes:
         begin_s: The left end of their time.
         end_s: The right end.
-        width: Of a chart, in cells.
-        guides: Columns behind the curves in which something happened.
+        width: Width of a chart, in cells.
+        guides: Columns behind the curves that mark events.
     """
 
     begin_s: float
@@ -107,14 +107,14 @@ class Frame(NamedTuple):
         return max(1, self.width - PLOT_INDENT - 1)
 
     def column(self, at_s: float) -> int:
-        """Return in which cell of the curves a moment is."""
+        """Return the column of a moment in the curves."""
         return max(
             0, min(self.plot_width - 1, int((at_s - self.begin_s) / (self.end_s - self.begin_s) * self.plot_width))
         )
 
 
 def chart_lines(look: Look, figure: Figure, window: Window, frame: Frame, height: int) -> list[Line]:
-    """Return the title and `height` - 1 lines of curves, each as wide as the frame says."""
+    """Return the title and `height` - 1 lines of curves, each of the frame's width."""
     kind, palette = kind_of(figure.key), look.palette
     curves = [
         _curve(window, window.mean),
@@ -144,7 +144,7 @@ def plot_lines(
     text: Callable[[float], str],
     guides: frozenset[int] = frozenset(),
 ) -> list[Line]:
-    """Return curves with the ends of their scale at the left, in `size` (cells, lines) besides the scale."""
+    """Return curves with the ends of their scale on the left, in `size` (cells, lines) beside the scale."""
     palette, glyphs = look.palette, look.glyphs
     styles = [palette.muted if curve.is_dotted else palette.accent for curve in curves]
     lines = []
@@ -171,7 +171,7 @@ def _curve(window: Window, values: np.ndarray[tuple[int], np.dtype[np.float32]],
 
 
 def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], width: int) -> Line:
-    """Return the title, the value of now, and whose the extremes are, as far as there is room."""
+    """Return the title, the current value, and the owners of the extremes, as far as there is room."""
     palette = look.palette
     line = Line(look).put(f" {kind.title}", palette.heading)
     line.put(f"  {kind.text(figure.value)}", _value_style(look, figure.value))
@@ -182,7 +182,7 @@ def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], 
 
 
 def _figure_texts(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:
-    """Return what stands beside the value: whose the extremes are; what is known instead, where they are not."""
+    """Return the texts beside the value: the extremes and their owners, or else the range of the means."""
     if figure.value is None:
         return [f"last {kind.text(means[-1])}"] if means else []
     if kind.extremes and kind.text(figure.low) != kind.text(figure.high):

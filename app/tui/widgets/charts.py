@@ -4,7 +4,7 @@ Pure. `drawing` and `bar_cells` draw: eight dots a cell in braille, half a cell 
 
 Source: the Unicode block Braille Patterns, U+2800: bit n of the offset is dot n + 1.
 
-`arrange` places charts on the screen; `time_axis` and `nice_above` label their axis of time and their scales.
+`arrange` places charts on the screen; `time_axis` and `nice_above` label their time axis and their scales.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ THICK_FROM_ROWS = 16
 
 
 class Box(NamedTuple):
-    """What a drawing spans; points to its left and right are left out, those above and below stand at its edge."""
+    """The range of a drawing; points left and right of it are omitted, those above and below are put on its edge."""
 
     x_min: float
     x_max: float
@@ -33,21 +33,21 @@ class Box(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points in the order of x; neighbours are joined, but not over a y that is NaN."""
+    """Points in the order of x; neighbours are joined, except over a y that is NaN."""
 
     points: Sequence[tuple[float, float]]
     is_dotted: bool = False
 
 
 class DrawnLine(NamedTuple):
-    """A line of a drawing: its cells, and the number of the curve that each shows; -1 is none."""
+    """A line of a drawing: its cells, and the number of the curve that each shows; -1 for none."""
 
     text: str
     owners: Sequence[int]
 
 
 def bounds(points: Sequence[tuple[float, float]]) -> Box:
-    """Return what points span, each pair apart even when the data are not."""
+    """Return the range of points, never empty in x or y, even when the data are."""
     xs = [x for x, _ in points]
     ys = [y for _, y in points]
     x_min, x_max, y_min, y_max = min(xs), max(xs), min(ys), max(ys)
@@ -60,7 +60,7 @@ def bounds(points: Sequence[tuple[float, float]]) -> Box:
 
 
 def drawing(curves: Sequence[Curve], box: Box, width: int, height: int, *, ascii_only: bool = False) -> list[DrawnLine]:
-    """Draw curves into `height` lines of `width` cells; a cell is the first curve's that comes there."""
+    """Draw curves into `height` lines of `width` cells; a cell shows the first curve that reaches it."""
     if width < 1 or height < 1:
         return []
     across, down = (1, 1) if ascii_only else (2, 4)
@@ -89,13 +89,13 @@ def _dots(curve: Curve, box: Box, size: tuple[int, int], pitch: int) -> Iterator
                 if column % pitch == 0 or len(spans) == 1:
                     yield from ((column, row) for row in range(top, bottom + 1, pitch))
                 continue
-            # A line one dot thin is lost on a tall chart.
+            # A line one dot wide is hard to see on a tall chart.
             for row in range(top, min(rows - 1, bottom + (rows >= THICK_FROM_ROWS)) + 1):
                 yield column, row
 
 
 def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[Sequence[tuple[float, float]]]:
-    """Yield the runs of points between what is not known."""
+    """Yield the runs of points between unknown values."""
     piece: list[tuple[float, float]] = []
     for point in points:
         if math.isnan(point[1]):
@@ -134,7 +134,7 @@ def _join(spans: dict[int, tuple[int, int]], start: tuple[int, int], stop: tuple
     previous = y0
     for column in range(x0 + 1, x1 + 1):
         row = round(y0 + (y1 - y0) * (column - x0) / (x1 - x0))
-        # From just beyond the dot before to this one: a steep curve has no gaps and stays thin.
+        # From the dot after the last one to this one: a steep curve has no gaps and stays thin.
         spans[column] = _stretched(spans.get(column), row)
         if abs(row - previous) > 1:
             step = 1 if row > previous else -1
@@ -149,7 +149,7 @@ def _stretched(span: tuple[int, int] | None, row: int) -> tuple[int, int]:
 def bar_cells(frac: float, width: int) -> tuple[int, bool, int]:
     """Return (full cells, whether a half cell follows, empty cells) of a bar that is `frac` full.
 
-    Anything above nothing shows at least the half cell: a bar never hides that there is something.
+    Every value above zero shows at least the half cell: a bar never hides that there is something.
     """
     halves = round(min(1.0, max(0.0, frac)) * width * 2)
     if frac > 0 and halves == 0 and width > 0:
@@ -159,14 +159,14 @@ def bar_cells(frac: float, width: int) -> tuple[int, bool, int]:
 
 
 MIN_CHART_WIDTH = 56
-"""Two stand side by side from 115 cells on."""
+"""Smallest width in cells; two charts are side by side from 115 cells on."""
 MIN_CHART_HEIGHT = 7
-"""A title and six lines: 24 dots."""
+"""Smallest height: a title and six lines, which are 24 dots."""
 GAP = 2
 MIN_TICK_CELLS = 15
-"""Between two ticks: `1 h 15 min ago` and a blank."""
+"""Cells between two ticks: `1 h 15 min ago` and a blank."""
 AGO = " ago"
-"""Behind the oldest tick's age."""
+"""Suffix of the oldest tick's age."""
 DAY_S = 86_400
 TICK_STEPS_S = (
     *(1, 2, 5, 10, 15, 30),
@@ -175,18 +175,18 @@ TICK_STEPS_S = (
     *(DAY_S, 2 * DAY_S, 7 * DAY_S),
 )
 NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-"""What an axis may end at, times a power of ten."""
+"""Ends of a scale, times a power of ten."""
 
 
 class Grid(NamedTuple):
     """Charts of one size in rows and columns.
 
     Attributes:
-        columns: Side by side.
-        rows: One upon the other, also those that are scrolled to.
-        shown_rows: Those that are on the screen at once.
-        width: Of a chart, in cells.
-        heights: Of each row, in lines: of one height where there is something to scroll to.
+        columns: Number of charts side by side.
+        rows: Number of rows, including those to scroll to.
+        shown_rows: Number of rows on the screen at the same time.
+        width: Width of a chart, in cells.
+        heights: Lines of each row; all equal when there are rows to scroll to.
     """
 
     columns: int
@@ -197,7 +197,7 @@ class Grid(NamedTuple):
 
 
 def arrange(num_charts: int, width: int, height: int) -> Grid:
-    """Return how charts fill a part of the screen: all of them if they fit, as wide and as high as they can be."""
+    """Return how charts fill a part of the screen: all of them if they fit, as wide and high as possible."""
     most = max(1, min(num_charts, (width + GAP) // (MIN_CHART_WIDTH + GAP)))
     rows = max(1, -(-num_charts // most))
     columns = max(1, -(-num_charts // rows))
@@ -213,8 +213,8 @@ class Axis(NamedTuple):
     """An axis of time that ends now.
 
     Attributes:
-        ticks: Their columns.
-        labels: The line below it.
+        ticks: Columns of the ticks.
+        labels: The line of labels below the axis.
     """
 
     ticks: frozenset[int]
@@ -222,7 +222,7 @@ class Axis(NamedTuple):
 
 
 def time_axis(span_s: float, width: int, latest: str = "now") -> Axis:
-    """Return an axis of `width` cells over `span_s`, its right end named `latest`."""
+    """Return an axis of `width` cells over `span_s`, its right end labelled `latest`."""
     step_s = next((step for step in TICK_STEPS_S if step / span_s * width >= MIN_TICK_CELLS), TICK_STEPS_S[-1])
     ticks, placed = {width - 1}, [(width - len(latest), latest)]
     for number in range(1, min(width, int(span_s / step_s)) + 1):
@@ -253,7 +253,7 @@ def _age_text(age_s: int) -> str:
 
 
 def nice_above(value: float, base: float = 10.0) -> float:
-    """Return a round number that is not below a positive value; `base` is that of its units: 1024 for bytes."""
+    """Return a round number not below a positive value; `base` is that of its units: 1024 for bytes."""
     if not 0.0 < value < math.inf:
         return 1.0
     unit = base ** max(0, math.floor(math.log(value, base))) if base != 10.0 else 1.0

@@ -1,7 +1,7 @@
 """Tables that fit any width, and the columns of ranks, nodes and GPUs that all such tables share.
 
-`Table` drops columns by importance, and one column takes what is left. `rank_columns`, `node_columns` and `gpu_columns`
-are shared by every table that has these for rows.
+`Table` drops columns by importance, and one column takes the remaining width. All tables of ranks, nodes and GPUs share
+`rank_columns`, `node_columns` and `gpu_columns`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GAP = 2
 
 
 class Aging(Protocol):
-    """What a row tells of its age."""
+    """A row that knows whether it is old."""
 
     @property
     def is_old(self) -> bool:
-        """Whether its figures are no longer those of now."""
+        """Whether its figures are out of date."""
 
 
 Row = TypeVar("Row", bound=Aging)
@@ -48,14 +48,14 @@ class Column(NamedTuple, Generic[Row]):
     """A column of a table.
 
     Attributes:
-        title: Its heading.
-        width: Its cells; a flexible column gets less only where no other one can leave.
-        importance: 0 stays always; the highest leaves first when the width does not do.
-        paint: Writes the row's cell into the line: exactly the given number of cells.
+        title: The heading.
+        width: Its cells; a flexible column gets less only when no other column can be dropped.
+        importance: 0 is never dropped; the highest is dropped first when the width is too small.
+        paint: Writes the row's cell into the line, in exactly the given number of cells.
         is_right: Aligns the heading with right-aligned figures.
-        is_flexible: Takes the cells that are left; at most one column of a table.
-        is_lasting: True of what holds however old the row is: names, and what tells of its age. All else is faint in a
-            row that is old, whatever it means: nothing old looks fresh.
+        is_flexible: Takes the remaining cells; at most one column of a table.
+        is_lasting: True for columns that stay valid in an old row, such as names and the age. All other cells of an old
+            row are faint, so that nothing old looks fresh.
     """
 
     title: str
@@ -103,7 +103,7 @@ class Table(Generic[Row]):
         return line
 
     def row_with(self, row: Row, text: str, style: Style) -> Line:
-        """Return the line of a row whose figures make room for a sentence, beside its names and its age."""
+        """Return the line of a row with a sentence in place of its figures, between its names and its age."""
         line = Line(self.look).pad(self._indent)
         age = self._lasting_cell(self._columns[-1], row)
         room = self._indent + _width(self._columns) - (age.width + GAP if age is not None else 0)
@@ -115,7 +115,7 @@ class Table(Generic[Row]):
         return line if age is None else line.pad(line.width + GAP).add(age)
 
     def _lasting_cell(self, column: Column[Row], row: Row) -> Line | None:
-        """Return a cell that holds however old the row is; None where there is none, or nothing in it."""
+        """Return the cell of a lasting column; None for other columns, or when it is empty."""
         cell = Line(self.look)
         column.paint(cell, row, column.width)
         has_text = any(not segment.text.isspace() for segment in cell.segments)
@@ -147,7 +147,7 @@ _BLAMED_STATES = {RankState.MISSING, RankState.FROZEN, RankState.SILENT, RankSta
 def rank_columns(view: View) -> list[Column[RankRow]]:
     """Return every column of a rank.
 
-    Of a rank that is not heard of, its place and its wait are what one looks for: they last, as "last seen".
+    Place and wait of a rank that does not report are its relevant facts: they last, as "last seen".
     """
     return [
         *place_columns(view),
@@ -165,14 +165,14 @@ def rank_columns(view: View) -> list[Column[RankRow]]:
 
 
 def cells(text: Callable[[Row], str], ink: str = "ink") -> Callable[[Line, Row, int], object]:
-    """Return what paints a text of a row; `ink` is a style of the palette."""
+    """Return a function that paints a text of a row; `ink` is a style of the palette."""
     return lambda line, row, width: line.cell(text(row), width, getattr(line.look.palette, ink))
 
 
 def figure(
     title: str, width: int, importance: int, text: Callable[[Row], str], ink: str = "ink", *, is_lasting: bool = False
 ) -> Column[Row]:
-    """Return a column of figures, which stand at its right."""
+    """Return a right-aligned column of figures."""
 
     def paint(line: Line, row: Row, width: int) -> None:
         line.cell(text(row), width, getattr(line.look.palette, ink), is_right=True)
@@ -181,12 +181,12 @@ def figure(
 
 
 def size_text(num_bytes: float | None, unit: str = "") -> str:
-    """Return bytes for a column; nothing of what is not known."""
+    """Return bytes as text for a column; empty when not known."""
     return "" if num_bytes is None else bytes_cell(num_bytes) + unit
 
 
 def place_columns(view: View) -> list[Column[Any]]:
-    """Return the columns that say which rank a row is about, and where it is."""
+    """Return the columns of a row's rank and node."""
     return [
         figure("RANK", max(4, len(str(view.num_ranks))), 0, lambda row: str(row.rank), "strong", is_lasting=True),
         Column(
@@ -200,7 +200,7 @@ def place_columns(view: View) -> list[Column[Any]]:
 
 
 def state_column(view: View) -> Column[RankRow]:
-    """Return the column of a rank's state: glyph, word and colour."""
+    """Return the column of a rank's state: glyph, name and colour."""
     return Column("STATE", STATE_WIDTH, 0, partial(_paint_state, culprits=_culprits(view)), is_lasting=True)
 
 
@@ -209,12 +209,12 @@ def _culprits(view: View) -> Collection[int]:
 
 
 def _is_victim(row: RankRow, culprits: Collection[int]) -> bool:
-    """Tell whether a rank has ended because another has: it is not what one looks for."""
+    """Return whether a rank has ended because another one did: it is not the culprit."""
     return row.state is RankState.EXITED and bool(culprits) and row.rank not in culprits
 
 
 def node_width(names: Sequence[str]) -> int:
-    """Return the cells that the longest of some node names needs."""
+    """Return the width in cells of the longest node name."""
     return max(map(len, names), default=0)
 
 
@@ -224,7 +224,7 @@ def _paint_state(line: Line, row: RankRow, width: int, culprits: Collection[int]
 
 
 def paint_wait_frac(line: Line, row: RankRow, width: int, *, has_mark: bool = False) -> None:
-    """Paint the share of time that the rank spent waiting: a bar and a figure."""
+    """Paint the share of time that the rank spent waiting, as a bar and a figure."""
     palette = line.look.palette
     if row.wait_frac is None:
         line.cell("", width)
@@ -257,8 +257,8 @@ def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
 def _paint_where(line: Line, row: RankRow, width: int, culprits: Collection[int]) -> None:
     palette = line.look.palette
     is_blamed = row.state in _BLAMED_STATES and not _is_victim(row, culprits)
-    # The line of source is what one opens next; what is odd comes behind it if there is room. Of a rank that is gone
-    # how it ended comes first: that tells the culprit from its victims, who all stood in the same line.
+    # The place in the source comes first, the detail follows if there is room. Of an ended rank its end comes first: it
+    # distinguishes the culprit from its victims, which all stood at the same line.
     parts = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
     first, *others = [part for part in parts if part] or [""]
     text = "  ".join((first, *others))
@@ -295,19 +295,19 @@ def node_name_column(name_width: int, ink: str = "strong") -> Column[Any]:
 
 
 def node_line(table: Table[NodeRow], row: NodeRow) -> Line:
-    """Return the line of a node; why there is no way to it stands in the place of figures."""
+    """Return the line of a node; the reason why it is unreachable replaces its figures."""
     if not row.trouble:
         return table.row(row)
     return table.row_with(row, row.trouble, table.look.severity_style(row.severity))
 
 
 def report_column() -> Column[NodeRow]:
-    """Return the column that tells how old a node's figures are."""
+    """Return the column of the age of a node's report."""
     return Column("REPORT", 6, 0, _paint_node_age, is_right=True, is_lasting=True)
 
 
 def paint_node_memory(line: Line, row: NodeRow, width: int) -> None:
-    """Paint used and total memory of the host: a bar and figures."""
+    """Paint used and total memory of the host, as a bar and figures."""
     palette = line.look.palette
     if row.memory_used_bytes is None or not row.memory_total_bytes:
         line.cell("", width)
@@ -346,7 +346,7 @@ def _paint_node_age(line: Line, row: NodeRow, width: int) -> None:
 
 ODD = (Severity.WARNING, Severity.CRITICAL)
 HOT_CELSIUS = 85.0
-"""Most data-centre GPUs slow themselves down a few degrees above."""
+"""Temperature of a warning; most data-centre GPUs slow down a few degrees above."""
 
 
 def gpu_columns(name_width: int) -> list[Column[GpuRow]]:

@@ -1,9 +1,8 @@
 """A line of text under construction (`Line`), and the shapes that all views draw: wrapped text, logs, waits, ranks.
 
-`log_line` draws a log line: who printed it, on which stream, what. `wait_line` draws a wait as one line on a page of
-many things, `wait_block` as a block where waits are the subject. `fact_lines` draws all that is known of one rank,
-below the table of ranks and on the page of the rank. `RankGrid` draws a cell a rank: the states of thousands of ranks
-at one look.
+`log_line` draws a log line: its origin, stream and text. `wait_line` draws a wait as one line of a page, `wait_block`
+as a block in the view of waits. `fact_lines` draws all facts of one rank, below the table of ranks and on the page of
+the rank. `RankGrid` draws a cell per rank, so that the states of thousands of ranks are seen together.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Line:
         return self
 
     def cell(self, text: str, width: int, style: Style | None = None, *, is_right: bool = False) -> Line:
-        """Add text in exactly `width` cells: cut with an ellipsis or padded."""
+        """Add text in exactly `width` cells, cut with an ellipsis or padded."""
         text = fitted(self.look.shown(text), width, self.look.glyphs.ellipsis, is_right=is_right)
         if text:
             self.segments.append(Segment(text, style or self.look.palette.ink))
@@ -58,7 +57,7 @@ class Line:
         return self
 
     def pad(self, column: int, style: Style | None = None) -> Line:
-        """Add blanks up to a column; nothing when the line is there already."""
+        """Add blanks up to a column; does nothing when the line is longer."""
         if self.width < column:
             self.segments.append(Segment(" " * (column - self.width), style or self.look.palette.ink))
             self.width = column
@@ -95,12 +94,12 @@ class Line:
         return self
 
     def laid_over(self, style: Style) -> Line:
-        """Put a style on top of every segment's own."""
+        """Lay a style over every segment's own."""
         self.segments = [Segment(text, own + style if own else style) for text, own, _ in self.segments]
         return self
 
     def fade(self, start: int) -> None:
-        """Paint the segments from the given one on as what is old."""
+        """Paint the segments from `start` on as old."""
         faint = self.look.palette.faint
         self.segments[start:] = [Segment(text, faint) for text, _, _ in self.segments[start:]]
 
@@ -129,7 +128,7 @@ def fitted(text: str, width: int, ellipsis: str, *, is_right: bool = False) -> s
 
 
 def wrapped(text: str, width: int, max_lines: int, ellipsis: str) -> list[str]:
-    """Return text broken at blanks into at most `max_lines` lines of at most `width` cells; the last one may be cut."""
+    """Return text broken at blanks into at most `max_lines` lines of at most `width` cells; the last may be cut."""
     lines: list[str] = []
     current = ""
     for word in text.split():
@@ -155,12 +154,12 @@ def prefix(stored: StoredLine) -> str:
 
 
 def prefix_width(lines: list[StoredLine]) -> int:
-    """Return the cells in which the prefixes of some lines fit."""
+    """Return the cells that the prefixes of some lines need."""
     return text_width(prefix(line) for line in lines)
 
 
 def text_width(prefixes: Iterable[str]) -> int:
-    """Return the cells in which some prefixes fit."""
+    """Return the cells that some prefixes need."""
     return min(MAX_PREFIX, max(map(cell_len, prefixes), default=0))
 
 
@@ -170,12 +169,12 @@ def log_line(
     """Return a log line with its prefix in `width` cells, its text from cell `offset` on.
 
     Args:
-        look: Of the terminal.
+        look: Look of the terminal.
         stored: The line.
-        width: Of its prefix.
-        offset: Cells that the text is moved to the side.
-        found: Which characters of it were looked for.
-        who: Its prefix, where that is not who printed it.
+        width: Width of the prefix.
+        offset: Cells that the text is scrolled to the side.
+        found: Range of characters that match the filter.
+        who: Prefix that replaces the line's own.
     """
     palette = look.palette
     line = Line(look).put(" ").cell(who or prefix(stored), width, look.rank_style(stored.rank))
@@ -214,7 +213,7 @@ def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "; nobody is missing"
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
     sentence = f"{call}: {ranks_text(row.waiting)}{missing}"
-    # Where not all has room, who is missing has.
+    # When not all fits, the missing ranks are kept.
     return line.cell(sentence if len(sentence) <= room else f"{call}{missing}", room)
 
 
@@ -254,11 +253,11 @@ def _side(ui: UiState, word: str, ranks: list[int], where: str, width: int) -> L
 
 FACT_WIDTH = 11
 WIDE_FROM = 110
-"""Cells from which facts stand in two columns."""
+"""Cells from which facts are in two columns."""
 
 
 def fact_lines(look: Look, row: RankRow, width: int) -> list[Line]:
-    """Return the facts of a rank, the most telling first, in one column or in two."""
+    """Return the facts of a rank, the most important first, in one column or two."""
     facts = [
         Line(look).put(" ").cell(name, FACT_WIDTH, look.palette.muted).put(value)
         for name, value in _facts(row)
@@ -301,23 +300,23 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
 
 
 def _state_text(row: RankRow) -> str:
-    """Return the state and its detail, which often begins with the word itself."""
+    """Return the state and its detail, which often begins with the state's name."""
     if not row.detail or row.detail.startswith(row.state):
         return row.detail or row.state
     return f"{row.state}: {row.detail}"
 
 
 GRID_FROM = 256
-"""Ranks from which a grid is what one wants to see first: more than fit as rows."""
+"""Number of ranks from which the grid is shown first: more than fit as rows."""
 GROUP = 8
-"""Cells that stand together: the ranks of a usual node."""
+"""Cells that stand together: the ranks of a typical node."""
 
 
 class RankGrid:
-    """Where the cells of some ranks stand in a window of some width, and how they look.
+    """The layout and colours of ranks as cells, in a window of some width.
 
     Attributes:
-        per_line: Cells of a line.
+        per_line: Number of cells in a line.
     """
 
     def __init__(self, look: Look, width: int, ranks: NDArray[np.int64], states: NDArray[np.int8]) -> None:
@@ -331,7 +330,7 @@ class RankGrid:
 
     @property
     def num_lines(self) -> int:
-        """Lines of the whole grid."""
+        """Number of lines of the whole grid."""
         return -(-len(self._ranks) // self.per_line)
 
     def line(self, index: int, selected_place: int) -> Line:
@@ -355,14 +354,14 @@ class RankGrid:
         return line.put(run, looks[run_code][1])
 
     def place_at(self, index: int, x: int) -> int | None:
-        """Return the place of the cell in a column of a line; None where there is none."""
+        """Return the place of the cell at a column of a line; None when there is none."""
         group, within = divmod(x - self._first_x, GROUP + 1)
         place = index * self.per_line + group * GROUP + within
         is_cell = x >= self._first_x and within < GROUP and group * GROUP < self.per_line
         return place if is_cell and place < len(self._ranks) else None
 
     def put_counts(self, line: Line, width: int) -> Line:
-        """Add how many of the ranks are in which state, the rarest first, as far as there is room."""
+        """Add the number of ranks in each state, the rarest first, as far as there is room."""
         counts = np.bincount(self._states[self._ranks], minlength=len(STATES))
         for code in sorted(np.flatnonzero(counts).tolist(), key=lambda code: (counts[code], code)):
             state = STATES[code]

@@ -1,6 +1,6 @@
-"""The last line of the screen, and what a terminal shows that is too small for the views.
+"""The last line of the screen, and the screen of a terminal too small for the views.
 
-`Footer` has the keys that matter, and the latest thing the session did. `TooSmall` stands in the place of the views.
+`Footer` shows the most important keys and the latest notice. `TooSmall` replaces the views.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from app.tui.ui_state import UiState
 
 NOTICE_FRAMES = 150
-"""Fifteen seconds: later it is no longer news."""
+"""Frames for which a notice is shown: fifteen seconds."""
 LESS_NEEDFUL = 7
-"""Place in the footer from which a key makes room for what is new."""
+"""Place in the footer from which a key gives way to a notice."""
 _CLAUSE_END = re.compile("[;:,] ")
 
 
 class Footer(LineView):
-    """As many keys as fit, the least important leaving first."""
+    """As many keys as fit; the least important are left out first."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "footer")
@@ -54,14 +54,14 @@ class Footer(LineView):
                 self.app.call_later(self.app.run_action, call)
 
     def _all_hints(self) -> list[tuple[int, str, str, str]]:
-        """Return (place, key, title, action), the most needful first."""
+        """Return (place, key, title, action), the most important first."""
         keymap = self.ui.keymap
         actions = [action for action in available(self.ui.source) if action.footer]
         hints = [(action.footer, keymap.first(action.name), action.title, action.call) for action in actions]
         return sorted(hint for hint in [(0, keymap.views(), "Views", ""), *hints] if hint[1])
 
     def _hints(self, notice: str) -> list[tuple[str, str, str]]:
-        """Return (key, title, action) of the keys that fit; what is less than needful makes room for a notice."""
+        """Return (key, title, action) of the keys that fit; less important keys give way to a notice."""
         needful = sum(len(key) + len(title) + 4 for place, key, title, _ in self._all_hints() if place < LESS_NEEDFUL)
         rooms = [cell_len(part) + 2 for part in (notice, _clause(notice)) if part]
         notice_width = next((room for room in rooms if needful + room <= self.size.width), 0)
@@ -79,7 +79,7 @@ def _clause(sentence: str) -> str:
 
 
 def _fitting(text: str, room: int) -> str:
-    """Return a sentence, or its first clause, if that fits; half a word says nothing."""
+    """Return a sentence, or its first clause, that fits; empty when neither does."""
     for part in (text, _clause(text)):
         if cell_len(part) <= room:
             return part
@@ -91,12 +91,12 @@ MIN_HEIGHT = 15
 
 
 def is_too_small(size: Size) -> bool:
-    """Return whether the views do not fit a terminal."""
+    """Return whether a terminal is too small for the views."""
     return size.width < MIN_WIDTH or size.height < MIN_HEIGHT
 
 
 class TooSmall(LineView):
-    """What is there, what is needed, and how to leave."""
+    """The terminal's size, the size needed, and how to leave."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "too-small")

@@ -1,4 +1,4 @@
-"""The top of every view: tabs, the verdict in words, its hint, and how far the job is."""
+"""The top of every view: tabs, the verdict as text, its hint, and the progress of the job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 MAX_HEADLINE_LINES = 3
 MAX_HINT_LINES = 2
 TALL_FROM = 24
-"""Lines of a terminal from which what to do next may take two of them."""
+"""Lines of a terminal from which the hint may take two of them."""
 OTHER_JOBS_CELLS = 44
-"""Cells that the figures of a job leave to a line on other jobs."""
+"""Cells that the figures of a job leave to a line about other jobs."""
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
-"""Of a tab beside its name: its key, and two blanks or one to the next."""
+"""Cells of a tab besides its name: its key, and two blanks or one before the next tab."""
 START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
 START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
 START_ORDER = (
@@ -39,11 +39,11 @@ START_ORDER = (
     *START_DONE,
 )
 WIDE_FROM = 110
-"""Cells from which it is said what is frozen: a rank may be, too."""
+"""Cells from which the label is `FROZEN PICTURE`: a rank may be frozen, too."""
 
 
 class Header(LineView):
-    """As many lines as the verdict needs, never fewer than three."""
+    """As many lines as the verdict needs, at least three."""
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "masthead")
@@ -69,9 +69,9 @@ class Header(LineView):
         brand, frozen = f" {self.ui.source.title} ", self._frozen()
         width = self.size.width - len(frozen)
         room = width - len(brand) - 1
-        # Of a recording the title tells the time: there the names of the other views give way, else the title does.
+        # In a replay the title has the time: there the other views' names give way, elsewhere the title does.
         keys = [self.ui.keymap.first(view) or "-" for view in VIEW_NAMES]
-        more = sum(map(len, keys)) - len(keys)  # cells that longer keys than a digit take
+        more = sum(map(len, keys)) - len(keys)  # extra cells of keys longer than a digit
         has_brand = self.ui.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) + more < room
         if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
@@ -102,7 +102,7 @@ class Header(LineView):
         return line.fit(self.size.width, palette.bar)
 
     def _frozen(self) -> str:
-        """Return how old the picture is that stands still; empty while it moves."""
+        """Return the age of the frozen picture as a label; empty while the picture moves."""
         age_s = self.ui.frozen_s
         if age_s is None:
             return ""
@@ -110,7 +110,7 @@ class Header(LineView):
         return f" {what} {seconds_cell(age_s)} "
 
     def _age_s(self) -> float | None:
-        """Return how old the oldest of the newest reports is: what says that the picture is live."""
+        """Return the age of the oldest of the latest reports; it shows that the picture is live."""
         return self.ui.view.oldest_age_s if self.ui.view is not None else None
 
     def _verdict(self) -> list[Line]:
@@ -125,13 +125,13 @@ class Header(LineView):
         return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
 
     def _how_to_answer(self) -> str:
-        """Return what to do where a host cannot be reached without the person."""
+        """Return the hint when a host cannot be reached without the user's answer."""
         questions, key = self.ui.source.questions, self.ui.keymap.first("answer")
         hosts = questions.waiting if questions is not None and key else ()
         return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
 
     def _how_to_begin(self) -> str:
-        """Return what to do where all nodes are there and no job is, nor comes by itself."""
+        """Return the hint when all nodes are up and there is no job, nor one that comes by itself."""
         view = self.ui.view
         if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
             return ""
@@ -164,7 +164,7 @@ class Header(LineView):
         return lines
 
     def _start(self) -> list[Line]:
-        """Return how far a start has come that is under way, on each node as far as there is room."""
+        """Return the progress of a start, on each node as far as there is room."""
         progress = self.ui.source.starting
         if progress is None:
             return []
@@ -173,7 +173,7 @@ class Header(LineView):
         content = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
         if len(progress.nodes) < MIN_NODES_SHOWN:
             return [content]
-        # What keeps the others waiting first.
+        # The nodes that keep the others waiting come first.
         nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
         each = self.line().pad(3)
         for place, node in enumerate(nodes):
@@ -188,7 +188,7 @@ class Header(LineView):
         return [content, each]
 
     def _is_expecting(self, severity: Severity) -> bool:
-        """Tell whether something is still to come, which the turning glyph says."""
+        """Return whether something is still to come, which the spinner shows."""
         if severity is not Severity.QUIET or self.ui.view is None:
             return severity is Severity.QUIET
         job = self.ui.view.job()
@@ -225,9 +225,9 @@ def _tabs_width(cells: int) -> int:
 
 
 def tight_names(active: str, room: int) -> list[str]:
-    """Return the names of the views for tabs with one blank between them, cut no more than they must be.
+    """Return the names of the views for tabs with one blank between them, cut only as far as necessary.
 
-    The longest lose their last letters first; that of the active view is whole.
+    The longest names lose their last letters first; that of the active view stays whole.
     """
     names = list(VIEW_NAMES)
     others = [number for number, name in enumerate(names) if name != active]
@@ -239,7 +239,7 @@ def tight_names(active: str, room: int) -> list[str]:
 
 
 def _figures(job: JobRow) -> list[tuple[str, str]]:
-    """Return (name, value) pairs, the ones that may be left out last."""
+    """Return (name, value) pairs, the least important last."""
     figures = []
     if job.exit_code is not None:
         figures.append(("exit code", str(job.exit_code)))

@@ -1,10 +1,10 @@
-"""The base class of all that moves on the screen: a widget of lines, built once per data frame, painted by line.
+"""The base class of all live parts of the screen: a widget of lines, built once per data frame, painted by line.
 
 A `LineView` has a fixed head and foot and a body of numbered rows that scrolls between them. It holds no children and
 no reactive values; painting a line touches that line alone.
 
-`FilteredView` is a live view whose rows can be filtered. `FilterBar` is the line in which a filter is typed, above the
-footer; what is wrong with it stands above the line.
+`FilteredView` is a live view whose rows can be filtered. `FilterBar` is the input for a filter, above the footer; an
+error in the filter is shown above it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WHEEL_LINES = 3
 
 
 class LineView(DirectWidget):
-    """Lines made from the stage.
+    """A widget of lines, made from the UI state.
 
-    A subclass fills `head`, `lines` and `foot` in `build`, or answers `num_rows` and `row` itself when its rows are too
-    many to make.
+    A subclass fills `head`, `lines` and `foot` in `build`; with too many rows to make it overrides `num_rows` and `row`
+    instead.
 
     Attributes:
         top: Number of the first row shown.
-        selected: Number of the row that the arrows move, where `has_selection`.
+        selected: Number of the row that the arrow keys move, when `has_selection`.
     """
 
     ALLOW_SELECT = False
@@ -60,12 +60,12 @@ class LineView(DirectWidget):
         self.selected = 0
 
     def build(self) -> None:
-        """Make the lines from the stage; called once per data frame while the view is shown, and when it is resized."""
+        """Make the lines from the UI state; called once per data frame while the view is shown, and on a resize."""
         raise NotImplementedError
 
     @property
     def num_rows(self) -> int:
-        """How many rows the body has."""
+        """Number of rows of the body."""
         return len(self.lines)
 
     def row(self, index: int) -> Line:
@@ -77,13 +77,13 @@ class LineView(DirectWidget):
         return max(0, self.size.height - len(self.head) - len(self.foot))
 
     def redraw(self) -> None:
-        """Build and paint what has changed, when there is room to paint on."""
+        """Build, and paint what has changed, when the widget has a size."""
         if self.size.width and self.size.height:
             is_in_sight = self.has_selection and self.top <= self.selected < self.top + self.body_height
             self.build()
-            # The body shrank under its window, or the window grew: other rows are in it now.
+            # The body or the window has changed its size: other rows are in the window now.
             top = min(self.top, self._last_top)
-            if is_in_sight:  # a foot that has grown does not hide it
+            if is_in_sight:  # a larger foot does not hide it
                 top = max(top, self.selected - self.body_height + 1)
             if top != self.top:
                 self.top = top
@@ -95,7 +95,7 @@ class LineView(DirectWidget):
         return Line(self.look)
 
     def pointed(self, line: Line) -> Line:
-        """Return the line of a row that is selected; it begins with a blank."""
+        """Return the line of the selected row; `line` begins with a blank."""
         pointed = self.line().put(self.look.glyphs.pointer, self.look.palette.accent)
         first, *others = line.segments
         pointed.segments += [Segment(first.text[1:], first.style), *others] if len(first.text) > 1 else others
@@ -107,31 +107,31 @@ class LineView(DirectWidget):
         return line.fit(self.size.width, self.look.palette.heading)
 
     def banner(self, name: str, text: str) -> Line:
-        """Return the first line of what fills the screen: its name, and what it is about."""
+        """Return the first line of a full-screen view: its name and its subject."""
         palette = self.look.palette
         return self.line().put(f" {name} ", palette.tab).put(f"  {text}", palette.bar).fit(self.size.width, palette.bar)
 
     def keys(self, shown: Iterable[tuple[str, str]]) -> Line:
-        """Return a line of keys, and what each does."""
+        """Return a line of keys with their effects."""
         palette, line = self.look.palette, self.line()
         for key, does in shown:
             line.put(f" {key}", palette.key).put(f" {does} ", palette.bar_muted)
         return line.fit(self.size.width, palette.bar)
 
     def nothing_yet(self, title: str, sentence: str) -> list[Line]:
-        """Return the head of a view that has nothing to show: what there will be."""
+        """Return the head of a view without data, with a sentence about what it will show."""
         heading = self.line().cell(f" {title}", self.size.width, self.look.palette.heading)
         return [heading, self.line().cell(f" {sentence}", self.size.width, self.look.palette.muted)]
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank that a person looks at here: what is selected is about it; else the first culprit."""
+        """Rank that the selection is about; without a selection the first culprit."""
         verdicts = self.ui.view.verdicts() if self.ui.view is not None else []
         return next((verdict.culprits[0] for verdict in verdicts if verdict.culprits), None)
 
     @property
     def copied(self) -> tuple[str, str] | None:
-        """What is copied here, and its text: the verdict with its hint, where nothing else is selected."""
+        """Name and text of what is copied: the verdict with its hint, when nothing else is selected."""
         view = self.ui.view
         if view is None:
             return None
@@ -141,13 +141,13 @@ class LineView(DirectWidget):
         return "the verdict", "\n".join(filter(None, (verdicts[0].text, verdicts[0].hint)))
 
     def pick(self, index: int, x: int) -> bool:  # noqa: ARG002 (of a grid)
-        """Select a row that was clicked in some column, where rows are selected; return whether something is there."""
+        """Select the clicked row, in a view with a selection; return whether there is something."""
         if self.has_selection:
             self.move(index - self.selected)
         return True
 
     def on_click(self, event: Click) -> None:
-        """Select the row; clicked twice, it is opened."""
+        """Select the row; a double click opens it."""
         index = self.top + event.y - len(self.head)
         is_row = len(self.head) <= event.y < len(self.head) + self.body_height and index < self.num_rows
         if is_row and self.pick(index, event.x) and event.chain == 2:
@@ -165,7 +165,7 @@ class LineView(DirectWidget):
         return make_strip(line.fit(width, fill).segments, width)
 
     def move(self, rows: int) -> None:
-        """Move the selection, or the body where nothing is selected."""
+        """Move the selection, or the body in a view without one."""
         if not self.has_selection:
             self.scroll_rows(rows)
             return
@@ -174,12 +174,12 @@ class LineView(DirectWidget):
         self.redraw()
 
     def scroll_rows(self, rows: int) -> None:
-        """Move the body under its window."""
+        """Scroll the body in its window."""
         self.top = max(0, min(self._last_top, self.top + rows))
         self.redraw()
 
     def page(self, pages: int) -> None:
-        """Move by a windowful."""
+        """Move by windows."""
         self.move(pages * max(1, self.body_height - 1))
 
     def to_edge(self, direction: int) -> None:
@@ -187,10 +187,9 @@ class LineView(DirectWidget):
         self.move(direction * self.num_rows)
 
     def sideways(self, cells: int) -> None:
-        """Move the body to the side; nothing unless a view is wider than its window."""
+        """Scroll the body to the side; does nothing unless a view is wider than its window."""
 
     def on_resize(self, _event: Resize) -> None:
-        """Build for the new size."""
         self.redraw()
 
     def on_mouse_scroll_down(self, _event: MouseScrollDown) -> None:
@@ -224,11 +223,11 @@ class LineView(DirectWidget):
 
 
 class FilteredView(LineView):
-    """Shows the rows that its filter is true of.
+    """Shows the rows that match its filter.
 
     Attributes:
-        filter: What is typed behind `/`.
-        is_problems_only: Whether only what is not well is shown.
+        filter: Filter typed after `/`.
+        is_problems_only: Whether only problems are shown.
     """
 
     filter_keys: ClassVar[Sequence[Key]] = ()
@@ -240,7 +239,7 @@ class FilteredView(LineView):
         self.is_problems_only = False
 
     def take_filter(self, text: str) -> str:
-        """Show what a typed filter says; return what is wrong with it, if anything is, and leave the last one."""
+        """Apply a typed filter; return the error of a wrong one, which leaves the last filter in place."""
         read = read_filter(text, self.filter_keys)
         if isinstance(read, WrongFilter):
             return clean(f"at character {read.at + 1}: {read.why}", LINE_LIMIT)
@@ -248,20 +247,20 @@ class FilteredView(LineView):
         return ""
 
     def show_problems(self, *, is_wanted: bool) -> None:
-        """Show only what is not well, or everything."""
+        """Show only problems, or everything."""
         self._wish(self.filter, is_problems_only=is_wanted)
 
     def clear(self) -> bool:
-        """Show everything; return whether anything had been left out."""
+        """Show everything; return whether rows were left out before."""
         had_any = bool(self.filter) or self.is_problems_only
         self._wish(EVERYTHING, is_problems_only=False)
         return had_any
 
     def wish_changed(self) -> None:
-        """Other rows are wanted from now on; before they are drawn."""
+        """Handle a change of the filter; called before the rows are drawn."""
 
     def put_wish(self, line: Line) -> Line:
-        """Add to a heading what is left out."""
+        """Add the filter to a heading."""
         parts = ["problems only"] if self.is_problems_only else []
         parts += [self.filter.source] if self.filter else []
         for text in parts:
@@ -276,7 +275,7 @@ class FilteredView(LineView):
 
 
 class FilterBar(Vertical):
-    """Filters a view as one types; Enter keeps the filter, Esc takes it away."""
+    """Filters a view while the user types; Enter keeps the filter, Esc clears it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear", "Clear", show=False)]
 
@@ -287,7 +286,6 @@ class FilterBar(Vertical):
         self._view: FilteredView | None = None
 
     def compose(self) -> ComposeResult:
-        """Lay out the sentence and the input."""
         yield Static("", id="filter-trouble", markup=False)
         yield Horizontal(
             Static("/", id="filter-mark", markup=False),
@@ -296,7 +294,7 @@ class FilterBar(Vertical):
         )
 
     def open(self, view: FilteredView) -> None:
-        """Begin to type the filter of a view, or go on with it."""
+        """Edit the filter of a view, starting with its present one."""
         self._view, line = view, self.query_one(Input)
         line.placeholder = f"{view.filter_example}   Esc clears"
         with self.prevent(Input.Changed):
@@ -307,22 +305,21 @@ class FilterBar(Vertical):
         line.focus()
 
     def close(self) -> None:
-        """Keep the filter and go back to the view."""
+        """Keep the filter and return to the view."""
         self.display = False
         self._view = None
         self.screen.set_focus(None)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter by what stands there now; while it is none, by what stood there last."""
+        """Apply the typed filter; a wrong one leaves the last filter in place."""
         if self._view is not None:
             self._show_trouble(self._view.take_filter(event.value))
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Keep the filter."""
         self.close()
 
     def action_clear(self) -> None:
-        """Take the filter away."""
+        """Clear the filter."""
         if self._view is not None:
             self._view.take_filter("")
         self.close()

@@ -46,7 +46,6 @@ MAX_SPEAKERS = 8
 """Limit of ranks that timed out whose missing peers are read."""
 LAUNCHER_S = 1.5
 """Seconds before their launcher's end from outside from which ranks that a signal ends have ended with it."""
-
 LAUNCHER_END_S = 35.0
 """Seconds; torchrun gives ranks 30 s to end before it ends itself."""
 _PASSED_ON = "SignalException"

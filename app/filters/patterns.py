@@ -26,7 +26,7 @@ NUM_IN_TURN = 8
 """Number of adjacent lines with a pattern after which all that follow them are searched in one match."""
 _MAX_MEMORY_BYTES = 8 * 2**20
 MAX_WIDE = 8
-"""Limit of parts that fit more than one text, up to which a pattern's automaton stays small whatever follows a match."""
+"""Limit of parts that fit more than one text; up to it a pattern's automaton stays small whatever follows."""
 _NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _QUOTED = r"\\Q.*?(?:\\E|$)"

@@ -1,4 +1,4 @@
-"""The diagnosis: what the ranks wait for, who holds them up, why, since when.
+"""The diagnosis: what the ranks wait for, which ranks hold them up, why, since when.
 
 `Diagnoser.observe` reads the whole model each time. Between two calls it keeps only what a snapshot cannot hold: how
 long each rank has been away, the sliding window of wait fractions, and verdicts that outlive their evidence.

@@ -291,7 +291,7 @@ def has_left(death: Death, farewells: frozenset[int]) -> bool:
 def has_failed(death: Death, farewells: frozenset[int]) -> bool:
     """Return whether a rank was ending by an exception of its own when its launcher ended it.
 
-    Peers that its end had reached may have ended before it, and the launcher acts on the first end.
+    Peers that noticed may have ended before it, and the launcher acts on the first end.
     """
     return _was_ending(death, farewells) and bool(death.exit.error) and not has_lost_peer(death)
 

@@ -25,7 +25,7 @@ _IS_LEARNED = which_phases(*LEARNED)
 
 
 class RankPlaces:
-    """Since when ranks that others wait for have stood at one line."""
+    """Lines at which ranks that others wait for stand, and since when."""
 
     def __init__(self) -> None:
         self._stood: dict[int, tuple[int, float]] = {}

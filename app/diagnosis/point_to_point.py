@@ -62,10 +62,10 @@ def find_peer_waits(
 def odd_in_circle(job: JobModel, waits: Sequence[Wait], *, has_transfers: bool) -> list[int] | None:
     """Return the culprits among ranks that wait for each other; None where the smallest side is odd.
 
-    A send or a receive that two ranks have made before in the same way may be in its place, and the peer too early in a
-    collective: none is named. One that they make for the first time is the odd call. A job of two ranks has no third
-    one. Where all others wait, a rank that receives from any sender is the odd one. So are fewer than half of all ranks
-    in a call that all have to make, where none of the others waits in a send or a receive (`has_transfers`).
+    None is named for a send or a receive that two ranks have made before in the same way: it may be in its place, and
+    the peer too early in a collective. One that they make for the first time is the odd call. A job of two ranks has no
+    third one. Where all others wait, a rank that receives from any sender is the odd one. So are fewer than half of all
+    ranks in a call that all have to make, where none of the others waits in a send or a receive (`has_transfers`).
     """
     for wait in waits:
         is_meeting = not has_transfers and wait.peer_call is not None and wait.peer_call.op in MEETINGS

@@ -34,11 +34,10 @@ MIN_LAST_AWAITED = 0.3
 HARDLY = 0.05
 OFTEN = 0.15
 """Fraction of time that others wait while slow ranks wait `HARDLY`; `MIN_LAST_AWAITED` is enough then. To a broadcast,
-which not all wait for, and to what follows it, others than the slow rank may come last.
-"""
+which not all wait for, and to what follows it, others than the slow rank may come last."""
 ALWAYS = 0.95
-"""Fraction of the collectives; a rank that comes last to as many does not do so by chance, however much the steps vary,
-as they do while ranks are slow in turns of some seconds."""
+"""Fraction of the collectives; a rank that comes last to as many does not do so by chance, however much the steps vary.
+They do while ranks are slow in turns of some seconds."""
 MAX_SEEN_WAITING = 0.8
 """Fraction of its time; a rank that is seen waiting more often is not the slow one, whatever its calls show. Ranks of
 NCCL that queue steps ahead always wait, and the times of their calls do not show what their GPUs do."""
@@ -183,7 +182,8 @@ def _are_held_up(
 ) -> NDArray[np.bool_]:
     """Return which of the slow ranks lose less than the others mainly by a difference between their nodes.
 
-    Where that is uncertain, so may those of all nodes but one: a rank may lead on its node, and wait for another one.
+    Where that is uncertain, those of all nodes but the one with the widest gap count too: a rank may lead on its node,
+    and wait for another one.
     """
     slow, others = ranks
     own, usual_beside = lost.frac[slow], np.full(len(slow), np.nan)

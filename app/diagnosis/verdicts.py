@@ -53,7 +53,7 @@ class Side(msgspec.Struct, frozen=True):
     num_elements: int
     place: Place | None
     peer_call: PeerCall | None = None
-    """For a send or a receive between two ranks."""
+    """The call, where it is a send or a receive between two ranks."""
     dtype: str = ""
     root: int | None = None
     """Source or destination that they have passed, where it is known."""
@@ -106,7 +106,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[int, ...] = ()
     """Ranks that wait for the culprits, directly or through others."""
     waiting_here: tuple[int, ...] = ()
-    """Those of `waiting` that wait in the call that is named, where others wait in other calls; else empty."""
+    """Ranks of `waiting` that wait in the call that is named, where others wait in other calls; else empty."""
     nodes: tuple[str, ...] = ()
     """Nodes of the culprits, sorted."""
     job: str
@@ -133,7 +133,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int | None = None
     """For OOM: the most that a culprit held of the host's memory."""
     growth: Growth | None = None
-    """For MEMORY_GROWTH; for OOM, and EXITED by SIGKILL, how memory grew before."""
+    """Growth of memory, for MEMORY_GROWTH; for OOM, and EXITED by SIGKILL, the growth before the end."""
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     waiting_place: Place | None = None
@@ -141,11 +141,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     has_closed: bool = False
     """For FEWER_CALLS: whether the culprit has closed its connections and keeps running."""
     sides: tuple[Side, ...] = ()
-    """For MISMATCH; for STANDSTILL the places, the most common one first."""
+    """Sides of a MISMATCH; places of a STANDSTILL, the most common one first."""
     ended: tuple[int, ...] = ()
     """For STANDSTILL: ranks that have ended before, with code 0."""
     counts: CallCounts | None = None
-    """For MISMATCH, where steps are known."""
+    """Calls of the smallest and the largest side, for MISMATCH where steps are known."""
     aborted: tuple[int, ...] = ()
     """For MISMATCH: ranks that gloo ended because more came than they expected."""
     is_shifted: bool = False
@@ -182,9 +182,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     child: ChildWait | None = None
     """Process that the first culprit waits for."""
     child_place: Place | None = None
-    """Where that stands, as seen from outside."""
+    """Line at which that process stands, as seen from outside."""
     exit_wait: ExitWait | None = None
-    """For NOT_EXITING."""
+    """What keeps the process from ending, for NOT_EXITING."""
     is_born: bool = True
     """For NOT_JOINED: whether its process runs."""
     aftermath: Aftermath | None = None

@@ -1,6 +1,6 @@
 """Which ranks wait least: the fraction of time that each rank loses to slower ones, over a sliding window.
 
-Collectives make all ranks equally fast, so a rank that is slow does not show in its steps: it shows as the one that
+Collectives make all ranks equally fast, so a slow rank does not show in its steps. It shows as the one that
 loses no time while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is
 left out.
 

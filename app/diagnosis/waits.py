@@ -57,7 +57,7 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     called_seq: int | None = None
     """Last collective that one of `waiting` has called: with NCCL, and behind DDP's backward, many may follow."""
     peer_call: PeerCall | None = None
-    """For a send or a receive between two ranks: `seq` is its number."""
+    """The call, where it is a send or a receive between two ranks; `seq` is its number."""
 
 
 class Knot(msgspec.Struct, frozen=True, eq=False):
@@ -67,7 +67,7 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
     roots: Ranks
     """Ranks that wait for none and that this wait, or one it leads to, waits for."""
     ends: Ranks
-    """Those of the roots that this wait itself waits for."""
+    """Roots that this wait itself waits for."""
     chain: list[int]
     """Indices of the waits that this one leads to, itself first."""
 
@@ -273,8 +273,8 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     """Return the culprits among ranks that wait for each other in two groups; None for other circles.
 
     Only members of both groups make both calls. Where as many of them are in the one as in the other, groups of the
-    others that are called alike show which of the calls comes first; and one that has begun a step again is in a call
-    of the next step too early. Where neither shows it, both may be culprits.
+    others that are called alike show which of the calls comes first. Ranks in the same call as
+    others with higher steps are in a call of the next step too early. Where neither shows it, both may be culprits.
     """
     if len(waits) != 2 or any(wait.peer_call is not None for wait in waits):
         return None

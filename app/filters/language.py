@@ -1,6 +1,6 @@
 """Reads a filter that the user types; the result is a filter or a sentence that explains what is wrong.
 
-Terms stand side by side and must all hold: `state=waiting node=gpu* rank=0,3-5 wait>5s word "some words" /regex/`; `!`
+Terms stand side by side and must all hold: `state=waiting node=gpu* rank=0,3-5 wait>5s word "some text" /regex/`; `!`
 before a term inverts it. What is still being typed counts as it stands: an open quote or pattern ends with the line.
 """
 

@@ -43,11 +43,11 @@ LOG_KEYS = (
 
 
 class Source(NamedTuple):
-    """Where lines come from."""
+    """Node and job that lines come from."""
 
     node: str
     job_id: str
-    """Empty for lines about the node."""
+    """Job of the lines; empty for lines about the node."""
 
 
 class LogPiece(NamedTuple):
@@ -56,7 +56,7 @@ class LogPiece(NamedTuple):
     packed: bytes | bytearray | memoryview
     """Their text in UTF-8, each with its line end."""
     ends: NDArray[np.uint32]
-    """Where each line ends, with its line end."""
+    """Offset at which each line ends, with its line end."""
     source_indices: NDArray[np.uint32]
     """Index of each line in `sources`."""
     ranks: NDArray[np.int32]

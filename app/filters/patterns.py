@@ -1,4 +1,4 @@
-"""Text search with RE2 alone, whose time grows with the text and not with its powers.
+"""Text search with RE2 alone.
 
 Python's own engine backtracks and holds the interpreter while it does; RE2 takes time linear in the text whatever the
 pattern is, within a bound of memory, and refuses what would need more.
@@ -26,7 +26,7 @@ NUM_IN_TURN = 8
 """Number of adjacent lines with a pattern after which all that follow them are searched in one match."""
 _MAX_MEMORY_BYTES = 8 * 2**20
 MAX_WIDE = 8
-"""Limit of parts that fit more than one text; up to it a pattern's automaton stays small whatever follows."""
+"""Limit of parts that fit several texts, up to which a pattern's automaton stays small whatever follows a match."""
 _NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _QUOTED = r"\\Q.*?(?:\\E|$)"
@@ -59,7 +59,7 @@ class TextPattern:
         Raises:
             PatternError: It is none, or too long.
         """
-        import re2  # type: ignore[import-untyped] # noqa: PLC0415 - a console without a filter does without
+        import re2  # type: ignore[import-untyped] # noqa: PLC0415 - needed only with a filter
 
         self.source = source
         if len(source) > MAX_PATTERN_CHARS:

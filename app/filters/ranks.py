@@ -84,7 +84,7 @@ class RankSelection:
         self._is_first_search = False
 
     def update(self, view: View, wish: RankWish) -> None:
-        """Update the ranks as often as rows may move; immediately where wish, job or verdict has changed."""
+        """Update the ranks as often as rows may move, and immediately after a change of wish, job or verdict."""
         table, job = view.rank_table, view.job()
         if table is None or job is None:
             self.__init__()  # type: ignore[misc]  # restart

@@ -18,7 +18,7 @@ class KeyKind(Enum):
     """Type of a key's value."""
 
     WORD = "word"
-    """One of a few known words, or several: `state=waiting,missing`."""
+    """One of a few known values, or several: `state=waiting,missing`."""
     NAME = "name"
     """A name with `*` and `?`: `node=gpu*`."""
     NUMBER = "number"

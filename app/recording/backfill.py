@@ -47,7 +47,7 @@ MAX_PACKED_BYTES = 64 * 2**20
 """Bytes of all nodes together; of a node that exceeds its part the oldest go first."""
 PARALLEL_NODES = 8
 SETTLE_S = 3.0
-"""Seconds by which the nodes have reported, and the events of the first reports precede what the nodes remember."""
+"""Seconds by which the nodes have reported, and what they remember reaches past the console's first events."""
 LATE_S = 5.0
 """Age in seconds of a node's latest report from which the node has stopped recording, and is left out."""
 MAX_S = 300.0

@@ -73,7 +73,7 @@ class Evidence(msgspec.Struct, frozen=True):
     summary: list[str]
     """Status at the end as lines of text."""
     jobs: dict[str, Any]
-    """By node: the job it was asked to run, or why that is not known."""
+    """Job that each node was asked to run, or why that is not known."""
     thresholds: Thresholds = Thresholds()
     """Thresholds by which the timeline is judged."""
 

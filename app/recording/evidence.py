@@ -50,7 +50,7 @@ class Answers(msgspec.Struct):
     past: list[Record] = []
     """Reports from before this console's first ones."""
     jobs: dict[str, Any] = {}
-    """By node: the job it was asked to run, or why that is not known."""
+    """Job that each node was asked to run, or why that is not known."""
 
 
 async def ask_agents(

@@ -60,8 +60,7 @@ PLANS: tuple[tuple[int, tuple[Stretch, ...]], ...] = (
     (2**31, (Stretch(Tier.RECENT, 15.0, 1.0),)),
 )
 """Stretches by the most nodes that they are for: some thousand reports of all of them together, which take a second or
-two.
-"""
+two."""
 
 
 def stretches(num_nodes: int) -> tuple[Stretch, ...]:

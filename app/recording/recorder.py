@@ -219,8 +219,7 @@ class _Part:
 MAX_AGE_S = 120.0
 MAX_BYTES = 16 * 2**20
 """Bytes of all records kept: two minutes of three nodes with eight ranks and GPUs, seconds of hundreds. The agents
-themselves keep ten minutes.
-"""
+themselves keep ten minutes."""
 
 
 class Past:

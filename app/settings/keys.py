@@ -22,7 +22,7 @@ MAX_COMPARED = 60
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """Return the known name that was perhaps meant, empty where none is near."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped pays for it
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only after a typo
 
     return next(iter(get_close_matches(word[:MAX_COMPARED], known, 1)), "")
 

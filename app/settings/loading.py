@@ -43,7 +43,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """Settings that hold, by name; a wrong one keeps the value of the layer below."""
     known: Mapping[str, Setting]
     troubles: Sequence[Trouble]
-    """In the order of the layers, the lowest first."""
+    """Errors in the order of the layers, the lowest first."""
     files: Sequence[Path]
     """Files that were read."""
 

@@ -49,7 +49,7 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[Path, int]]:
     Raises:
         NotTomlError: It is not TOML.
     """
-    import tomllib  # noqa: PLC0415 - only who has a file pays for it
+    import tomllib  # noqa: PLC0415 - needed only where there is a file
 
     try:
         content = tomllib.loads(text)

@@ -2,7 +2,7 @@
 
 A server on loopback is still reached by every page that the user's browser shows, and by every user of the machine:
 a page could open a websocket here, or have its own name resolve to this address. So each request must name this
-machine as its host, a request from another page is refused, and all need a secret that only the user was shown.
+machine as its host and hold a secret that only the user was shown. A request from another page is refused.
 """
 
 from __future__ import annotations

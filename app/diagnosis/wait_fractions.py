@@ -49,7 +49,7 @@ SETTLE_S = 0.4
 SLOT_STEPS = 1
 """Least number of steps in a slot, where steps are reported: a window of less than some steps shows nothing."""
 MAX_BREAK_S = 3.0
-"""Longest checkpoint or evaluation in seconds that exact figures span: they come every few seconds."""
+"""Longest unclean break in seconds that exact figures span: they come every few seconds, for all time since."""
 SAMPLED_ROWS = slice(NUM_SAMPLED_ROWS)
 EXACT_ROWS = slice(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))
 MAX_SLOT_S = 120.0

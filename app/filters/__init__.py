@@ -1,1 +1,1 @@
-"""What a person types to see only some ranks, log lines or events."""
+"""Filters that the user types to see only some ranks, log lines or events."""

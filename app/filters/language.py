@@ -1,4 +1,4 @@
-"""Reads what a person types as a filter; whatever it is, the answer is a filter or a sentence that says what is wrong.
+"""Reads a filter that the user types; the result is a filter or a sentence that explains what is wrong.
 
 Terms stand side by side and must all hold: `state=waiting node=gpu* rank=0,3-5 wait>5s word "some words" /regex/`; `!`
 before a term inverts it. What is still being typed counts as it stands: an open quote or pattern ends with the line.
@@ -37,7 +37,7 @@ _FIGURE = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s*([A-Za-
 
 
 class _WrongError(Exception):
-    """What was typed is no filter; caught where it is read."""
+    """The text is no filter; caught where it is read."""
 
     def __init__(self, why: str, at: int) -> None:
         super().__init__(why)
@@ -178,7 +178,7 @@ def _wanted(key: Key) -> str:
 
 
 def _choices(key: Key, part: str, at: int) -> list[str]:
-    """Return the words that begin so: one may stop typing where it is clear what is meant."""
+    """Return the choices that begin with a text: a clear prefix is enough."""
     if part in key.choices:
         return [part]
     if begun := [word for word in key.choices if word.startswith(part)]:

@@ -32,7 +32,7 @@ _LEVEL_PATTERNS = {
     "info": r"\bINFO\b|^(?:\[rank\d+\]: ?)?\[?I\d{4} ",
     "debug": r"\b(?:DEBUG|TRACE)\b",
 }
-"""How programs, Python, C++ and glog (torch's own log lines) write them."""
+"""Forms in which programs, Python, C++ and glog (torch's own log lines) write the levels."""
 
 LOG_KEYS = (
     Key("level", KeyKind.WORD, choices=tuple(_LEVEL_PATTERNS)),
@@ -47,7 +47,7 @@ class Source(NamedTuple):
 
     node: str
     job_id: str
-    """Empty of what is about the node."""
+    """Empty for lines about the node."""
 
 
 class LogPiece(NamedTuple):
@@ -58,7 +58,7 @@ class LogPiece(NamedTuple):
     ends: NDArray[np.uint32]
     """Where each line ends, with its line end."""
     source_indices: NDArray[np.uint32]
-    """Of each line in `sources`."""
+    """Index of each line in `sources`."""
     ranks: NDArray[np.int32]
     """Global rank; -1 is the launcher."""
     is_stderr: NDArray[np.bool_]
@@ -66,14 +66,14 @@ class LogPiece(NamedTuple):
 
 
 class LineWish(msgspec.Struct, frozen=True):
-    """What somebody wants to see of the log."""
+    """Lines of the log that the user wants to see."""
 
     filter: Filter = EVERYTHING
     is_problems_only: bool = False
     culprits: frozenset[int] = frozenset()
-    """Ranks whose stderr is a problem, whatever it says."""
+    """Ranks whose stderr is a problem, whatever its text."""
     job_id: str = ""
-    """Lines of other jobs are left out; empty leaves none out."""
+    """Job whose lines are shown; empty shows those of all jobs."""
 
     def __bool__(self) -> bool:
         return bool(self.filter) or self.is_problems_only or bool(self.job_id)
@@ -91,15 +91,15 @@ def lines_of(piece: LogPiece, wish: LineWish, after_step: Callable[[], None] | N
     """Return the places of the wanted lines in a piece, in order.
 
     Args:
-        piece: Where they are looked for.
+        piece: The lines to search.
         wish: What is wanted.
-        after_step: Called whenever `patterns.STEP_BYTES` of text have been looked at; what it raises ends the search.
+        after_step: Called after every `patterns.STEP_BYTES` of text; what it raises ends the search.
     """
     if wish.job_id:
         wanted = _from(piece, lambda source: source.job_id in ("", wish.job_id))
     else:
         wanted = np.ones(len(piece.ends), np.bool_)
-    # What is cheap is asked first: where nothing is left, no text is looked at.
+    # Cheap terms come first: where nothing is left, no text is searched.
     for term in sorted(wish.filter.terms, key=lambda term: isinstance(term, TextTerm) or _is_level(term)):
         if not wanted.any():
             break
@@ -156,7 +156,7 @@ PROBLEMS = frozenset({Severity.WARNING, Severity.CRITICAL})
 
 
 def is_event_shown(event: Event, wanted: Filter, *, is_problems_only: bool) -> bool:
-    """Tell whether every term of a filter holds of an event."""
+    """Return whether every term of a filter holds for an event."""
     if is_problems_only and event.severity not in PROBLEMS:
         return False
     return all(_holds(event, term) is not term.is_inverse for term in wanted.terms)

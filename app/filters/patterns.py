@@ -1,6 +1,6 @@
-"""Text that is searched for: RE2 alone, whose time grows with the text and not with its powers.
+"""Text search with RE2 alone, whose time grows with the text and not with its powers.
 
-Python's own engine backtracks and holds the interpreter meanwhile; RE2 takes time linear in the text whatever the
+Python's own engine backtracks and holds the interpreter while it does; RE2 takes time linear in the text whatever the
 pattern is, within a bound of memory, and refuses what would need more.
 
 Source: https://github.com/google/re2/wiki/Syntax.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 MAX_PATTERN_CHARS = 1000
 STEP_BYTES = 2**16
-"""Of lines that are looked at in one go, give or take one: 0.4 s of RE2 at its slowest, 6 us a byte."""
+"""Bytes of lines searched at a time, give or take one line: 0.4 s of RE2 at its slowest, 6 us a byte."""
 NUM_IN_TURN = 8
-"""Lines that have a pattern and follow each other, after which all that follow them are looked at in one match."""
+"""Number of adjacent lines with a pattern after which all that follow them are searched in one match."""
 _MAX_MEMORY_BYTES = 8 * 2**20
 MAX_WIDE = 8
-"""Parts of a pattern that fit more than one text, up to which its automaton stays small whatever follows a match."""
+"""Limit of parts that fit more than one text, up to which a pattern's automaton stays small whatever follows a match."""
 _NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _QUOTED = r"\\Q.*?(?:\\E|$)"
@@ -37,18 +37,18 @@ _TOKEN = re.compile(
     | (?P<unfit>\\[ACz] | \(\?[a-zA-Z]*-[a-zA-Z]*m[a-zA-Z]*[:)]) | \\.""",
     re.DOTALL | re.VERBOSE,
 )
-r"""`unfit` is what would mean another thing where many lines are searched at once: \A, \z, ^ and $ without the flag m;
+r"""`unfit` is what would mean another thing where many lines are searched together: \A, \z, ^ and $ without the flag m;
 and \C, which also matches line ends and halves of characters."""
 
 
 class PatternError(ValueError):
-    """RE2 does not take a pattern; says why."""
+    """RE2 refuses a pattern; the message explains why."""
 
 
 class TextPattern:
     """A regular expression of RE2's; small letters stand for both cases, unless it holds a capital one.
 
-    Texts are given as UTF-8; several lines may be given at once, each with its line end, which nothing matches.
+    Texts are given as UTF-8; several lines may be given together, each with its line end, which nothing matches.
     """
 
     __slots__ = ("_compiled", "_run", "_to_line_end", "source")
@@ -70,14 +70,14 @@ class TextPattern:
         options = re2.Options()
         options.log_errors = False
         options.never_nl = True
-        options.never_capture = True  # where groups lie costs a second look at each match, and nobody asks
+        options.never_capture = True  # the places of groups cost a second pass over each match, and are not used
         options.max_mem = _MAX_MEMORY_BYTES
         has_capital = any(character.isupper() for character in _NOT_TEXT.sub("", source))
         options.case_sensitive = is_case_exact or has_capital
         try:
             re2.compile(source.encode(), options)
             self._compiled: Any = re2.compile(f"(?m)(?:{source})".encode(), options)
-            # What is found takes the rest of its line along: each line is looked at once.
+            # A match takes the rest of its line along: each line is searched once.
             self._to_line_end: Any = re2.compile(f"(?m)(?:{source}).*".encode(), options)
             # Lines that follow each other, of which each has it: \C is the line end, which nothing else may match.
             run = rf"(?m)(?:.*(?:{source}).*$\C)+"
@@ -86,7 +86,7 @@ class TextPattern:
             raise PatternError(error.args[0].decode(errors="replace")) from None
 
     def is_in(self, text: str) -> bool:
-        """Tell whether the pattern is found in a line."""
+        """Return whether the pattern is found in a line."""
         return self._compiled.search(text.encode()) is not None
 
     def span(self, text: str) -> tuple[int, int] | None:
@@ -148,9 +148,9 @@ class TextPattern:
 
 
 def _is_small(source: str) -> bool:
-    """Tell whether the automaton of a pattern stays small where all of its alternatives are kept.
+    """Return whether the automaton of a pattern stays small where all of its alternatives are kept.
 
-    Only wide parts leave open which of them are alive; a repeat with numbers is as many parts as it says.
+    Only wide parts leave open which of them are alive; a repeat with numbers counts as that many parts.
     """
     parts = list(_WIDE.finditer(source))
     return not any(part["repeat"] for part in parts) and sum(part["wide"] is not None for part in parts) <= MAX_WIDE

@@ -38,13 +38,13 @@ RANK_KEYS = (
 )
 
 REFRESH_S = 2.0
-"""Rows keep their places for so long, so that they can be read."""
+"""Seconds for which rows keep their places, so that they can be read."""
 MAX_TEXTS = 1024
-"""Ranks whose text is looked at in one go: 10 to 15 ms."""
+"""Limit of ranks whose text is searched at a time: 10 to 15 ms."""
 
 
 class RankOrder(StrEnum):
-    """What ranks are sorted by; what is not known comes last, and equals stand in rank order."""
+    """Sort order of ranks; what is not known comes last, and equals stand in rank order."""
 
     RANK = "rank"
     WAIT = "wait"
@@ -58,7 +58,7 @@ class RankOrder(StrEnum):
 
 
 class RankWish(msgspec.Struct, frozen=True, eq=False):
-    """What somebody wants to see; a changed wish is another object."""
+    """Ranks that the user wants to see; a changed wish is another object."""
 
     filter: Filter = EVERYTHING
     order: RankOrder = RankOrder.RANK
@@ -70,7 +70,7 @@ class RankSelection:
 
     Attributes:
         ranks: In the order in which they are shown.
-        num_unsearched: Ranks whose text has not been looked at yet.
+        num_unsearched: Ranks whose text has not been searched yet.
     """
 
     def __init__(self) -> None:
@@ -84,10 +84,10 @@ class RankSelection:
         self._is_first_search = False
 
     def update(self, view: View, wish: RankWish) -> None:
-        """Look at the ranks as often as rows may move, and at once where the wish, the job or a verdict has changed."""
+        """Update the ranks as often as rows may move, and immediately where the wish, the job or a verdict has changed."""
         table, job = view.rank_table, view.job()
         if table is None or job is None:
-            self.__init__()  # type: ignore[misc]  # begin anew
+            self.__init__()  # type: ignore[misc]  # restart
             return
         culprits = tuple(tuple(verdict.culprits) for verdict in view.verdicts())
         context = (wish.is_problems_only and culprits, job.job_id, job.attempt)
@@ -108,7 +108,7 @@ class RankSelection:
         self.ranks = in_order(table, np.flatnonzero(shown), wish.order)
 
     def _search(self, view: View, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Look at the text of some candidates; return those whose text is known to fit."""
+        """Search the text of some candidates; return those whose text is known to fit."""
         if not len(self._pending):
             self._pending, self._at_s = np.flatnonzero(candidates), view.now_s
         now, self._pending = self._pending[:MAX_TEXTS].tolist(), self._pending[MAX_TEXTS:]
@@ -122,7 +122,7 @@ class RankSelection:
 
 
 def rank_mask(table: RankTable, wanted: Filter) -> NDArray[np.bool_]:
-    """Return which ranks all terms of a filter hold of, but for those about text."""
+    """Return the ranks for which all terms of a filter hold, except those about text."""
     shown = np.ones(table.num_ranks, np.bool_)
     for term in wanted.terms:
         found = _found(table, term)
@@ -132,7 +132,7 @@ def rank_mask(table: RankTable, wanted: Filter) -> NDArray[np.bool_]:
 
 
 def _found(table: RankTable, term: Term) -> NDArray[np.bool_] | None:
-    """Return which ranks a term holds of, inversion aside; None of a term about text."""
+    """Return the ranks for which a term holds, inversion aside; None for a term about text."""
     match term:
         case WordTerm(key="state", choices=choices):
             return np.array([state in choices for state in STATES])[table.states]

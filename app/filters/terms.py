@@ -1,4 +1,4 @@
-"""What a filter is made of: terms about keys, and terms about text."""
+"""Parts of a filter: terms about keys, and terms about text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KeyKind(Enum):
-    """What stands behind a key."""
+    """Type of a key's value."""
 
     WORD = "word"
     """One of a few known words, or several: `state=waiting,missing`."""
@@ -31,11 +31,11 @@ class Key(NamedTuple):
     """A key that a table knows.
 
     Attributes:
-        name: As it is typed.
-        kind: Of what stands behind it.
-        choices: Of a key of words, those there are.
-        units: Of a figure, how much each unit is; the empty one is what a bare number counts.
-        numbers: Of a key of numbers, words for some of them.
+        name: Name as it is typed.
+        kind: Type of its value.
+        choices: Values of a WORD key.
+        units: Size of each unit of a FIGURE key; the empty one is for a bare number.
+        numbers: Names for some numbers of a NUMBER key.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
 
 class WordTerm(msgspec.Struct, frozen=True):
-    """The key's word is one of these."""
+    """The key's value is one of these."""
 
     key: str
     choices: frozenset[str]
@@ -61,7 +61,7 @@ class NameTerm(msgspec.Struct, frozen=True):
     is_inverse: bool = False
 
     def fits(self, name: str) -> bool:
-        """Tell whether a name is meant, inversion aside."""
+        """Return whether a name fits, inversion aside."""
         return any(pattern.is_in(name) for pattern in self.patterns)
 
 
@@ -73,7 +73,7 @@ class NumberTerm(msgspec.Struct, frozen=True):
     is_inverse: bool = False
 
     def among(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Return which numbers are meant, inversion aside."""
+        """Return which numbers fit, inversion aside."""
         found: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
         for first, last in self.ranges:
             found |= (numbers >= first) & (numbers <= last)
@@ -93,7 +93,7 @@ class FigureTerm(msgspec.Struct, frozen=True):
     is_inverse: bool = False
 
     def holds_of(self, figures: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which figures are meant, inversion aside; NaN is not known."""
+        """Return which figures fit, inversion aside; NaN is not known."""
         found: NDArray[np.bool_] = _COMPARED[self.comparison](figures, self.value)
         return found
 
@@ -112,7 +112,7 @@ class Filter(msgspec.Struct, frozen=True):
     """Terms that must all hold; without any, everything does."""
 
     source: str = ""
-    """As it was typed."""
+    """Text as it was typed."""
     terms: tuple[Term, ...] = ()
 
     def __bool__(self) -> bool:
@@ -120,17 +120,17 @@ class Filter(msgspec.Struct, frozen=True):
 
     @property
     def texts(self) -> tuple[TextTerm, ...]:
-        """Those about text, which are asked last."""
+        """Terms about text, which are checked last."""
         return tuple(term for term in self.terms if isinstance(term, TextTerm))
 
 
 class WrongFilter(msgspec.Struct, frozen=True):
-    """What was typed is no filter."""
+    """The text is no filter."""
 
     why: str
     """A sentence."""
     at: int
-    """Place of the character that it is about."""
+    """Index of the character that it is about."""
 
 
 EVERYTHING = Filter()

@@ -37,8 +37,7 @@ GAP_S = 1.5
 """Seconds without a report after which a node has come back: its facts on ranks need a moment to be fresh again."""
 CROWDED_LOAD = 2.0
 """Runnable threads per CPU above which a healthy probe is late. A gloo rank on two CPUs was 2.3 s late at a load of 7.5
-per CPU.
-"""
+per CPU."""
 MAX_CROWDING = 4.0
 """Upper bound on a node's crowding; more load is not taken to make probes later still."""
 MAX_OLD_EPOCHS = 8

@@ -1,1 +1,1 @@
-"""What a console has heard, as a file, and that file played again in the same console."""
+"""What a console has received, as a file, and that file replayed in the same console."""

@@ -1,4 +1,4 @@
-"""What happened before this console came, as the nodes remember it: asked for and looked at in the background.
+"""What happened before this console started, as the nodes remember it: pulled and replayed in the background.
 
 The nodes' own reports of the last minutes go through the same model, diagnosis and figures as those that come now. Many
 nodes are asked for fewer minutes; the pieces of work are short, so that keys do not wait.
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
     from app.fleet.fleet import Fleet
 
     PastReport = tuple[float, str, NodeFrame]
-    """When by this console's clock, which node, what it said."""
+    """When it was made by this console's clock, the node, its report."""
 
 MAX_AGE_S = 600.0
-"""Nodes keep their reports so long."""
+"""Seconds for which nodes keep their reports."""
 MIN_AGE_S = 60.0
-"""A shorter look back says little: a fleet that has no room for it is not asked."""
+"""Least seconds of a useful backfill: a fleet that has no room for it is not asked."""
 MAX_REPORTS = 40_000
-"""Of all nodes together: ten minutes of 64 of them. One of eight ranks takes 1.1 kB on its way, and a tenth of a
-millisecond to be taken."""
+"""Limit of reports of all nodes together: ten minutes of 64 of them. One of eight ranks takes 1.1 kB in transit, and a
+tenth of a millisecond to be folded in."""
 CLOSE_NODES = 16
-"""Up to so many are looked at twice a second, more of them once."""
+"""Limit of nodes that are sampled twice a second, more of them once."""
 MAX_PACKED_BYTES = 64 * 2**20
-"""Of all nodes together; of one that has more than its share the oldest goes."""
+"""Bytes of all nodes together; of a node that exceeds its part the oldest go first."""
 PARALLEL_NODES = 8
 SETTLE_S = 3.0
-"""By then the nodes have been heard, and what the console told of how it found them is behind what they remember."""
+"""Seconds by which the nodes have reported, and the events of the first reports precede what the nodes remember."""
 LATE_S = 5.0
-"""A node whose newest report is older has stopped remembering, and is left out."""
+"""Age in seconds of a node's latest report from which the node has stopped recording, and is left out."""
 MAX_S = 300.0
-"""For all answers: nobody waits for them."""
+"""Timeout in seconds of all answers: no user waits for them."""
 LOOK_S = 0.5
 SLICE_S = 0.004
-"""Of work at a go; then keys and reports have their turn for three times as long."""
+"""Seconds of work at a time; then keys and reports have their turn for three times as long."""
 PAUSE_S = 0.012
 
 
 class Plan(NamedTuple):
-    """How closely a fleet is looked at.
+    """How closely a fleet is replayed.
 
     Attributes:
-        period_s: Between two reports of a node.
-        max_age_s: Of the oldest.
+        period_s: Seconds between two reports of a node.
+        max_age_s: Age of the oldest report.
     """
 
     period_s: float
@@ -71,19 +71,19 @@ class Plan(NamedTuple):
 
 
 def plan(num_nodes: int) -> Plan | None:
-    """Return how to look back at so many nodes; None where it would say too little for its price."""
+    """Return the plan for so many nodes; None where the backfill would be too short for its cost."""
     period_s = 0.5 if num_nodes <= CLOSE_NODES else 1.0
     max_age_s = min(MAX_AGE_S, MAX_REPORTS * period_s / num_nodes)
     return Plan(period_s, max_age_s) if max_age_s >= MIN_AGE_S else None
 
 
 class NodePast:
-    """What one node remembers, packed as it came."""
+    """Past reports of one node, packed as they came."""
 
     def __init__(self, node: str, max_bytes: int) -> None:
         self.node = node
         self.last_s = float("-inf")
-        """Of the newest report."""
+        """Time of the latest report."""
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._pages: deque[tuple[float, PackedHistory]] = deque()
@@ -97,7 +97,7 @@ class NodePast:
             self._num_bytes -= len(self._pages.popleft()[1].packed)
 
     def reports(self) -> Iterator[PastReport]:
-        """Yield what it holds by its time, unpacked piece by piece, up to what cannot be read."""
+        """Yield the reports by their time, unpacked piece by piece, up to one that cannot be read."""
         latest_s = float("-inf")
         try:
             while self._pages:
@@ -110,9 +110,9 @@ class NodePast:
 
 
 async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> ReplayModel | None:
-    """Return the model that nodes were seen through up to just now; None where none remembers anything.
+    """Return the model that has replayed the nodes' reports up to just now; None where no node has any.
 
-    Whoever cannot be asked, or speaks another version, is left out. Events are those of the job with that id, or of
+    Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of
     whichever was to be shown.
     """
     wanted = plan(len(nodes))
@@ -122,7 +122,7 @@ async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, 
     pasts = await _pull_all(fleet, nodes, wanted)
     if not pasts:
         return None
-    # Reports of different nodes are further apart than live ones: what would contradict itself for so long is no news.
+    # Reports of different nodes are further apart than live ones: a contradiction that lasts no longer is no event.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
     replay = ReplayModel(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
     await in_slices(looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
@@ -130,7 +130,7 @@ async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, 
 
 
 def looks(replay: ReplayModel, past_reports: Iterable[Iterator[PastReport]], end_s: float) -> Iterator[None]:
-    """Look at what nodes tell, each in its order, up to a moment; yields between pieces of work."""
+    """Replay reports of nodes, each in its order, up to a moment; yields between pieces of work."""
     begun = []
     for one in past_reports:
         begun.append(chain([*islice(one, 1)], one))
@@ -159,7 +159,7 @@ async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
 
 
 async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[NodePast]:
-    """Return what the nodes remember that do so until now."""
+    """Return the past reports of the nodes that still record them."""
     turns = asyncio.Semaphore(PARALLEL_NODES)
     command = PullHistory(Tier.RECENT, 0, wanted.max_age_s, wanted.period_s, is_packed=True)
 
@@ -169,7 +169,7 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[No
             try:
                 await pull_past(fleet, past, command, math.nextafter(wanted.period_s, 0.0))
             except AppError:
-                return None  # its row says that it is away, if it is
+                return None  # its row shows that it is away, if it is
         return past if past.last_s >= time.monotonic() - LATE_S else None
 
     try:

@@ -1,8 +1,8 @@
-"""The evidence of one moment as files of a zip: texts for people, data for programs, a recording for the console.
+"""The evidence of one moment as files of a zip: texts for users, data for programs, a recording for the console.
 
 Pure: what is collected comes in as values. The recording holds all of it; the texts are for readers without rankdeck.
 
-`masked` and `masked_values` take what looks like a secret out of records before they are kept.
+`masked` and `masked_values` remove what looks like a secret from records before they are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ZIP_ERRORS = (
     *(zlib.error, lzma.LZMAError),
 )
 _LOCAL_HEADER = struct.Struct("<8xH16xHH")
-"""Of a member: method, length of its name, length of what follows that."""
+"""Header of a member: method, length of its name, length of what follows that."""
 _CONTENTS = f"""
 status.json          how nodes, ranks, waits and verdicts stood at the end
 stacks.txt, .json    where every rank stood, down to each frame, with its flight recorder and its versions
@@ -63,19 +63,19 @@ the logs all the same before you pass this on."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What was collected, masked."""
+    """Collected evidence, masked."""
 
     opening: Opening
     records: list[Record]
-    """Times behind the first."""
+    """Records with times relative to the first."""
     status: dict[str, Any]
-    """As `--json` prints it, of the end."""
+    """Status at the end, as `--json` prints it."""
     summary: list[str]
-    """The same for people."""
+    """Status at the end as lines of text."""
     jobs: dict[str, Any]
-    """By node: what it was told to run, or why that is not known."""
+    """By node: the job it was asked to run, or why that is not known."""
     thresholds: Thresholds = Thresholds()
-    """By which it is told what was said when."""
+    """Thresholds by which the timeline is judged."""
 
 
 def bundle_name(opening: Opening) -> str:
@@ -134,7 +134,7 @@ def _first_member(content: bytes) -> bytes | None:
 
 
 def latest_stacks(records: Sequence[Record]) -> list[NodeStacks]:
-    """Return the stacks of the last moment at which some were taken, one at which there were frames if there is one."""
+    """Return the stacks of the last moment at which some were taken, preferring one with frames."""
     taken = [record for record in records if isinstance(record, StacksRecord)]
     with_frames = [one for one in taken if one.stacks and any(rank.threads for rank in one.stacks.ranks)]
     at_s = next((one.at_s for one in reversed(with_frames or taken)), 0.0)
@@ -177,14 +177,14 @@ def _about(evidence: Evidence) -> str:
 
 
 def _fault_lines(jobs: Mapping[str, Any]) -> list[str]:
-    """Return the harm that the job was started with: it explains what follows."""
+    """Return the faults that the job was started with: they explain what follows."""
     faults = [fault for job in jobs.values() for fault in job.get("spec", {}).get("faults", ())]
     asked = dict.fromkeys(f"{fault['kind']} rank {fault['rank']} at step {fault.get('at_step')}" for fault in faults)
     return [f"rankdeck was asked to do this harm: {', '.join(asked)}"] if asked else []
 
 
 def _timeline_lines(evidence: Evidence) -> list[str]:
-    """Return what was said when, by the clock and before the end."""
+    """Return the verdicts by time of day and by time before the end."""
     recording = Recording(evidence.opening, evidence.records, is_cut=False)
     entries = [
         f"{clock_text(recording, at_s)} ({seconds_text(recording.length_s - at_s)} before the end)  {text}"
@@ -217,7 +217,7 @@ def _printed(records: Sequence[Record], job_id: str) -> Mapping[str, list[str]]:
 
 
 def file_name(node: str) -> str:
-    """Return a node's name as that of a file, whatever the node calls itself."""
+    """Return a safe file name for any node name."""
     return "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "_" for one in node)[:100] or "node"
 
 
@@ -247,7 +247,7 @@ def _masked_frame(frame: bytes) -> bytes:
     try:
         return _masked_packed(frame)
     except DECODE_ERRORS:
-        # A field that this version does not know may hold what only a typed decoder, which skips it, gets over.
+        # A field unknown to this version may hold data that only a typed decoder, which skips it, can handle.
         return _masked_packed(encode_node_report(decode_node_report(frame)))
 
 
@@ -258,7 +258,7 @@ def _masked_packed(packed: bytes) -> bytes:
 def masked_values(value: Any) -> Any:
     """Return built-in values with every string masked."""
     if isinstance(value, str):
-        return masked_text(value)[: len(value)]  # no bound that the text has kept may be broken
+        return masked_text(value)[: len(value)]  # no length limit that the text meets may be exceeded
     if isinstance(value, list):
         return [masked_values(one) for one in value]
     if isinstance(value, dict):

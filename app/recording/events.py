@@ -1,6 +1,6 @@
-"""What happened, and when: verdicts that came and went, jobs, nodes, checkpoints, and what was done.
+"""What happened, and when: verdicts that came and went, jobs, nodes, checkpoints, and actions.
 
-Fed with every look at the model, live or of a recording; keeps the newest events.
+Fed with every view of the model, live or of a recording; keeps the latest events.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 MAX_EVENTS = 10_000
 MAX_NODES_NAMED = 4
-"""Of nodes that change alike at one moment."""
+"""Limit of nodes named when several change alike at one moment."""
 
 NOTE_SETTLES_S = 1.5
-"""Ranks come one by one; agents report twice a second at most."""
+"""Seconds until a note is complete: ranks come one by one, agents report twice a second at most."""
 
 SEAM_S = 1.0
-"""By so much two who look on may differ on when something was; below it, the same is not told twice."""
+"""Seconds by which two consoles may differ on the time of an event; within them, the same event is not repeated."""
 REPEAT_AFTER_S = 60.0
-"""What was said when a console began to look on, and needs a longer look to be said, is said by then."""
+"""Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
@@ -61,11 +61,11 @@ NO_LONGER = {
     Cause.CHECKPOINTING: "no longer saving a checkpoint",
     Cause.EVALUATING: "no longer evaluating",
 }
-"""How the end of a verdict is told; one about a rank that is gone goes with its attempt, and is not undone by that."""
+"""Text for the end of a verdict; one about a rank that is gone goes with its attempt, and is not undone by that."""
 
 
 class EventKind(StrEnum):
-    """What an event is about."""
+    """Subject of an event."""
 
     VERDICT = "verdict"
     OVER = "over"
@@ -75,38 +75,38 @@ class EventKind(StrEnum):
     CHECKPOINT = "checkpoint"
     GPU = "gpu"
     NOTE = "note"
-    """What limits the view of the ranks, or slows them down."""
+    """A limit of what can be seen of the ranks, or a setting that slows them down."""
     DONE = "done"
-    """Somebody, or the session, has done something."""
+    """An action of a user or of the session."""
 
 
 class Event(msgspec.Struct, frozen=True):
     """Something that happened."""
 
     at_s: float
-    """In the clock of the session that saw it."""
+    """Time by the clock of the session that saw it."""
     kind: EventKind
     severity: Severity
     text: str
     """A clean sentence."""
     ranks: tuple[int, ...] = ()
-    """Those that it is about."""
+    """Ranks that it is about."""
 
     @property
     def rank(self) -> int | None:
-        """The first of them."""
+        """The first rank."""
         return self.ranks[0] if self.ranks else None
 
 
 class NoteWatch:
-    """Says each note of a job once, with the ranks that have come together: not again for one that joins later."""
+    """Reports each note of a job once, with the ranks that have come together: not again for one that joins later."""
 
     def __init__(self) -> None:
         self._standing: dict[str, tuple[str, float]] = {}
         self._noted: set[str] = set()
 
     def news(self, notes: Mapping[str, str], now_s: float) -> list[str]:
-        """Return what is to be said now of the notes that stand, given by what they are about."""
+        """Return the notes to report now, out of those that stand, given by what they are about."""
         self._noted &= notes.keys()
         self._standing = {
             about: before if (before := self._standing.get(about)) and before[0] == note else (note, now_s)
@@ -125,8 +125,8 @@ class EventLog:
     """The events of one session, or of a recording up to one moment.
 
     Attributes:
-        num_dropped: How many older events are not kept any more.
-        now_s: The last moment looked at.
+        num_dropped: Number of older events that are no longer kept.
+        now_s: Time of the last view.
     """
 
     def __init__(self) -> None:
@@ -134,27 +134,27 @@ class EventLog:
         self.num_dropped = 0
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
-        """Verdicts that are said, and since when."""
+        """Verdicts that are shown, and since when."""
         self._node_codes: NDArray[np.int8] | None = None
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
         self._reported_before_s: dict[Hashable, float] = {}
-        """Verdicts that stood, and since when, as far as is known from before: they may need a while to be seen."""
+        """Verdicts that stood before, and since when: they may need a while to be found again."""
         self._reached_back_s = 0.0
 
     def still(self) -> EventLog:
-        """Return the events until now, to which nothing will be added."""
+        """Return a copy of the events until now, to which nothing will be added."""
         copied = EventLog()
         copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
         return copied
 
     def reaching_back(self, past: EventLog, began_s: float) -> EventLog:
-        """Return these events behind those of before, to be gone on with.
+        """Return these events behind those of before, to be continued.
 
         Args:
-            past: What happened up to its last look, which is later than `began_s`: up to there it is what lasts.
-            began_s: When this one began.
+            past: What happened up to its last view, which is later than `began_s`: up to there it prevails.
+            began_s: When this log began.
         """
         whole = EventLog()
         own = [event for event in self._events if self._is_news(event, past)]
@@ -173,7 +173,7 @@ class EventLog:
         return whole
 
     def _is_news(self, event: Event, past: EventLog) -> bool:
-        """Return whether an event is not among those of before, nor only how things stood when this one began."""
+        """Return whether an event is not among those of before, nor only the state at the start of this log."""
         if event.kind is EventKind.DONE:
             return True
         for key, (verdict, at_s) in self._standing.items():
@@ -201,13 +201,13 @@ class EventLog:
         severity: Severity = Severity.OK,
         ranks: Sequence[int] = (),
     ) -> None:
-        """Take what was done, in a sentence, or another event."""
+        """Add an action, as a sentence, or another event."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
         self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks)))
 
     def observe(self, view: View) -> None:
-        """Look at the model once more, and keep what is new."""
+        """Compare a view with the last one, and keep what is new."""
         self.now_s = view.now_s
         self._watch_nodes(view)
         job = view.job()
@@ -216,7 +216,7 @@ class EventLog:
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
-        # What was said of another job is not over: it is not shown any more.
+        # The verdicts of another job are not over: they are no longer shown.
         shown = "" if job is None else job.job_id
         self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
         self._watch_verdicts(view.verdicts())
@@ -283,7 +283,7 @@ class EventLog:
 
 
 def _is_same(event: Event, other: Event) -> bool:
-    """Return whether two who looked on have told of the same; what they say of a verdict has figures in it."""
+    """Return whether two consoles have reported the same event; the text of a verdict has figures in it."""
     has_same_text = event.kind in {EventKind.VERDICT, EventKind.OVER} or event.text == other.text
     is_alike = (event.kind, event.ranks) == (other.kind, other.ranks) and has_same_text
     return is_alike and abs(event.at_s - other.at_s) <= SEAM_S

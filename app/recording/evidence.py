@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 LITTLE_S = 5.0
-"""A console that has heard a node for so much less than `MAX_AGE_S` asks its agent for the rest."""
+"""Seconds; a console that has so much less than `MAX_AGE_S` of a node's reports asks its agent for the rest."""
 NO_ANSWER = {"error": "its agent has not answered in time"}
 
 
 class Answers(msgspec.Struct):
-    """What agents have said for an incident, as far as it has come."""
+    """Answers of agents for an incident, as far as they have come."""
 
     stacks: list[StacksRecord] = []
     past: list[Record] = []
-    """Reports from before this console has heard them."""
+    """Reports from before this console's first ones."""
     jobs: dict[str, Any] = {}
-    """By node: what it was told to run, or why that is not known."""
+    """By node: the job it was asked to run, or why that is not known."""
 
 
 async def ask_agents(
@@ -61,7 +61,7 @@ async def ask_agents(
     Args:
         fleet: The nodes.
         nodes: Their names.
-        received: What this console has kept, with times of the monotonic clock.
+        received: Records of this console, with times of the monotonic clock.
         job_id: The job that it is about.
         into: Takes the answers.
     """
@@ -78,9 +78,9 @@ async def put_together(
     Args:
         nodes: Their names.
         view: The rows of now.
-        received: What this console has kept, with times of the monotonic clock.
-        answers: What the agents have said.
-        about: The job, and a sentence that says why.
+        received: Records of this console, with times of the monotonic clock.
+        answers: Answers of the agents.
+        about: The job, and a sentence that explains why evidence is kept.
     """
     job_id, why = about
     summary = summary_object(view)
@@ -100,7 +100,7 @@ async def put_together(
 def _in_order(records: list[Record]) -> list[Record]:
     """Return records by their time; lines from before the first report as if they came with that.
 
-    The last words before a hang may be an hour old, and nobody wants to see that hour played.
+    The last output before a hang may be an hour old, and that hour is not worth playing.
     """
     begin_s = min((record.at_s for record in records if isinstance(record, ReportRecord)), default=0.0)
     in_range = (
@@ -111,7 +111,7 @@ def _in_order(records: list[Record]) -> list[Record]:
 
 
 def _kept(records: Sequence[Record]) -> list[Record]:
-    """Return records that may be passed on, with times behind the first."""
+    """Return records that may be passed on, with times relative to the first."""
     begin_s = records[0].at_s if records else 0.0
     return [masked(msgspec.structs.replace(record, at_s=record.at_s - begin_s)) for record in records]
 
@@ -134,7 +134,7 @@ async def _ask(fleet: Fleet, node: str, first_s: float, job_id: str, into: Answe
 
 
 async def _ask_past(fleet: Fleet, node: str, first_s: float, into: Answers) -> None:
-    """Take what a node's agent remembers from before this console has heard it."""
+    """Take what a node's agent remembers from before this console's first report of it."""
     since_seq = 0
     while True:
         reply = await fleet.ask(node, PullHistory(Tier.RECENT, since_seq, MAX_AGE_S))
@@ -151,18 +151,18 @@ async def _ask_past(fleet: Fleet, node: str, first_s: float, into: Answers) -> N
 
 MAX_FILES = 20
 MAX_BYTES = 2**30
-"""Of all files together; the newest one is kept whatever its size."""
+"""Bytes of all files together; the latest one is kept whatever its size."""
 _NAME = re.compile(r"-\d{8}-\d{6}(-\d+)?\.zip\Z")
-"""What `bundle_name` makes, and `write_evidence` of it."""
+"""File names of `bundle_name`, and of `write_evidence` from it."""
 
 
 def default_directory() -> Path:
-    """Return where evidence goes unless a person says otherwise."""
+    """Return the default directory for evidence."""
     return state_directory() / "evidence"
 
 
 def check_directory(directory: Path) -> None:
-    """Make a directory for evidence, or see that it can be written.
+    """Create a directory for evidence, or check that it can be written.
 
     Raises:
         SessionError: It cannot.
@@ -204,7 +204,7 @@ def write_evidence(path: Path, content: bytes) -> Path:
 
 
 def prune(directory: Path) -> None:
-    """Remove the oldest evidence of a directory, so that it stays within its bounds; what has another name stays."""
+    """Remove the oldest evidence of a directory, so that it stays within its bounds; files with other names stay."""
     found = (path for path in directory.glob("*.zip") if _NAME.search(path.name) and not path.is_symlink())
     files = [(path.stat(), path) for path in found if path.is_file()]
     files.sort(key=lambda one: one[0].st_mtime, reverse=True)
@@ -217,7 +217,7 @@ def prune(directory: Path) -> None:
 
 
 def _reserved(path: Path) -> Path:
-    """Take a name, or the next one that is free, and return it: evidence never takes another file's place."""
+    """Reserve a name, or the next one that is free, and return it: evidence never replaces another file."""
     for number in range(1, 1000):
         free = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         with contextlib.suppress(FileExistsError):

@@ -1,9 +1,9 @@
-"""How the figures of a job went over time and over its steps, in bounded memory.
+"""The figures of a job over time and over its steps, in bounded memory.
 
-`History` holds every second of the last minutes, coarser the longer ago, bounded for weeks. It is fed with every look
-at the model, live or of a recording.
+`History` holds every second of the last minutes, coarser the longer ago, bounded for weeks. It is fed with every view
+of the model, live or of a recording.
 
-`Trend` holds how a figure went over the steps: when full, neighbours are merged into their mean.
+`Trend` holds a figure over the steps: when full, neighbours are merged into their mean.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 BUCKET_S = 1.0
-"""Of the finest time; figures are looked at once in it. They are told as seldom, or smoothed over seconds."""
+"""Seconds of the finest bucket; figures are sampled once in it: they change as seldom, or are smoothed over seconds."""
 FACTOR = 4
 NUM_LEVELS = 7
 NUM_BUCKETS = 512
-"""Each level's buckets are `FACTOR` times as long as those of the one before: 8 min of seconds, 34 min of 4 s, ... 24
-days of 68 min. A figure takes 43 kB."""
+"""Number of buckets per level, each `FACTOR` times as long as those of the level before: 8 min of seconds, 34 min of
+4 s, ... 24 days of 68 min. A figure takes 43 kB."""
 MAX_SERIES = 16
 MAX_JOBS = 4
-"""Whose history is kept: a console shows one at a time, and may come back to another."""
+"""Limit of jobs whose history is kept: a console shows one at a time, and may come back to another."""
 MAX_ATTEMPTS = 256
 _MAX_VALUE = 3e38
-"""Beyond is more than a float of 32 bits holds."""
+"""Largest value that is stored: a float of 32 bits holds no more."""
 _WIDTHS_S = BUCKET_S * FACTOR ** np.arange(NUM_LEVELS)
 
 
@@ -47,7 +47,7 @@ class Window(NamedTuple):
 
     Attributes:
         at_s: Moments, growing.
-        mean: Of the figure about each of them; NaN is not known, and so below.
+        mean: Mean of the figure about each of them; NaN is not known, and so below.
         low: The lowest.
         high: The highest.
     """
@@ -69,11 +69,11 @@ class Rings:
         self._values = np.empty((0, 3, NUM_LEVELS, NUM_BUCKETS), np.float32)
         """Mean, lowest and highest of each figure, level and bucket."""
         self._counts = np.empty((0, NUM_LEVELS), np.int32)
-        """Of known values in the bucket that is being filled."""
+        """Number of known values in the bucket that is being filled."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of memory."""
+        """Bytes of memory used."""
         return self._values.nbytes + self._counts.nbytes
 
     def is_due(self, now_s: float) -> bool:
@@ -81,7 +81,7 @@ class Rings:
         return self._begin_s is None or int((now_s - self._begin_s) / BUCKET_S) > self._latest[0]
 
     def put(self, now_s: float, figures: Sequence[Figure]) -> None:
-        """Take figures; what is new beyond `MAX_SERIES` of them is not kept."""
+        """Add figures; new ones beyond `MAX_SERIES` are not kept."""
         if self._begin_s is None:
             self._begin_s = now_s
         for figure in figures:
@@ -101,9 +101,9 @@ class Rings:
         self._fold(values)
 
     def go_on_with(self, newer: Rings, after_s: float, now_s: float) -> None:
-        """Take what another one holds of each of its last seconds that are behind a moment; here nothing is.
+        """Take the figures of another one for each of its last seconds after a moment; here nothing is that late.
 
-        The bucket that it is filling reaches beyond its `now_s`: what is there was seen until then.
+        The bucket that it is filling reaches beyond its `now_s`: its figures were sampled until then.
         """
         if newer._begin_s is None:
             return
@@ -137,7 +137,7 @@ class Rings:
         self._counts = np.concatenate([self._counts, np.zeros((1, NUM_LEVELS), np.int32)])
 
     def _fold(self, values: NDArray[np.float32]) -> None:
-        """Add figures to the newest bucket of every level."""
+        """Add figures to the latest bucket of every level."""
         levels, buckets = np.arange(NUM_LEVELS), self._latest % NUM_BUCKETS
         kept = self._values[:, :, levels, buckets]
         is_known = ~np.isnan(values[:, 0])
@@ -153,14 +153,14 @@ class JobHistory:
     """One job, over its attempts.
 
     Attributes:
-        loss: The mean loss over the steps of the newest attempt.
-        waits: Those that are over.
-        figures: The newest ones.
+        loss: Mean loss over the steps of the latest attempt.
+        waits: Waits that are over.
+        figures: Latest figures.
         begun_s: When the job was seen first.
-        now_s: When it was looked at last; its end, once it is over.
+        now_s: When it was sampled last; its end, once it is over.
         is_over: Whether it has ended.
-        attempts: Attempts that began while it was looked at, and when.
-        num_looks: Grows whenever there is something new to see.
+        attempts: When each attempt that was seen beginning began, and its number.
+        num_looks: Count of changes that can be shown.
     """
 
     def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
@@ -177,11 +177,11 @@ class JobHistory:
 
     @property
     def num_bytes(self) -> int:
-        """What the figures take of memory."""
+        """Bytes of memory used by the figures."""
         return self._rings.num_bytes
 
     def observe(self, view: View, job: JobRow) -> None:
-        """Look at the job once more, and keep what is new."""
+        """Sample the job once more, and keep what is new."""
         self.waits.observe(view, job.job_id)
         if job.step is not None and job.loss is not None:
             self.loss.add(job.step, job.loss)
@@ -200,7 +200,7 @@ class JobHistory:
         self._rings.put(view.now_s, figures)
 
     def reach_back(self, past: JobHistory, end_s: float) -> None:
-        """Take how the job went up to a moment; of what came later, what was seen here lasts."""
+        """Take the job's history up to a moment; of what came later, what was seen here prevails."""
         self.waits.reach_back(past.waits)
         if past.begun_s is None:
             return
@@ -233,16 +233,16 @@ class History:
         self.shown: JobHistory | None = None
         self._min_wait_s = min_wait_s
         self._jobs: dict[str, JobHistory] = {}
-        """The one that was shown last is the last."""
+        """Histories by job; the one that was shown last is the last."""
 
     def still(self) -> History:
-        """Return the history of the job that is shown until now, to which nothing will be added."""
+        """Return a copy of the history of the job that is shown, to which nothing will be added."""
         copied = History()
         copied.shown = deepcopy(self.shown)
         return copied
 
     def observe(self, view: View) -> None:
-        """Look at the model once more, and keep what is new of the job that is shown."""
+        """Sample the view once more, and keep what is new of the job that is shown."""
         job = view.job()
         if job is None:
             self.shown = None
@@ -254,7 +254,7 @@ class History:
         self.shown.observe(view, job)
 
     def reach_back(self, past: History, end_s: float) -> None:
-        """Take how the jobs that were shown here went before, up to a moment; `past` is used up."""
+        """Take the past of the jobs that were shown here, up to a moment; `past` is used up."""
         for job_id, job in self._jobs.items():
             if (before := past._jobs.get(job_id)) is not None:
                 job.reach_back(before, end_s)
@@ -265,7 +265,7 @@ def _storable(value: float | None) -> float:
 
 
 class Trend:
-    """Points (x, y) with growing x; at most `max_points`, the whole run always in view."""
+    """Points (x, y) with growing x; at most `max_points`, always over the whole run."""
 
     def __init__(self, max_points: int = 2048) -> None:
         self._max_points = max_points
@@ -274,7 +274,7 @@ class Trend:
         self.points: list[tuple[float, float]] = []
 
     def add(self, x: float, y: float) -> None:
-        """Take a point; one that does not advance in x is ignored, one that goes back starts afresh (a new attempt)."""
+        """Add a point; one that does not advance in x is ignored, one that goes back starts afresh (a new attempt)."""
         if not math.isfinite(y):
             return
         last_x = self._pending[-1][0] if self._pending else self.points[-1][0] if self.points else -math.inf
@@ -302,5 +302,5 @@ class Trend:
 
 
 def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
-    # The last x, so that x keeps growing and the newest point stands at the right edge.
+    # The last x, so that x keeps growing and the latest point stands at the right edge.
     return points[-1][0], sum(y for _, y in points) / len(points)

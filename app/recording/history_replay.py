@@ -1,8 +1,8 @@
-"""The nodes' last minutes, through the model and the diagnosis: who comes now says what one says who looked on.
+"""The nodes' last minutes, through the model and the diagnosis: a new console shows what one that watched would show.
 
 Some verdicts need time: a straggler some ten seconds, a silent rank two, growth minutes. The nodes keep their reports
-on disk, so that a console that has just come need not wait: the last minute is looked at as closely as a console does,
-what was before more coarsely, with thresholds as much later as reports are apart. Of many nodes less is asked.
+on disk, so that a new console need not wait. The last minute is replayed as closely as a console does, what was before
+more coarsely, with thresholds as much later as reports are apart. Of many nodes less is asked.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from app.recording.backfill import PastReport
 
     Part = tuple["Stretch", Iterable[Iterator[PastReport]], float]
-    """A stretch, what each node told in it, and its end."""
+    """A stretch, the reports of each node in it, and its end."""
 
 REPORT_S = 0.2
-"""Between two regular reports of a node."""
+"""Seconds between two regular reports of a node."""
 MAX_S = 10.0
-"""For all answers: then what has come is enough."""
+"""Timeout in seconds of all answers: then what has come is enough."""
 PARALLEL_NODES = 32
 
 
@@ -42,8 +42,8 @@ class Stretch(NamedTuple):
 
     Attributes:
         tier: Where the nodes keep it.
-        max_age_s: Of its begin; it ends where the next one begins.
-        period_s: Between two reports of a node.
+        max_age_s: Age of its begin; it ends where the next one begins.
+        period_s: Seconds between two reports of a node.
     """
 
     tier: Tier
@@ -59,21 +59,23 @@ PLANS: tuple[tuple[int, tuple[Stretch, ...]], ...] = (
     (128, (Stretch(Tier.RECENT, 300.0, 10.0), Stretch(Tier.RECENT, 20.0, 0.5))),
     (2**31, (Stretch(Tier.RECENT, 15.0, 1.0),)),
 )
-"""By the most nodes that it is for: some thousand reports of all of them together, which take a second or two."""
+"""Stretches by the most nodes that they are for: some thousand reports of all of them together, which take a second or
+two.
+"""
 
 
 def stretches(num_nodes: int) -> tuple[Stretch, ...]:
-    """Return which parts of the past of so many nodes are looked at, the oldest first."""
+    """Return the parts of the past that are replayed for so many nodes, the oldest first."""
     return next(plan for max_nodes, plan in PLANS if num_nodes <= max_nodes)
 
 
 async def replay_history(
     fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, *, pause_s: float = PAUSE_S
 ) -> ReplayModel | None:
-    """Return the model of just now as the nodes' last minutes have made it; None where none remembers any.
+    """Return the model of just now, from the nodes' last minutes; None where no node has any.
 
-    Whoever cannot be asked in time, or speaks another version, is left out. Between two pieces of work others have
-    `pause_s`.
+    Nodes that cannot be asked in time, or use another version, are left out. Between two pieces of work other tasks
+    have `pause_s`.
     """
     plan = stretches(len(nodes))
     asked_s = time.monotonic()
@@ -89,7 +91,7 @@ async def replay_history(
 
 
 def looks(replay: ReplayModel, thresholds: Thresholds, parts: Iterable[Part]) -> Iterator[None]:
-    """Look at parts of the past, the oldest first; yields between pieces of work."""
+    """Replay parts of the past, the oldest first; yields between pieces of work."""
     for stretch, past_reports, end_s in parts:
         replay.diagnoser.change(_patient(thresholds, stretch.period_s))
         yield from _looks_at(replay, stretch.period_s, past_reports, end_s)
@@ -120,7 +122,7 @@ def _looks_at(
 
 
 def _patient(thresholds: Thresholds, period_s: float) -> Thresholds:
-    """Return thresholds for reports that are so much apart: what would contradict itself for so long is no news."""
+    """Return thresholds for reports that are so far apart: a contradiction that lasts no longer is no event."""
     if period_s <= REPORT_S:
         return thresholds
     later = {name: getattr(thresholds, name) + period_s for name in ("silent_s", "confirm_s", "grace_s", "lost_s")}
@@ -128,7 +130,7 @@ def _patient(thresholds: Thresholds, period_s: float) -> Thresholds:
 
 
 async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch]) -> list[list[NodePast]]:
-    """Return what each node remembers of each stretch, of those that do so until now."""
+    """Return the past reports of each node and stretch, of the nodes that still record them."""
     turns = asyncio.Semaphore(PARALLEL_NODES)
     found: dict[str, list[NodePast]] = {}
 
@@ -142,7 +144,7 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch])
                     command = PullHistory(stretch.tier, 0, stretch.max_age_s, period_s, is_packed=True)
                     await pull_past(fleet, part, command, max(end_s, period_s, REPORT_S))
             except AppError:
-                return  # its row says that it is away, if it is
+                return  # its row shows that it is away, if it is
         if parts[-1].last_s >= time.monotonic() - LATE_S:
             found[node] = parts
 

@@ -1,6 +1,6 @@
 """Keeps evidence of each incident, attended or not: stacks immediately, the file a little later.
 
-`IncidentRecorder` lives on the session's event loop; nothing of it holds up a frame. `Incidents` decides, without a
+`IncidentRecorder` lives on the session's event loop; nothing of it delays a frame. `Incidents` decides, without a
 clock, which verdicts are worth evidence, and when.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from app.recording.bundle import Evidence
 
 AFTER_S = 10.0
-"""What is heard for so long after an incident belongs to it."""
+"""Seconds after an incident in which received reports belong to it."""
 PATIENCE_S = 10.0
-"""For what the agents remember; what has come by then is kept."""
+"""Timeout in seconds of the agents' answers; what has come by then is kept."""
 HURRY_S = 2.0
-"""Instead, for all that waits for an agent, once the session ends."""
+"""The same timeout, for all that waits for an agent, once the session ends."""
 CLOSING_S = 8.0
-"""For all of what is under way when the session ends."""
+"""Timeout in seconds of all tasks under way when the session ends."""
 
 
 class Kept(Protocol):
@@ -43,7 +43,7 @@ class Kept(Protocol):
         """Ask the agents for what they remember."""
 
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
-        """Put together what is known by now."""
+        """Collect what is known by now."""
 
 
 class IncidentRecorder:
@@ -54,15 +54,15 @@ class IncidentRecorder:
         self._directory = directory
         self._incidents = Incidents()
         self._last_observed: tuple[list[Verdict], float] = ([], 0.0)
-        """What was said last, and when."""
+        """Last verdicts, and when they were observed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
         self._notices: list[str] = []
         self.sentences: list[str] = []
-        """All sentences about what was kept."""
+        """All sentences about evidence that was kept."""
 
     def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
-        """Take what is said now, and which attempts of jobs have not ended; nothing more once it closes."""
+        """Take the current verdicts, and which attempts of jobs have not ended; ignored once it closes."""
         if self._is_closing.is_set():
             return
         self._incidents.see_alive(live)
@@ -73,7 +73,7 @@ class IncidentRecorder:
             task.add_done_callback(self._on_done)
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was kept since the last call."""
+        """Return sentences about evidence kept since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -96,7 +96,7 @@ class IncidentRecorder:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of ours here must neither end the console nor be lost.
+            # A bug of ours here must neither end the console nor be lost.
             self._add_notice(f"no evidence of this is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
@@ -114,7 +114,7 @@ class IncidentRecorder:
         self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}")
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
-        """Do something until it is done or takes too long; once the session closes it has `hurry_s` left."""
+        """Do some work until it is done or takes too long; once the session closes it has `hurry_s` left."""
         doing = asyncio.ensure_future(work)
         closing = asyncio.ensure_future(self._is_closing.wait())
         try:
@@ -130,30 +130,30 @@ class IncidentRecorder:
 def _write(path: Path, evidence: Evidence) -> Path:
     path = write_evidence(path, encode_bundle(evidence))
     if path.parent == default_directory():
-        prune(path.parent)  # a directory that a person names is that person's to keep in order
+        prune(path.parent)  # a directory that the user names is the user's to keep in order
     return path
 
 
 SETTLE_S = 1.0
-"""A verdict that stands for less is not worth a file, and more ranks may be found in what follows."""
+"""Seconds; a verdict that stands for less is not worth a file, and more ranks may be found in what follows."""
 AGAIN_S = 600.0
-"""Between two incidents of one kind and job."""
+"""Seconds between two incidents of one kind and job."""
 MAX_INCIDENTS = 20
-"""Of one session."""
+"""Limit of incidents of one session."""
 
 
 class Incident(NamedTuple):
-    """A hang, a bad end, a lost node: what somebody will want to look at later."""
+    """A hang, a bad end, a lost node: a critical verdict worth evidence."""
 
     job_id: str
     attempt: int
     cause: Cause
     text: str
-    """The verdict in words."""
+    """Text of the verdict."""
 
 
 class Incidents:
-    """Follows what is said."""
+    """Follows the verdicts."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int, Cause], float] = {}
@@ -162,11 +162,11 @@ class Incidents:
         self._num_begun = 0
 
     def see_alive(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Take which attempts of jobs have not ended: of one that ended unseen nothing is left to keep."""
+        """Take which attempts of jobs have not ended: one that ended unseen leaves nothing to keep."""
         self._seen_alive.update(attempts)
 
     def begun(self, verdicts: Iterable[Verdict], now_s: float) -> list[Incident]:
-        """Take what is said now; return the incidents that have just become certain."""
+        """Take the current verdicts; return the incidents that have just become certain."""
         critical = {
             (verdict.job, verdict.attempt, verdict.cause): verdict
             for verdict in verdicts

@@ -1,9 +1,9 @@
 """Replays a recording: folds its reports into the model again, up to any moment of it.
 
-Pure: the caller has the reports, decides how far to play, and knows when each report was received and when to look.
+Pure: the caller has the reports, decides how far to play, and knows when each was received and when to diagnose.
 
-`Playback` looks at the model as often as a live console looks, so that a verdict that needs time comes at the same
-moment. `ReplayModel` is the model that is looked at. `timeline` lists what a recording's verdicts were, and when.
+`Playback` diagnoses the model as often as a live console does, so that a verdict that needs time comes at the same
+moment. `ReplayModel` is that model. `timeline` lists what a recording's verdicts were, and when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.recording.records import Record, Recording
 
 LOOK_S = 0.2
-"""Between two looks at the model, as in a console."""
+"""Seconds between two diagnoses of the model, as in a console."""
 BEGIN_S = 1_000.0
 """The model's clock at the recording's begin: not zero, which would be before all ages."""
 
@@ -44,8 +44,8 @@ class Playback:
     """A recording at one moment of it.
 
     Attributes:
-        at_s: Behind the recording's begin.
-        length_s: Of the recording.
+        at_s: Seconds since the recording's begin.
+        length_s: Length of the recording.
         num_malformed: Reports in it that could not be decoded.
     """
 
@@ -68,21 +68,21 @@ class Playback:
 
     @property
     def events(self) -> EventLog:
-        """What has happened up to this moment, in the model's clock."""
+        """Events up to this moment, in the model's clock."""
         return self._replay.events
 
     @property
     def history(self) -> History:
-        """How figures went up to this moment, in the model's clock."""
+        """Figures up to this moment, in the model's clock."""
         return self._replay.history
 
     @property
     def is_over(self) -> bool:
-        """True at the end."""
+        """Whether the end is reached."""
         return self.at_s >= self.length_s
 
     def step(self, to_s: float) -> None:
-        """Go on by one look at the model, at most to `to_s` and to the end."""
+        """Go on by one diagnosis of the model, at most to `to_s` and to the end."""
         self.at_s = max(self.at_s, min(self.at_s + LOOK_S, to_s, self.length_s))
         records = self._recording.records
         while self._num_taken < len(records) and records[self._num_taken].at_s <= self.at_s:
@@ -96,11 +96,11 @@ class Playback:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What is said at this moment, the worst first."""
+        """Verdicts of this moment, the worst first."""
         return self._replay.verdicts
 
     def nearest_stacks(self) -> tuple[list[NodeStacks], float]:
-        """Return the newest stacks up to this moment, else the first ones after it, and when they were taken."""
+        """Return the latest stacks up to this moment, else the first ones after it, and when they were taken."""
         taken = [record for record in self._recording.records if isinstance(record, StacksRecord)]
         past = [record.at_s for record in taken if record.at_s <= self.at_s]
         at_s = past[-1] if past else taken[0].at_s if taken else 0.0
@@ -135,16 +135,16 @@ class Playback:
 
 
 def answer_of(record: StacksRecord) -> NodeStacks:
-    """Return stacks as a node's answer; what a recording says of trouble is hostile until here."""
+    """Return stacks as a node's answer; a recording's text is hostile until here."""
     return NodeStacks(record.node, record.stacks, clean(record.trouble, LINE_LIMIT))
 
 
 class Moment(NamedTuple):
-    """Something that was said.
+    """A verdict or a notice.
 
     Attributes:
-        at_s: Behind the recording's begin.
-        text: The verdict in words, as it first was; or a notice.
+        at_s: Seconds since the recording's begin.
+        text: Text of the verdict, as it first was; or a notice.
     """
 
     at_s: float
@@ -152,7 +152,7 @@ class Moment(NamedTuple):
 
 
 def timeline(playback: Playback) -> Iterator[Moment]:
-    """Play to the end; yield what is newly said on the way."""
+    """Play to the end; yield each new verdict and notice."""
     known: set[tuple[object, ...]] = set()
     while True:
         yield from (Moment(playback.at_s, text) for text in playback.drain_notices())
@@ -167,12 +167,12 @@ def timeline(playback: Playback) -> Iterator[Moment]:
 
 
 def verdict_key(verdict: Verdict) -> tuple[object, ...]:
-    """Return what makes a verdict another one."""
+    """Return the key that distinguishes a verdict from others."""
     return verdict.job, verdict.attempt, verdict.cause, verdict.culprits
 
 
 def clock_text(recording: Recording, at_s: float) -> str:
-    """Return when a moment of a recording was, in UTC: `03:12:34Z`; empty where the recording does not tell."""
+    """Return when a moment of a recording was, in UTC: `03:12:34Z`; empty where the recording has no time."""
     try:
         made_at = datetime.fromisoformat(recording.opening.made_at)
         behind_s = at_s if recording.opening.is_live else at_s - recording.length_s
@@ -182,15 +182,15 @@ def clock_text(recording: Recording, at_s: float) -> str:
 
 
 class ReplayModel:
-    """A model at the moment of the last look.
+    """A model at the moment of its last diagnosis.
 
     Attributes:
         at_s: That moment.
-        diagnosis: What was the matter then.
-        events: What has happened until then.
-        history: How figures went until then.
+        diagnosis: The diagnosis then.
+        events: Events until then.
+        history: Figures until then.
         cluster: The model.
-        diagnoser: What judges it.
+        diagnoser: Source of the diagnosis.
     """
 
     diagnosis: Diagnosis
@@ -198,7 +198,7 @@ class ReplayModel:
     def __init__(
         self, nodes: Sequence[str], thresholds: Thresholds, history: History | None = None, job_id: str = ""
     ) -> None:
-        """Before the first look; `job_id` is of the job to show, empty is whichever is to be shown."""
+        """Start before the first diagnosis; `job_id` is the job to show, empty for whichever is to be shown."""
         self.at_s = 0.0
         self.events = EventLog()
         self.history = history or History()
@@ -206,7 +206,7 @@ class ReplayModel:
         self.diagnoser = Diagnoser(thresholds)
         self._choice = JobChoice(job_id)
         self._received: dict[str, tuple[str, NodeFrame, float]] = {}
-        """What is still to be folded in, by node: together it is cheaper."""
+        """Reports still to be folded in, by node: together it is cheaper."""
 
     def receive(self, node: str, frame: NodeFrame, at_s: float) -> None:
         """Take a report; those of a node come in order."""
@@ -215,7 +215,7 @@ class ReplayModel:
         self._received[node] = (node, frame, at_s)
 
     def look(self, now_s: float) -> None:
-        """Look at the model."""
+        """Diagnose the model, and update events and history."""
         self._fold()
         self.at_s = now_s
         self.diagnosis = self.diagnoser.observe(self.cluster, now_s)
@@ -229,7 +229,7 @@ class ReplayModel:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What is said of the job that is shown, the worst first."""
+        """Verdicts on the job that is shown, the worst first."""
         found = self.diagnosis.jobs.get(self._choice.choose(self.cluster))
         return [] if found is None else found.verdicts
 

@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from app.recording.records import Record
 
 SETTLE_S = 1.0
-"""What a crash may cost."""
+"""Seconds of records that a crash may cost."""
 MAX_WAITING = 10_000
-"""Records that the disk has not taken yet; more are lost, and counted."""
+"""Limit of records waiting for the disk; more are lost, and counted."""
 MAX_WAITING_BYTES = 64 * 2**20
-"""Of them all: ten thousand reports of 60 kB would hold 593 MiB."""
+"""Bytes of all records waiting: ten thousand reports of 60 kB would hold 593 MiB."""
 CLOSE_S = 10.0
-"""For the last of them to be written."""
+"""Timeout in seconds for the last of them to be written."""
 
 
 class Recorder:
-    """A file that grows while a session lives; `add` may be called from any thread, and returns at once.
+    """A file that grows while a session lives; `add` may be called from any thread, and returns immediately.
 
     Attributes:
         num_lost: Records that came faster than they could be written.
@@ -67,7 +67,7 @@ class Recorder:
         *,
         max_bytes: int = MAX_RECORDING_BYTES - MAX_RECORD_BYTES,
     ) -> None:
-        """Begin a recording of these nodes at `path`; `mask` takes secrets out of a record before it is kept.
+        """Begin a recording of these nodes at `path`; `mask` removes secrets from a record before it is kept.
 
         A file is full at `max_bytes` before packing.
 
@@ -86,7 +86,7 @@ class Recorder:
         self._older = path.with_name(f"{path.name}.1")
         try:
             if self._older.exists():
-                path = self._older  # it is somebody's, and a full file would take its place
+                path = self._older  # an existing file is not ours, and a full file would replace it
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._file = _Part(path, self._nodes)
         except OSError as error:
@@ -110,7 +110,7 @@ class Recorder:
             self.num_lost += 1
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what went wrong since the last call."""
+        """Return sentences about errors since the last call."""
         return [self._notices.get() for _ in range(self._notices.qsize())]
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Recorder:
         return True
 
     def _next(self, timeout_s: float | None) -> Record | None:
-        """Return what has waited longest; None is the end."""
+        """Return the record that has waited longest; None is the end."""
         record = self._waiting.get(timeout=timeout_s)
         if record is not None:
             with self._size_lock:
@@ -183,7 +183,7 @@ class _Part:
             self.settle()
 
     def is_full(self, at_s: float, max_bytes: int) -> bool:
-        """Say whether a record of this time belongs into the next file: this one could not be replayed whole."""
+        """Return whether a record of this time belongs into the next file: this one could not be replayed whole."""
         is_long = self._begin_s is not None and at_s - self._begin_s > MAX_LENGTH_S - 1.0
         is_much = self._num_records >= MAX_RECORDS or self._num_lines >= MAX_LINES // 2
         return is_long or is_much or self._packer.num_bytes >= max_bytes
@@ -203,7 +203,7 @@ class _Part:
             self._put(self._packer.finish())
 
     def close(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file as it is."""
         self._file.close()
 
     def _open(self) -> None:
@@ -218,7 +218,9 @@ class _Part:
 
 MAX_AGE_S = 120.0
 MAX_BYTES = 16 * 2**20
-"""Two minutes of three nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
+"""Bytes of all records kept: two minutes of three nodes with eight ranks and GPUs, seconds of hundreds. The agents
+themselves keep ten minutes.
+"""
 
 
 class Past:
@@ -231,7 +233,7 @@ class Past:
         self._num_bytes = 0
 
     def add(self, record: Record) -> None:
-        """Keep a record, and let go of what is too old or too much."""
+        """Keep a record, and drop those that are too old or too many."""
         self._records.append(record)
         self._num_bytes += size_bytes(record)
         oldest_s = record.at_s - self._max_age_s
@@ -239,5 +241,5 @@ class Past:
             self._num_bytes -= size_bytes(self._records.popleft())
 
     def records(self) -> list[Record]:
-        """Return what is kept, the oldest first."""
+        """Return the records kept, the oldest first."""
         return list(self._records)

@@ -1,4 +1,4 @@
-"""The vocabulary of a recording: what a console heard, in order, with when it heard it.
+"""The records of a recording: what a console received, in order, and when.
 
 A file is a gzip stream of records, each behind its length in four bytes, the opening first. What was cut short by a
 crash is read up to where it ends. Frames of telemetry are kept as they came: what decodes them then decodes them again.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MAX_RECORDING_BYTES = 256 * 2**20
-"""Unpacked: a larger one is not read any further. Nor is one of more records or lines, or of a longer time."""
+"""Bytes read, unpacked: a larger file is not read further. Nor is one of more records or lines, or of a longer time."""
 MAX_RECORDS = 500_000
 MAX_LINES = 500_000
 MAX_LENGTH_S = 86_400.0
@@ -33,7 +33,7 @@ MAX_RECORD_BYTES = 2 * MAX_NODE_REPORT_BYTES
 _PIECE_BYTES = 2**20
 _LENGTH = struct.Struct("<I")
 _OTHER_BYTES = 512
-"""Roughly, of what else a record holds."""
+"""Bytes of a record beside its content, roughly."""
 
 
 class MalformedRecordingError(ValueError):
@@ -45,29 +45,29 @@ class Opening(msgspec.Struct, frozen=True, tag="opening", omit_defaults=True):
 
     format_version: int
     wire_version: int
-    """Of the frames."""
+    """Version of the frames."""
     rankdeck_version: Word
     made_at: Word
     """When it ends, in UTC: `2026-11-21T03:12:45Z`; when it begins, where `is_live`."""
     nodes: Annotated[list[Name], msgspec.Meta(max_length=MAX_NODES)]
     job_id: Name = ""
     why: LongText = ""
-    """What made somebody keep it."""
+    """Why it was kept."""
     is_live: bool = False
-    """It was written as it was heard: nobody knew its end."""
+    """Whether it was written as reports came, before its end was known."""
 
 
 class ReportRecord(msgspec.Struct, frozen=True, tag="report"):
     """A node's report."""
 
     at_s: Seconds
-    """Here and below: behind the recording's begin."""
+    """Seconds since the recording's begin, as in the records below."""
     node: Name
     frame: bytes
 
 
 class LinesRecord(msgspec.Struct, frozen=True, tag="lines"):
-    """What ranks of a node printed; what looks like a secret is masked."""
+    """Lines that ranks of a node printed; what looks like a secret is masked."""
 
     at_s: Seconds
     node: Name
@@ -94,7 +94,7 @@ Record = ReportRecord | LinesRecord | StacksRecord | NoticeRecord
 
 
 def size_bytes(record: Record) -> int:
-    """Return roughly what a record holds in memory; stacks, which are asked for by hand, are not looked into."""
+    """Return roughly the bytes of a record in memory; stacks, which are taken on request, are not measured."""
     match record:
         case ReportRecord(frame=frame):
             return _OTHER_BYTES + len(frame)
@@ -113,13 +113,13 @@ class Recording(msgspec.Struct, frozen=True):
 
     opening: Opening
     records: list[Record]
-    """In the order of `at_s`."""
+    """Records in the order of `at_s`."""
     is_cut: bool
-    """It ends in the middle of a record, or goes on with something that is none."""
+    """Whether it ends in the middle of a record, or goes on with something that is none."""
 
     @property
     def length_s(self) -> float:
-        """From the begin to the last record."""
+        """Seconds from the begin to the last record."""
         return self.records[-1].at_s if self.records else 0.0
 
 
@@ -127,7 +127,7 @@ class RecordPacker:
     """Makes the content of a file, a piece at a time.
 
     Attributes:
-        num_bytes: How much has been packed, before it was.
+        num_bytes: Number of bytes packed so far, before packing.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ def decode_recording(content: bytes, wire_version: int) -> Recording:
 
     Args:
         content: The file; hostile until it is decoded.
-        wire_version: What this console's decoders understand.
+        wire_version: Version that this console's decoders understand.
 
     Raises:
         MalformedRecordingError: It does not begin as a recording does, or is of another version.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 MAX_FRAME_S = 0.05
-"""What one frame may spend on catching up: keys do not wait."""
+"""Longest time in seconds that one frame may spend on catching up: keys do not wait."""
 
 
 class Replay:
@@ -49,9 +49,9 @@ class Replay:
         thresholds: Thresholds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` tells seconds.
+        """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` returns seconds.
 
-        What is said is said by `thresholds` of now, not by those of when it was recorded.
+        Verdicts are by the `thresholds` of now, not by those of when it was recorded.
         """
         self._is_cut = recording.is_cut
         self._thresholds = thresholds or Thresholds()
@@ -60,9 +60,9 @@ class Replay:
         self._is_paused = False
         self._goal_s = min(max(0.0, start_s), recording.length_s)
         self._is_searching = False
-        """For the next verdict."""
+        """Whether the next verdict is searched for."""
         self._known: set[tuple[object, ...]] | None = None
-        """While it is searched for: what is said already; None until the search begins."""
+        """Verdicts known since the search began; None until it begins."""
         self._clock = clock
         self._looked_at_s = clock()
         self.started_at_s = self._looked_at_s
@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def title(self) -> str:
-        """That it is a recording, and where in it we are."""
+        """Text that it is a recording, and where in it we are."""
         playback = self._playback
         where = f"replay {clock_text(playback.at_s)}/{clock_text(playback.length_s)}"
         if self._is_searching or self._goal_s > playback.at_s + 2.0 * self._speed:
@@ -81,12 +81,12 @@ class Replay:
 
     @property
     def stall_s(self) -> float:
-        """From here a wait is a stall."""
+        """Seconds from which a wait is a stall."""
         return self._thresholds.stall_s
 
     @property
     def player(self) -> Replay:
-        """What the keys of a replay act on."""
+        """Target of the keys of a replay."""
         return self
 
     async def start(self) -> None:
@@ -138,12 +138,12 @@ class Replay:
 
     @property
     def events(self) -> EventLog:
-        """What has happened up to this moment of the recording."""
+        """Events up to this moment of the recording."""
         return self._playback.events
 
     @property
     def history(self) -> History:
-        """How the figures of the job went up to this moment of the recording."""
+        """Figures of the job up to this moment of the recording."""
         return self._playback.history
 
     def time_text(self, at_s: float) -> str:
@@ -159,7 +159,7 @@ class Replay:
         raise UsageError(f"rank {fault.rank} is in a recording: nothing can be done to it")
 
     async def stacks(self, *, is_native: bool) -> list[NodeStacks]:  # noqa: ARG002 - they are as they were taken
-        """Return the newest stacks up to this moment, else the first ones after it, which say so.
+        """Return the latest stacks up to this moment, else the first ones after it, marked as later.
 
         Raises:
             AppError: There are none in the recording.
@@ -171,7 +171,7 @@ class Replay:
         return found if late_s <= 0.0 else [NodeStacks("later", None, f"taken {seconds_text(late_s)} on"), *found]
 
     def farewell(self) -> str:
-        """Return what a person should know about the file."""
+        """Return what the user should know about the file."""
         problems = ["the recording was cut short: what came last is not in it"] if self._is_cut else []
         if lost := self._playback.num_malformed:
             problems.append(f"{lost:,} report{'' if lost == 1 else 's'} in the recording could not be read")
@@ -181,7 +181,7 @@ class Replay:
         """Do nothing: nothing is held."""
 
     def pause(self) -> None:
-        """Stand still, or go on; at the end, begin anew."""
+        """Pause, or go on; at the end, restart."""
         if self._playback.is_over:
             self._seek(0.0)
             self._is_paused = False
@@ -198,11 +198,11 @@ class Replay:
         self._seek(self._goal_s + seconds)
 
     def to_next_verdict(self) -> None:
-        """Go on to where something is said that is not said now, and stand still there."""
+        """Go on to the next verdict that does not stand now, and pause there."""
         self._is_searching = True
 
     def play_to_end(self) -> Iterator[Moment]:
-        """Yield what is newly said until the end; blocks as long as it takes."""
+        """Yield each new verdict and notice until the end; blocks as long as it takes."""
         yield from timeline(self._playback)
         self._goal_s = self._playback.at_s
 

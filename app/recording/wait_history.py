@@ -1,6 +1,6 @@
-"""The waits of a job that are over: who waited how long, and for whom, at each of the last ones.
+"""The past waits of a job: for each of the last ones which ranks waited, how long, and for which.
 
-Fed with every look at the model, live or of a recording. What lasts shorter than a few looks is not seen, or not whole.
+Fed with every view of the model, live or of a recording. A wait shorter than a few views is not seen, or not whole.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 MIN_WAIT_S = 0.5
-"""Of a wait that is kept: three looks at the model, so that its length is known to a third."""
+"""Least seconds of a wait that is kept: three views of the model, so that its length is known to a third."""
 MAX_WAITS = 64
-"""The newest; of 16,384 ranks each takes 130 kB."""
+"""Limit of waits kept, the latest; of 16,384 ranks each takes 130 kB."""
 
 _ORDER = (Severity.OK, Severity.QUIET, Severity.WARNING, Severity.CRITICAL)
 Key = tuple[int, str, int]
@@ -37,13 +37,13 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
     """A wait as it was when it was seen last."""
 
     key: Key
-    """What tells it from other waits of its job."""
+    """Key that distinguishes it from other waits of its job."""
     row: BarrierRow
-    """`missing` has those that came last, as far as that was seen; `waiting` has nobody: see `ranks`."""
+    """Row of the wait: `missing` has those that came last, as far as seen; `waiting` is empty: see `ranks`."""
     ranks: NDArray[np.int32]
-    """Who waited, ascending."""
+    """Ranks that waited, ascending."""
     waited_s: NDArray[np.float32]
-    """How long each of them did."""
+    """Seconds that each of them waited."""
     seen_s: float
     """When it was seen last: it ended shortly after."""
 
@@ -67,24 +67,24 @@ class WaitHistory:
     """The last waits of one job, over its attempts."""
 
     def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
-        """`min_wait_s` is the least of a wait that is kept; more where looks are further apart."""
+        """`min_wait_s` is the least of a wait that is kept; more where views are further apart."""
         self._min_wait_s = min_wait_s
         self._over: deque[PastWait] = deque(maxlen=MAX_WAITS)
         self._standing: dict[Key, PastWait] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> WaitHistory:
-        """Return what will not grow with this one; the waits themselves do not change."""
+        """Return a copy that will not grow with this one; the waits themselves do not change."""
         copied = WaitHistory(self._min_wait_s)
         copied._over, copied._standing = self._over.copy(), self._standing.copy()
         return copied
 
     @property
     def over(self) -> Sequence[PastWait]:
-        """Those that are over, the oldest first."""
+        """Waits that are over, the oldest first."""
         return self._over
 
     def observe(self, view: View, job_id: str) -> None:
-        """Look at the model once more: keep what waits stand, and which do no longer."""
+        """Update the waits that stand, and keep those that no longer do."""
         standing: dict[Key, PastWait] = {}
         for wait in view.waits:
             if wait.waited_s >= self._min_wait_s and clean_name(wait.job) == job_id:
@@ -94,13 +94,13 @@ class WaitHistory:
         self._standing = standing
 
     def reach_back(self, past: WaitHistory) -> None:
-        """Take the waits of before; of those that both have seen, what is seen here lasts."""
+        """Take the waits of before; of those that both have seen, what is seen here prevails."""
         own = {wait.key for wait in (*self._over, *self._standing.values())}
         before = [wait for wait in (*past.over, *past._standing.values()) if wait.key not in own]
         self._over = deque(sorted((*before, *self._over), key=lambda wait: wait.seen_s), maxlen=MAX_WAITS)
 
     def _come_back(self, key: Key) -> PastWait | None:
-        """Return a wait that seemed to be over, and stands again: a report was lost on its way."""
+        """Return a wait that seemed to be over, and stands again: a report was lost in transit."""
         for past in reversed(self._over):
             if past.key == key:
                 self._over.remove(past)

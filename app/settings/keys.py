@@ -1,11 +1,11 @@
-"""The names of keys, as people write them in a file, as Textual calls them, and as the screen shows them.
+"""The names of keys: as users write them in a file, as Textual names them, and as the screen shows them.
 
 A terminal cannot distinguish every key from every other: names that never arrive are refused with what to write instead
 (`key_named`).
 
 Source: textual.keys of Textual 8.2, whose names these are; a test compares them.
 
-`nearest` and `nearest_text` suggest the word that was perhaps meant, of the words that there are.
+`nearest` and `nearest_text` suggest the known name that a wrong one perhaps stands for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_COMPARED = 60
-"""Characters of a wrong word: comparing takes time that grows with their square."""
+"""Characters compared of a wrong name: comparing takes time that grows with their square."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return which of some words was perhaps meant, empty where none is near."""
+    """Return the known name that was perhaps meant, empty where none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped pays for it
 
     return next(iter(get_close_matches(word[:MAX_COMPARED], known, 1)), "")
@@ -82,7 +82,7 @@ NAMED = frozenset(
         *("tab", "shift+tab", "enter", "escape", "backspace"),
     }
 )
-"""Every key beyond letters and digits that a terminal tells apart from the others."""
+"""Every key beyond letters and digits that a terminal distinguishes from the others."""
 
 _OTHER_NAMES = {
     "esc": "escape",
@@ -113,14 +113,14 @@ MAX_SHOWN = 40
 
 
 class WrongKeyError(ValueError):
-    """A name is that of no key; the message says what to write instead, where that is known."""
+    """The name is that of no key; the message names what to write instead, where that is known."""
 
 
 def key_named(word: str) -> str:
-    """Return Textual's name of a key that a person has written: `?`, `G`, `pageup`, `Ctrl+F`, `esc`.
+    """Return Textual's name of a key that the user has written: `?`, `G`, `pageup`, `Ctrl+F`, `esc`.
 
     Raises:
-        WrongKeyError: There is no such key, or a terminal does not tell it apart from another.
+        WrongKeyError: There is no such key, or a terminal does not distinguish it from another.
     """
     if len(word) == 1:
         if word in SYMBOLS:

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 MAX_SHOWN = 400
-"""Characters of one sentence about what is wrong: the file may be somebody else's."""
+"""Characters of one sentence about an error: the file may be another user's."""
 ELSEWHERE = {"thresholds.abandon_s": "say it where a job is started: rankdeck run --abandon-after"}
-"""What is looked for here, and set in another place."""
+"""Settings that are looked for here, and set in another place."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where something was said."""
+    """Place of a setting."""
 
     place: str
     """A file, a variable, `--set`, or `default`."""
     line: int = 0
-    """Of a file, from 1 on."""
+    """Line of a file, from 1 on."""
 
     @property
     def is_file(self) -> bool:
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong in one place."""
+    """An error in one place."""
 
     origin: Origin
     what: str
@@ -68,14 +68,14 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What one place says."""
+    """Settings and errors of one place."""
 
     entries: Sequence[Entry] = ()
     troubles: Sequence[Trouble] = ()
 
 
 class Known:
-    """The settings there are, by name."""
+    """The known settings, by name."""
 
     def __init__(self, settings: Iterable[Setting]) -> None:
         self.by_name: Mapping[str, Setting] = {setting.name: setting for setting in settings}
@@ -85,7 +85,7 @@ class Known:
         return Layer([Entry(setting.name, setting.default, origin) for setting in self.by_name.values()])
 
     def file_layer(self, text: str, place: str, *, is_shared: bool) -> Layer:
-        """Return what a file says; in one that is shared with others, tables that hold no settings are theirs."""
+        """Return the layer of a file; in one that is shared with others, tables that hold no settings are theirs."""
         try:
             content, lines = parse(text)
         except NotTomlError as error:
@@ -109,7 +109,7 @@ class Known:
         return Layer(entries, troubles)
 
     def text_layer(self, given: Iterable[tuple[str, str, Origin]]) -> Layer:
-        """Return what texts say: (name of a setting, value, where) of the environment or the command line."""
+        """Return the layer of texts: (name of a setting, value, where) of the environment or the command line."""
         entries: list[Entry] = []
         troubles: list[Trouble] = []
         for name, text, origin in given:
@@ -148,9 +148,9 @@ class Known:
 
 
 def environment_settings(environ: Mapping[str, str]) -> list[tuple[str, str, Origin]]:
-    """Return what the environment says of looks, for `Known.text_layer`; an empty variable says nothing.
+    """Return the environment's settings of looks, for `Known.text_layer`; an empty variable is ignored.
 
-    `NO_COLOR` asks for no colour whatever it holds; who names a theme beside it wants that one.
+    `NO_COLOR` asks for no colour whatever its value; a theme named beside it overrides it.
 
     Source: https://no-color.org.
     """
@@ -165,7 +165,7 @@ def environment_settings(environ: Mapping[str, str]) -> list[tuple[str, str, Ori
 
 
 def assigned_settings(assignments: Iterable[str]) -> tuple[list[tuple[str, str, Origin]], list[Trouble]]:
-    """Return what `--set KEY=VALUE` says, for `Known.text_layer`, and which of it is no assignment."""
+    """Return the `--set KEY=VALUE` settings, for `Known.text_layer`, and the errors of those that are no assignment."""
     given: list[tuple[str, str, Origin]] = []
     troubles: list[Trouble] = []
     origin = Origin("--set")
@@ -179,7 +179,7 @@ def assigned_settings(assignments: Iterable[str]) -> tuple[list[tuple[str, str, 
 
 
 def merged(layers: Iterable[Layer]) -> dict[str, Entry]:
-    """Return of every setting what the highest layer says of it, and within one layer what it says last."""
+    """Return each setting from the highest layer that has it, and within one layer its last value."""
     return {entry.name: entry for layer in layers for entry in layer.entries}
 
 
@@ -194,9 +194,9 @@ ORDERED = (
     ("thresholds.silent_s", "thresholds.stall_s", "who is silent would be taken for slow"),
     ("thresholds.silent_s", "thresholds.lost_s", "a node would be lost before it is silent"),
 )
-"""(The smaller one, the larger one, what would come of it otherwise.)"""
+"""(The smaller one, the larger one, the consequence otherwise.)"""
 KEPT = ("quit", "help", "palette")
-"""Actions that keep a key: whoever has these finds the others."""
+"""Actions that keep a key: with these the others can be found."""
 
 
 def contradictions(entries: Mapping[str, Entry], ladder: Sequence[str]) -> list[Trouble]:
@@ -240,7 +240,7 @@ def _keys(entry: Entry) -> tuple[str, ...]:
 
 
 def _upper_first(one: Entry, other: Entry, ladder: Sequence[str]) -> tuple[Entry, Entry]:
-    """Return two entries, the one first that was said later: that one is to be changed."""
+    """Return two entries, the one that overrides first: that one is to be changed."""
 
     def height(entry: Entry) -> tuple[int, int]:
         return (ladder.index(entry.origin.place) if entry.origin.place in ladder else len(ladder), entry.origin.line)

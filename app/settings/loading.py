@@ -1,4 +1,4 @@
-"""The settings of this run: the files are found and read, the layers put together, and all that is wrong is kept."""
+"""The settings of this run: the files are found and read, the layers merged, and all errors kept."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from app.settings.schema import Bindable, Setting
 
 MAX_FILE_BYTES = 2**20
-"""No person writes more; a file of this size is parsed in a second."""
+"""Bytes of a file at most: no user writes more; a file of this size is parsed in a second."""
 PROJECT_FILE = "rankdeck.toml"
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Settings, files and errors that were found."""
 
     entries: Mapping[str, Entry]
-    """By name, what holds; of what is wrong, what the layer below says."""
+    """Settings that hold, by name; a wrong one keeps the value of the layer below."""
     known: Mapping[str, Setting]
     troubles: Sequence[Trouble]
     """In the order of the layers, the lowest first."""
     files: Sequence[Path]
-    """Those that were read."""
+    """Files that were read."""
 
     def settings(self) -> Settings:
         """Return the settings.
 
         Raises:
-            UsageError: Something is wrong: the first of it, and how to go on without the files.
+            UsageError: There is an error: the first one, and how to go on without the files.
         """
         if self.troubles:
             first, *others = self.troubles
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def user_file(environ: Mapping[str, str], home: Path) -> Path:
-    """Return where a person's own settings are; a relative `XDG_CONFIG_HOME` is ignored, as its specification says.
+    """Return where the user's own settings are; a relative `XDG_CONFIG_HOME` is ignored, as its specification asks.
 
     Source: XDG Base Directory Specification 0.8.
     """
@@ -87,14 +87,14 @@ def load(
     environ: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> Loaded:
-    """Find, read and check the settings; wrong ones are told of, never raised.
+    """Find, read and check the settings; errors are returned, never raised.
 
     Args:
-        actions: Whose keys may be set.
+        actions: Actions whose keys may be set.
         assignments: `KEY=VALUE` of the command line.
         has_files: False leaves the files out.
         environ: The environment, of this process by default.
-        directory: From which on the project's file is looked for, this process' own by default.
+        directory: Where the search for the project's file begins, this process' own by default.
     """
     environ = os.environ if environ is None else environ
     known = Known([*TABLE, *key_settings(actions)])
@@ -116,9 +116,9 @@ def load(
 
 
 def _paths(environ: Mapping[str, str], directory: Path | None) -> list[tuple[Path, bool]]:
-    """Return the files to look into, the lowest first, and whether each is shared with others than settings."""
+    """Return the files to read, the lowest first, and whether each is shared with others than settings."""
     paths = []
-    with contextlib.suppress(RuntimeError):  # who has no home has no file there
+    with contextlib.suppress(RuntimeError):  # a user without a home has no file there
         paths.append((user_file(environ, Path(environ.get("HOME") or "~").expanduser()), False))
     try:
         project = project_file(directory or Path.cwd())
@@ -128,7 +128,7 @@ def _paths(environ: Mapping[str, str], directory: Path | None) -> list[tuple[Pat
 
 
 def _file_layer(known: Known, path: Path, *, is_shared: bool) -> Layer | None:
-    """Return what a file says, None where there is none."""
+    """Return the layer of a file, None where there is none."""
     try:
         text = read_regular_file(path, MAX_FILE_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):

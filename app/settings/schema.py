@@ -1,4 +1,4 @@
-"""Every setting there is, in one table: its name, what it may be, what it is by default, and a sentence."""
+"""All settings in one table: name, allowed values, default, and a sentence."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ MAX_REPEATED_BITS = 1024
 MAX_REPEATED = 60
 """Characters of a wrong value that are repeated."""
 MAX_KEYS = 8
-"""Of one action."""
+"""Limit of keys of one action."""
 
 
 class WrongValueError(ValueError):
-    """A value does not fit its setting; the message says what would."""
+    """A value does not fit its setting; the message names what would."""
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """What every setting has."""
+    """Fields of every setting."""
 
     name: str
-    """With its table: `thresholds.stall_s`."""
+    """Name with its table: `thresholds.stall_s`."""
     default: Value
     sentence: str
 
 
 class Choice(_Named, frozen=True):
-    """One of some words; true and false may be written without quotes."""
+    """One of several choices; true and false may be written without quotes."""
 
     choices: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ class Seconds(_Named, frozen=True):
 
 
 class Keys(_Named, frozen=True):
-    """The keys of an action, by Textual's names; none of what only the palette does."""
+    """The keys of an action, by Textual's names; none for an action that only the palette offers."""
 
     def take(self, value: object) -> tuple[str, ...]:
         """Return the keys, each once; see `Choice.take`."""
@@ -117,7 +117,7 @@ class Keys(_Named, frozen=True):
 
 
 Setting = Choice | Seconds | Keys
-"""Something that a person may choose."""
+"""A setting that the user may choose."""
 
 
 class Bindable(Protocol):
@@ -125,7 +125,7 @@ class Bindable(Protocol):
 
     @property
     def name(self) -> str:
-        """How files call it."""
+        """Name in files."""
 
     @property
     def keys(self) -> str:
@@ -133,11 +133,11 @@ class Bindable(Protocol):
 
     @property
     def title(self) -> str:
-        """What it is called on the screen."""
+        """Name on the screen."""
 
     @property
     def contexts(self) -> frozenset[str]:
-        """In which consoles it is there."""
+        """Consoles in which it is available."""
 
 
 _DEFAULTS = Thresholds()
@@ -168,7 +168,7 @@ TABLE: Sequence[Setting] = (
         1.0,
     ),
 )
-"""All but the keys, which the table of actions tells."""
+"""All settings but the keys, which come from the table of actions."""
 
 
 def key_settings(actions: Sequence[Bindable]) -> list[Setting]:
@@ -179,17 +179,17 @@ def key_settings(actions: Sequence[Bindable]) -> list[Setting]:
 
 
 class ConsoleSettings(msgspec.Struct, frozen=True):
-    """What the screen is made by."""
+    """Settings of the screen."""
 
     theme: str = DECK
     ascii: str = "auto"
     start_view: str = VIEWS[0]
     keys: Mapping[str, tuple[str, ...]] = {}
-    """By the name of an action, Textual's names of its keys; actions that are not named have their usual ones."""
+    """Textual's names of each action's keys, by action; an action that is not in it has its usual ones."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """All that was chosen."""
+    """All settings."""
 
     console: ConsoleSettings = ConsoleSettings()
     thresholds: Thresholds = Thresholds()
@@ -206,7 +206,7 @@ def settings_of(values: Mapping[str, Value]) -> Settings:
 
 
 def repeated(value: object) -> str:
-    """Return a wrong value as it is repeated to whoever wrote it."""
+    """Return a wrong value as it is repeated to the user."""
     if isinstance(value, int) and value.bit_length() > MAX_REPEATED_BITS:
         return "a number of very many digits"
     text = str(value).lower() if isinstance(value, bool) else repr(value)

@@ -22,7 +22,7 @@ class Ink(NamedTuple):
 
 
 class Colours(NamedTuple):
-    """What a theme paints with; what has no ground of its own stands on `ground`, in headings on `raised`."""
+    """Colours of a theme; one without a ground of its own stands on `ground`, in headings on `raised`."""
 
     ground: str
     raised: str
@@ -32,7 +32,7 @@ class Colours(NamedTuple):
     strong: str
     muted: str
     faint: str
-    """Lines and empty bars, and words that may be missed."""
+    """Colour of lines and empty bars, and of text that may be missed."""
     accent: str
     ok: str
     busy: str
@@ -45,16 +45,16 @@ class Colours(NamedTuple):
     alarm: Ink
     caution: Ink
     ranks: tuple[str, ...]
-    """Of ranks in the log, in turn; the number stands beside them."""
+    """Colours of ranks in the log, in turn; the number stands beside them."""
 
 
 class Theme(NamedTuple):
-    """A look that a person may choose.
+    """A look that the user may choose.
 
     Attributes:
-        sentence: For people.
+        sentence: Description for users.
         colours: None where the terminal's own serve, or none.
-        is_dark: Whether its ground is.
+        is_dark: Whether its ground is dark.
         has_colour: False for weight and reversal alone.
     """
 

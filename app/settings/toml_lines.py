@@ -1,6 +1,6 @@
-"""TOML with the line of every key: what is wrong with a value is said with its place in the file.
+"""TOML with the line of every key: an error in a value is shown with its place in the file.
 
-The standard library's parser decides what a file says; lines are found by walking over the same text once more, which
+The standard library's parser decides what a file holds; lines are found by walking over the same text once more, which
 can trust it to be well-formed.
 """
 
@@ -33,7 +33,7 @@ class NotTomlError(ValueError):
     """A text is not TOML.
 
     Attributes:
-        line: Where, from 1 on.
+        line: Line of the error, from 1 on.
     """
 
     def __init__(self, message: str, line: int) -> None:
@@ -42,7 +42,7 @@ class NotTomlError(ValueError):
 
 
 def parse(text: str) -> tuple[dict[str, Any], Mapping[Path, int]]:
-    """Return what a text says, and in which line each of its tables and keys is first named.
+    """Return the content of a text, and the line in which each of its tables and keys is first named.
 
     The tables of an array are named by their places in it: `("node", "0", "host")`.
 

@@ -1,1 +1,1 @@
-"""Where all ranks stand, grouped and told. Pure."""
+"""The stacks of all ranks, grouped and as text. Pure."""

@@ -1,10 +1,10 @@
-"""Ranks that stand at the same place, together: whoever is alone comes first, whoever waits comes last.
+"""Ranks that stand at the same place, grouped: a rank that is alone comes first, ranks that wait come last.
 
 A rank's stack is the main thread's. Two are the same when they have the same calls on the same lines, wait in the same
-collective, and the kernel lets both run or neither: a rank that was frozen in a wait has the stack of those who wait.
-Lines count, also the innermost: two branches of a loop, or two barriers of a function, are what one looks for.
-Left out are frames that depend on who looks, since one of the ranks may have been seen from outside: native ones, and
-those of the interpreter's own start. So are classes before a function's name, and where a node has its files.
+collective, and the kernel lets both run or neither: a rank frozen in a wait has the stack of those that wait.
+Lines count, also the innermost: two branches of a loop, or two barriers of a function, must not fall together.
+Frames that depend on the observer are left out, since one of the ranks may have been seen from outside: native ones,
+and those of the interpreter's own start. So are classes before a function's name, and where a node has its files.
 
 All text is clean (`app.text`) from here on.
 """
@@ -31,12 +31,12 @@ _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\
 
 
 class NodeStacks(msgspec.Struct, frozen=True):
-    """What one node has answered, or why it has not."""
+    """Answer of one node, or why there is none."""
 
     node: str
     stacks: Stacks | None
     trouble: str = ""
-    """Clean words; empty when it has answered."""
+    """Clean text; empty when it has answered."""
 
 
 class FrameRow(msgspec.Struct, frozen=True):
@@ -56,11 +56,11 @@ class ThreadRow(msgspec.Struct, frozen=True):
     frames: list[FrameRow]
     """Innermost first."""
     is_cut: bool
-    """There are more frames further out."""
+    """Whether there are more frames further out."""
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """What the kernel says of a process and its main thread."""
+    """The kernel's state of a process and its main thread."""
 
     state: str
     wchan: str
@@ -79,17 +79,17 @@ class RankStackRow(msgspec.Struct, frozen=True):
     state: str
     """frozen, blocked (in the kernel), waiting, running, or gone."""
     waits_in: str
-    """The oldest collective or barrier that it has called and not completed: `all_reduce #57`."""
+    """Oldest collective or barrier that it has called and not completed: `all_reduce #57`."""
     threads: list[ThreadRow]
     """The main thread first."""
     num_threads_left_out: int
     kernel: KernelRow | None
     note: str
-    """Why its stacks were got in no better way."""
+    """Why a better source of its stacks was not available."""
     calls: list[str]
-    """The newest calls in its flight recorder, the oldest first: `all_reduce #57 [4096], over, 3.2 s ago`."""
+    """Latest calls in its flight recorder, the oldest first: `all_reduce #57 [4096], over, 3.2 s ago`."""
     versions: dict[str, str]
-    """Of what it runs on: python, torch, cuda, nccl, kernel."""
+    """Versions of what it runs on: python, torch, cuda, nccl, kernel."""
 
 
 class StackGroup(msgspec.Struct, frozen=True):
@@ -97,18 +97,18 @@ class StackGroup(msgspec.Struct, frozen=True):
 
     ranks: list[int]
     example: RankStackRow
-    """The lowest of them."""
+    """The lowest rank."""
     notes: list[str]
-    """Theirs, each once."""
+    """Notes of the ranks, each once."""
 
     @property
     def is_waiting(self) -> bool:
-        """True when they wait for others: they come last."""
+        """Whether they wait for others: they come last."""
         return self.example.state == "waiting"
 
     @property
     def frames(self) -> list[FrameRow]:
-        """The main thread's, innermost first."""
+        """The main thread's frames, innermost first."""
         return self.example.threads[0].frames if self.example.threads else []
 
     @property
@@ -125,7 +125,7 @@ class StackPicture(msgspec.Struct, frozen=True):
     job_id: str
     num_nodes: int
     took_s: float
-    """Of the slowest node."""
+    """Time of the slowest node."""
     groups: list[StackGroup]
     ranks: list[RankStackRow]
     troubles: list[str]
@@ -163,7 +163,7 @@ def is_installed(file: str) -> bool:
 
 
 def stacks_object(picture: StackPicture) -> dict[str, object]:
-    """Return what `rankdeck stacks --json` prints."""
+    """Return the object that `rankdeck stacks --json` prints."""
     groups = [
         {"ranks": group.ranks, "state": group.example.state, "waits_in": group.example.waits_in, "place": group.place}
         for group in picture.groups
@@ -225,7 +225,7 @@ def _call_text(call: RecordedCall) -> str:
 
 
 def _state(found: RankStacks) -> str:
-    """Return a rank's state in a word; what the kernel says outranks what the rank has said before."""
+    """Return a rank's state; the kernel's state outranks the rank's earlier report."""
     if found.source is StackSource.NONE:
         return "gone"
     if found.kernel and found.kernel.is_stopped:

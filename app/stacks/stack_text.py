@@ -1,4 +1,4 @@
-"""Groups of stacks as lines of text, each with what it is: the same for the screen and for printed output.
+"""Groups of stacks as lines of text, each with its tone: the same for the screen and for printed output.
 
 The user's own frames are marked, the library's around them are few: the innermost ones, where a rank stands, and one
 line for those between.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from app.stacks.groups import FrameRow, KernelRow, RankStackRow, StackGroup, StackPicture, ThreadRow
 
 MAX_GROUPS = 100
-"""On one page: a person who looks at more wants `--json`."""
+"""Limit of groups on one page: `--json` has them all."""
 INNERMOST_SHOWN = 3
-"""Library frames below the user's innermost line."""
+"""Number of library frames shown below the user's innermost line."""
 NATIVE_SHOWN = 16
-"""Instead, where native frames are among them: whoever sees them has asked for them."""
+"""The same number where native frames are among them: they are there only on request."""
 MAX_THREAD_NAMES = 6
 _KERNEL_STATES = {
     "R": "runs",
@@ -35,14 +35,14 @@ _KERNEL_STATES = {
 
 
 class Tone(Enum):
-    """What a line is."""
+    """Meaning of a line."""
 
     STUCK = auto()
-    """Heads a group that cannot get any further by itself, or has no process."""
+    """Heading of a group that cannot get any further by itself, or has no process."""
     ODD = auto()
-    """Heads a group that does not wait, while others do."""
+    """Heading of a group that does not wait, while others do."""
     USUAL = auto()
-    """Heads any other group."""
+    """Heading of any other group."""
     NOTE = auto()
     TROUBLE = auto()
     OWN = auto()
@@ -72,8 +72,8 @@ def picture_lines(picture: StackPicture, *, is_whole: bool) -> list[StackText]:
     """Return all groups.
 
     Args:
-        picture: What is to be told.
-        is_whole: With every frame, every thread, whole paths, the flight recorder and what the kernel says.
+        picture: The groups to show.
+        is_whole: With every frame, every thread, whole paths, the flight recorder and the kernel's state.
     """
     lines = [StackText(Tone.TROUBLE, trouble) for trouble in picture.troubles]
     does_any_wait = any(group.is_waiting for group in picture.groups)
@@ -116,7 +116,7 @@ def _group_lines(group: StackGroup, *, is_whole: bool) -> list[StackText]:
         return lines
     notes = [_note_text(row, note) for note in group.notes]
     if len(group.ranks) == 1 and row.pid is not None:
-        # Where to go on looking, with a debugger.
+        # Where to continue with a debugger.
         notes = ["; ".join((f"pid {row.pid} on {row.node}", *notes))]
     lines += [StackText(Tone.NOTE, f"  {note}") for note in notes]
     if row.kernel and (is_whole or not row.threads or row.state == "blocked"):
@@ -160,7 +160,7 @@ def _thread_lines(thread: ThreadRow, *, is_whole: bool) -> Iterator[StackText]:
             num_shown = len(frames)
         elif is_innermost:
             num_shown = NATIVE_SHOWN if any(frame.is_native for frame in frames) else INNERMOST_SHOWN
-            num_shown += len(frames) == num_shown + 1  # a line that says "1 more" would take its place
+            num_shown += len(frames) == num_shown + 1  # a line with "1 more" would take its place
         else:
             num_shown = 1 if len(frames) == 1 else 0
         yield from (_frame_line(frame, is_whole=is_whole) for frame in frames[:num_shown])
@@ -193,7 +193,7 @@ def _folded_text(frames: Sequence[FrameRow], *, is_more: bool) -> str:
 
 
 def _package(frame: FrameRow) -> str:
-    """Return what a frame belongs to, in a word: `torch`, `threading`, `libc.so.6`."""
+    """Return the package or file of a frame: `torch`, `threading`, `libc.so.6`."""
     if frame.file.startswith("<"):
         return frame.file.strip("<>").removeprefix("frozen ")
     name = short_file(frame.file)

@@ -2,8 +2,8 @@
 
 Textual 8 paints a widget's lines through a cache of decorated `Strip`s, and a strip caches its own cuts inside itself.
 A live view pays for both on every line and leaves cyclic garbage, whose collection stops the screen. Live views have no
-borders, padding or tint, so they hand their lines over directly, as `Strip`s without a cache. Of a strip only changes
-from one segment to the next are written, not every style in full, and only changed lines are written.
+borders, padding or tint, so they hand their lines over directly, as `Strip`s without a cache. A strip is written with
+the changes from one segment to the next, not with every style in full, and only changed lines are written.
 `RANKDECK_STOCK_STRIPS=1` restores Textual's own rendering; the picture is the same.
 
 Textual writes each paint into a queue, and every buffer up to the screen queues it again. `PacedApp` ends each paint in

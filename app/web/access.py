@@ -1,8 +1,8 @@
-"""Who may come in to the console in a browser. Pure.
+"""Access control of the console in a browser. Pure.
 
-A server on loopback is still reached by every page that the person's browser shows, and by every user of the machine:
+A server on loopback is still reached by every page that the user's browser shows, and by every user of the machine:
 a page could open a websocket here, or have its own name resolve to this address. So each request must name this
-machine as its host, whatever comes from another page is refused, and all needs a secret that only the person was told.
+machine as its host, a request from another page is refused, and all need a secret that only the user was shown.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Under any port: `ssh -L` may lead here from another one."""
+"""Host names accepted, under any port: `ssh -L` may lead here from another one."""
 
 
 class Knock(NamedTuple):
-    """What a request says of itself.
+    """The facts of a request.
 
     Attributes:
         host: Its `Host` header.
         origin: Its `Origin` header, None without one.
-        token: Of its address, None without one.
-        cookie: None without one.
-        is_socket: It asks for a websocket, which browsers open to any server from any page.
+        token: Token of its address, None without one.
+        cookie: Its cookie, None without one.
+        is_socket: Whether it asks for a websocket, which browsers open to any server from any page.
     """
 
     host: str
@@ -35,7 +35,7 @@ class Knock(NamedTuple):
 
 
 class Answer(Enum):
-    """What becomes of it."""
+    """Decision on a request."""
 
     COME_IN = "come in"
     TAKE_COOKIE = "take the cookie, and come again without the token"
@@ -49,7 +49,7 @@ def answer(knock: Knock, secret: str) -> Answer:
     if _hostname(f"//{knock.host}") not in LOOPBACK_NAMES:
         return Answer.WRONG_HOST
     if knock.origin is None:
-        # A page's own files are asked for without one; a websocket never is, in a browser.
+        # A page's own files are requested without one; a websocket never is, in a browser.
         if knock.is_socket:
             return Answer.WRONG_ORIGIN
     elif knock.origin != f"http://{knock.host}":
@@ -69,5 +69,5 @@ def _hostname(address: str) -> str | None:
 
 
 def _is_same(given: str, secret: str) -> bool:
-    # What a header holds beyond UTF-8 has become surrogates.
+    # Bytes of a header that are not UTF-8 have become surrogates.
     return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())

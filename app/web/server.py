@@ -1,7 +1,7 @@
-"""Serves the console to a browser by textual-serve, behind the gate.
+"""Serves the console to a browser by textual-serve, behind access control.
 
-Each page has a console process of its own, which ends with the page: what the page steers lives in the agents. As it
-comes, textual-serve lets in whoever asks (seen with 1.1.3: a websocket from another origin was accepted).
+Each page has a console process of its own, which ends with the page: what the page steers lives in the agents. By
+itself, textual-serve accepts any request (seen with 1.1.3: a websocket from another origin was accepted).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32
 MAX_PAGES = 8
-"""Consoles at once: each page has a process of its own."""
+"""Limit of open consoles: each page has a process of its own."""
 CLOSE_S = 5.0
-"""For the consoles to end in an orderly way."""
+"""Timeout in seconds for the consoles to end in an orderly way."""
 _HEADERS = {
-    # Nothing is fetched from elsewhere, the page is shown in no other page, and its address is told to nobody.
+    # Nothing is fetched from elsewhere, the page is shown in no other page, and its address is sent to no other site.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; "
@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 class WebConsole(Server):
-    """One command's screen, for whoever has the address.
+    """One command's screen, for every browser that has the address.
 
     Attributes:
         secret: Part of the address; another one each time.
@@ -104,7 +104,7 @@ class WebConsole(Server):
             self._num_pages -= 1
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request in, or not, and keep what comes out from going elsewhere."""
+        """Accept or refuse a request, and set the headers that keep its answer from going elsewhere."""
         knock = Knock(
             host=request.headers.get("Host", ""),
             origin=request.headers.get("Origin"),

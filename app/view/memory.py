@@ -67,7 +67,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     """Growth of its GPU memory in bytes a minute."""
     gpu_remaining_s: float | None = None
     is_near: bool = False
-    """A limit is at most ten minutes away: a verdict stands."""
+    """Whether a limit is at most ten minutes away: a verdict stands then."""
 
     @property
     def is_old(self) -> bool:

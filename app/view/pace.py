@@ -54,7 +54,7 @@ class PaceRow(msgspec.Struct, frozen=True):
 
 
 class PaceSummary(msgspec.Struct, frozen=True):
-    """How all ranks of the job spend their time."""
+    """A summary of how the ranks of the job spend their time."""
 
     severity: Severity
     text: str

@@ -55,7 +55,7 @@ class RootCauseRow(msgspec.Struct, frozen=True):
     traceback: list[str]
     """Lines of the traceback."""
     is_consequence: bool
-    """It lost another rank or was asked to end, and the reason is unknown."""
+    """Whether it only lost another rank or was asked to end, for an unknown reason."""
     text: str
     """A sentence."""
 
@@ -73,7 +73,7 @@ class JobRow(msgspec.Struct, frozen=True):
     step: int | None
     """Lowest step of any rank."""
     is_step_counted: bool
-    """The program reports no steps: `step` counts those of its optimizers in this attempt."""
+    """Whether `step` counts the optimizers' steps in this attempt: the program reports none."""
     epoch: int | None
     loss: float | None
     """Mean over the ranks that report one."""
@@ -87,7 +87,7 @@ class JobRow(msgspec.Struct, frozen=True):
     checkpoint_step: int | None
     checkpoint_age_s: float | None
     allow_faults: bool
-    """Faults may be injected into its ranks."""
+    """Whether faults may be injected into its ranks."""
     exit_code: int | None
     detail: str
     notes: list[str]
@@ -107,7 +107,7 @@ class OtherJobRow(msgspec.Struct, frozen=True):
     """Cause of its worst verdict; None without a verdict."""
     culprits: list[int]
     is_concurrent: bool
-    """It still runs, or failed after the shown job was started."""
+    """Whether it still runs, or failed after the shown job was started."""
     text: str
     """`job b, frozen rank 2`."""
 
@@ -121,7 +121,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     """connecting, up, stale or lost."""
     severity: Severity
     ranks: str
-    """Its ranks, as `0-1` or `0,3-5`."""
+    """Ranks of the node, as `0-1` or `0,3-5`."""
     num_running: int
     num_ranks: int
     cpu_frac: float | None
@@ -199,7 +199,7 @@ class RankRow(msgspec.Struct, frozen=True):
     where: str
     """`file.py:line in function`."""
     detail: str
-    """How it ended, or what is wrong with it, as text."""
+    """End of the rank, or its anomaly, as text."""
 
     @property
     def is_old(self) -> bool:
@@ -231,7 +231,7 @@ class BarrierRow(msgspec.Struct, frozen=True):
 
 
 class MemoryGrowthRow(msgspec.Struct, frozen=True):
-    """How memory grows, or grew before the rank ended."""
+    """The growth of memory, now or before the rank ended."""
 
     rank: int
     """Rank that reaches its limit first; the next six fields are of this rank."""
@@ -329,7 +329,7 @@ class GpuRow(msgspec.Struct, frozen=True):
     holders: list[HolderRow]
     """Processes that hold memory, the largest first."""
     detail: str
-    """What is wrong with it, as text."""
+    """Anomalies of the GPU, as text."""
     age_s: float
     """Seconds since its figures were read."""
 
@@ -345,7 +345,7 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity
     text: str
     hint: str
-    """What to do about it."""
+    """Next step for the user."""
 
 
 class Progress(msgspec.Struct, frozen=True):

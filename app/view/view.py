@@ -1,7 +1,7 @@
 """What every output shows: the model and its diagnosis as rows, sentences and severities.
 
-One source for the screen, the printed lines and `--json`. Everything is computed when it is asked for, and only for the
-ranks that are asked for.
+One source for the screen, the printed lines and `--json`. Everything is computed on request, and only for the
+requested ranks.
 """
 
 from __future__ import annotations

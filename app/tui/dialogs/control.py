@@ -37,7 +37,7 @@ TITLES: dict[JobAction, str] = {
 
 
 class Wish(NamedTuple):
-    """What a user has confirmed.
+    """The action that a user has confirmed.
 
     Attributes:
         action: The action on the job.

@@ -2,7 +2,7 @@
 
 A line has a number that never changes: the n-th line ever appended. A chunk holds `CHUNK_LINES` lines as one string of
 bytes beside three small arrays, which costs about the text itself, and can be searched whole; dropping the oldest chunk
-is one deletion. A store that is held goes on taking lines and shows none of them until it is let go.
+is one deletion. A store that is held still takes lines, and hides them until it is released.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.inventory.program import Program, check_command, make_job_id
 from app.session.audit import AuditedAction
+from app.session.master_addr import master_addrs
 from app.session.remote_job import (
     RunRequest,
     in_order,
@@ -29,7 +30,6 @@ from app.session.remote_job import (
     next_attempt,
     next_shares,
     of_latest_attempt,
-    places_to_meet,
     unknown_job_text,
 )
 from app.ssh.config import THIS_MACHINE
@@ -72,7 +72,7 @@ class JobControl:
             nodes: Their names.
             notify: Takes a sentence about each action done.
             audit: Logs all actions, also failed ones.
-            addresses: Returns the addresses at which others may reach a node; see `meeting_addresses`.
+            addresses: Returns the addresses at which others may reach a node; see `app.session.master_addr`.
         """
         self.doing = ""
         self._fleet = fleet
@@ -151,7 +151,7 @@ class JobControl:
         nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
         # The nodes of the attempt are settled here: one that comes back while the job ends was not part of the request.
         statuses = {node: found[node] for node in nodes}
-        meeting = [None] if without is None else self._meeting_addresses(statuses)
+        addresses = [None] if without is None else self._master_addrs(statuses)
         try:
             if not has_ended(statuses):
                 self.doing = f"restart: waiting for attempt {latest_status(statuses).attempt} to end"
@@ -160,7 +160,7 @@ class JobControl:
                 else:
                     await self._fleet().stop(job_id, list(found))
                 await self._ended(job_id, nodes, wish)
-            begun = await self._begin(job_id, nodes, num_ranks, wish, meeting)
+            begun = await self._begin(job_id, nodes, num_ranks, wish, addresses)
         finally:
             if wish == self._num_wishes:
                 self.doing = ""
@@ -169,7 +169,7 @@ class JobControl:
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
         return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
-    def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
+    def _master_addrs(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
         """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.
 
         Raises:
@@ -179,7 +179,7 @@ class JobControl:
         are_of_one_attempt = len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1
         if len(nodes) > 1 and statuses[nodes[0]].node_rank == 0 and are_of_one_attempt:
             return [""]
-        return [*places_to_meet(nodes, self._addresses)]
+        return [*master_addrs(nodes, self._addresses)]
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
         """Return the status of a job on each node that answers and knows it.
@@ -255,7 +255,7 @@ class JobControl:
             await asyncio.sleep(POLL_S)
 
     async def _begin(
-        self, job_id: str, nodes: Sequence[str], num_ranks: int | None, wish: int, meeting: Sequence[str | None]
+        self, job_id: str, nodes: Sequence[str], num_ranks: int | None, wish: int, addresses: Sequence[str | None]
     ) -> PrepareAgain | None:
         """Begin the next attempt, once nothing of the last one is left.
 
@@ -264,7 +264,7 @@ class JobControl:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
-        meet_at, *others = meeting
+        meet_at, *others = addresses
         while True:
             statuses = await self._of(job_id, nodes)
             try:

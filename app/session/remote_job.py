@@ -4,15 +4,10 @@ Pure.
 
 `job_specs` gives each node its part of a job. `even_shares`, `next_shares` and `next_attempt` decide which ranks each
 node gets, in a job and in its next attempt.
-
-`meeting_addresses` and `places_to_meet` list the addresses under which the other nodes look for the first one. The
-agents report which addresses their nodes have, and each node tries the connection before anything runs. This module
-only chooses the order in which addresses are tried.
 """
 
 from __future__ import annotations
 
-from ipaddress import ip_interface
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,15 +22,12 @@ from app.text import clean_name, nodes_text
 from app.view.actions import max_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from ipaddress import IPv4Interface, IPv6Interface
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
     from app.fleet.agent_link import AgentPlace
     from app.inventory.inventory import HostEntry
-
-    Interface = IPv4Interface | IPv6Interface
 
 
 class RunRequest(msgspec.Struct, frozen=True):
@@ -286,63 +278,3 @@ def next_attempt(
         commands[node] = command
         first_rank += num_local
     return commands
-
-
-MAX_TRIED = 3
-"""Addresses that are tried; each that leads nowhere costs seconds."""
-
-
-def meeting_addresses(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
-    """Return addresses of the first node, the best first.
-
-    An address ranks by how many other nodes have one in its network, equal ones by the given order: SSH's comes first.
-    An address that another node has too, as that of a container's bridge, leads nowhere and is left out.
-
-    Args:
-        first: As `10.0.0.5/24`, in the order of `agent.machine.host`; invalid addresses are left out.
-        others: Those of each other node.
-    """
-    own = _interfaces(first)
-    theirs = [_interfaces(texts) for texts in others]
-    taken = {interface.ip for interfaces in theirs for interface in interfaces}
-    fit = [interface for interface in own if interface.ip not in taken]
-    fit.sort(key=lambda one: -sum(_is_near(one, interfaces) for interfaces in theirs))
-    return [str(interface.ip) for interface in fit[:MAX_TRIED]]
-
-
-def _interfaces(texts: Sequence[str]) -> list[Interface]:
-    found = []
-    for text in texts:
-        try:
-            found.append(ip_interface(text))
-        except ValueError:
-            continue
-    return found
-
-
-def _is_near(one: Interface, others: Sequence[Interface]) -> bool:
-    return any(other.ip in one.network for other in others)
-
-
-def places_to_meet(nodes: Sequence[str], addresses: Callable[[str], Sequence[str]]) -> list[str]:
-    """Return the master addresses to try for a job, the best first; for a single node only its loopback.
-
-    Args:
-        nodes: The one with node rank 0 first.
-        addresses: Returns those of a node.
-
-    Raises:
-        UsageError: The first node has no usable address.
-    """
-    first, *others = nodes
-    if not others:
-        return [LOOPBACK]
-    found = meeting_addresses(addresses(first), [addresses(node) for node in others])
-    if not found:
-        raise _no_address(first)
-    return found
-
-
-def _no_address(node: str) -> UsageError:
-    """Return the error for a first node without an address."""
-    return UsageError(f"{node} has no address under which others could reach it", "name one: run --master-addr")

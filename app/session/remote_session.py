@@ -18,12 +18,12 @@ from app.recording.backfill import PAUSE_S
 from app.session.audit import AuditedAction
 from app.session.control import AssignmentGuard, JobStarter
 from app.session.hosts import Connections, HostDoctor, HostQuestions
+from app.session.master_addr import master_addrs
 from app.session.remote_job import (
     JobHost,
     in_order,
     job_specs,
     of_latest_attempt,
-    places_to_meet,
     running_jobs,
     unknown_job_text,
 )
@@ -282,7 +282,7 @@ class RemoteSession(Session):
                 raise AgentUnreachableError(link.host, "it has not been found yet")
             job_hosts.append(JobHost(entry, link.place, reports[link.host]))
         named = [request.master_addr] if request.master_addr else []
-        address, *others = named or places_to_meet(self._hosts.names, self._hosts.addresses)
+        address, *others = named or master_addrs(self._hosts.names, self._hosts.addresses)
         while True:
             specs = job_specs(request, job_hosts, address)
             try:

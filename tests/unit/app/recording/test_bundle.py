@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -33,9 +34,13 @@ from tests.support.recordings import frozen_recording, opening
 from tests.support.sim import SimCluster
 
 FAULT = {"kind": "freeze", "rank": 2, "at_step": 45}
-SOME_FRAME = next(one.frame for one in reversed(frozen_recording().records) if isinstance(one, ReportRecord))
 TOKEN = "hf_" + "a1" * 12
 URL = "https://me:hunter2@example.org/x"
+
+
+@cache
+def some_frame() -> bytes:
+    return next(one.frame for one in reversed(frozen_recording().records) if isinstance(one, ReportRecord))
 
 
 def evidence(**changes: object) -> Evidence:
@@ -174,7 +179,7 @@ def test_what_looks_like_a_secret_is_in_none_of_it() -> None:
 @pytest.mark.parametrize("size", range(20, 300, 7))
 @pytest.mark.parametrize("secret", [TOKEN, "https://me:voil\u00e0@host/x", "Bearer 0123456789abcdef"])
 def test_a_secret_is_found_wherever_it_stands_in_a_frame(secret: str, size: int) -> None:
-    report = decode_node_report(SOME_FRAME)
+    report = decode_node_report(some_frame())
     cause = RootCause(0, exception=f"{secret} {'x' * size}"[: size + len(secret)])
     leaky = msgspec.structs.replace(report, jobs=[msgspec.structs.replace(report.jobs[0], root_cause=cause)])
 

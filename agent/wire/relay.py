@@ -283,7 +283,7 @@ def decode_roster(line: bytes) -> Roster:
     return roster
 
 
-MAX_FRAMES_ASKED = 4
+MAX_FRAMES_ASKED = 8
 MAX_REPLY_BYTES = (MAX_FRAMES_ASKED + 1) * MAX_MERGED_BYTES
 """To one request, with the frame that begins a connection. MAXMSGSIZE is of each part of a message: libzmq keeps all
 parts of one before anybody sees how long it is."""

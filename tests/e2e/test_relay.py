@@ -161,7 +161,7 @@ def test_a_job_in_an_allocation_is_started_watched_and_ended_through_its_relay(
     desk: Desk, network: Network, allocation: Allocation
 ) -> None:
     (allocation.home / "train.py").write_text(PROGRAM)
-    until((allocation.relay_dir / "merged.sock").exists, SOON_S, "the relay serves")
+    until((allocation.relay_dir / "reports.sock").exists, SOON_S, "the relay serves")
     (network.directory / "rankdeck.toml").write_text(
         f'[cluster]\nrelay = "h1"\nrelay_dir = "{allocation.relay_dir}"\nworkdir = "{allocation.home}"\n'
     )

@@ -47,7 +47,7 @@ START_S = 30.0
 BUSY_S = 2.0
 """A machine that has more to do holds up a thread between two looks at the clock."""
 SLOW_S = 60.0
-"""What was asked for before the link became slow is carried first, 4 reports at most."""
+"""What was asked for before the link became slow is carried first, 8 reports at most."""
 
 
 class Spectator:

@@ -58,14 +58,16 @@ class Doorbell:
 
     def _look(self) -> None:
         self.is_due = False
-        for _ in range(MAX_TAKEN):
-            if self._is_closed:
-                return
-            try:
-                parts = self._socket.recv_multipart(NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(parts)
+        try:
+            for _ in range(MAX_TAKEN):
+                if self._is_closed:
+                    return
+                self._take(self._socket.recv_multipart(NOBLOCK))
+        except zmq.Again:
+            return
+        except BaseException:
+            self.ring()  # the descriptor does not signal what is left
+            raise
         self.ring()
 
 
@@ -156,6 +158,7 @@ def ask_reports(path: Path, timeout_s: float) -> Iterator[bytes]:
         client = context.socket(zmq.DEALER)
         client.setsockopt(zmq.PROBE_ROUTER, 1)
         client.setsockopt(zmq.IMMEDIATE, 1)
+        client.setsockopt(zmq.SNDTIMEO, int(timeout_s * 1000))
         client.setsockopt(zmq.MAXMSGSIZE, MAX_MERGED_BYTES)
         client.connect(f"ipc://{path}")
         number = 0
@@ -164,5 +167,7 @@ def ask_reports(path: Path, timeout_s: float) -> Iterator[bytes]:
             number += 1
             client.send(encode_request(number, 1))
         raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from error
     finally:
         context.destroy(linger=0)

@@ -37,6 +37,7 @@ class _Console:
         """Frames that it is still to be sent for that."""
         self.asked_at_s = 0.0
         """When its latest request came."""
+        self.sent_at_s = 0.0
         self.next_frame_s = 0.0
         """Before that time nothing is sent to it."""
         self.timer: asyncio.TimerHandle | None = None
@@ -106,7 +107,7 @@ class ReportSubscribers:
         """Forget consoles that no longer ask; to be called about once a second."""
         since_s = time.monotonic() - AWAY_S
         for peer, console in list(self._consoles.items()):
-            if not console.num_due and console.asked_at_s < since_s:
+            if not console.num_due and console.sent_at_s < since_s:
                 self._forget(peer)
 
     def _take(self, peer: bytes, message: bytes) -> None:
@@ -131,9 +132,7 @@ class ReportSubscribers:
         if console is None or not console.num_due or not console.subscriber.has_news:
             return
         if now_s < console.next_frame_s:
-            if console.timer is None:
-                loop = asyncio.get_running_loop()
-                console.timer = loop.call_later(console.next_frame_s - now_s, self._serve_later, peer, console)
+            self._serve_in(console.next_frame_s - now_s, peer, console)
             return
         held_ms = int((now_s - console.asked_at_s) * 1000)
         try:
@@ -141,14 +140,22 @@ class ReportSubscribers:
             frame = encode_merged(merged) if merged is not None else b""
         except MemoryError:  # of a moment: libzmq is about to drop whoever has sent so much; it is all sent later
             console.subscriber = ReportSubscriber(self._latest, self._origin)
+            self._serve_in(MERGE_S, peer, console)
             return
         if not frame:
             return
         console.num_due -= 1
         console.next_frame_s = now_s if console.subscriber.is_behind else now_s + MERGE_S
         assert self._socket is not None
+        console.sent_at_s = now_s
         if not self._socket.send(peer, frame):
             self._forget(peer)
+        elif console.subscriber.is_behind:
+            self._serve_in(0.0, peer, console)
+
+    def _serve_in(self, wait_s: float, peer: bytes, console: _Console) -> None:
+        if console.timer is None:
+            console.timer = asyncio.get_running_loop().call_later(wait_s, self._serve_later, peer, console)
 
     def _serve_later(self, peer: bytes, console: _Console) -> None:
         console.timer = None

@@ -290,6 +290,11 @@ parts of one before anybody sees how long it is."""
 _REQUEST = struct.Struct(">QB")
 
 
+REQUEST_PREFIX = bytes([0, _REQUEST.size])
+"""How ZMTP frames a request: flags and length. The answer to a host's PING, which libzmq sends by itself, has other
+flags. Source: RFC 23."""
+
+
 def encode_request(number: int, num_frames: int) -> bytes:
     """Return a request for the next frames; `number` is greater than that of the request before."""
     return _REQUEST.pack(number, num_frames)

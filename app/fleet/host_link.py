@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET
-from agent.wire.relay import MAX_REPLY_BYTES
+from agent.wire.relay import MAX_REPLY_BYTES, REQUEST_PREFIX
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.agent_link import DEFAULT_PYTHON, LINE_TIMEOUT_S, VERB_TIMEOUT_S, AgentLink
 from app.paths import TunnelDir
@@ -108,7 +108,7 @@ class HostLink(AgentLink):
         for name in (CONTROL_SOCKET, REPORTS_SOCKET):
             self._bring(name)
         if self.place is not None:
-            self._open_socket(CONTROL_SOCKET).close()  # finds out whether sshd forwards sockets
+            self._find_forwarding()
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; applies to all hosts that share the logins."""
@@ -122,6 +122,8 @@ class HostLink(AgentLink):
         if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
         self._next_reports_s = 0.0
+        if REPORTS_SOCKET in self._tunnels:
+            self._find_forwarding()
         if (reports := self._tunnels.get(REPORTS_SOCKET)) is not None:
             reports.hang_up()
 
@@ -140,10 +142,9 @@ class HostLink(AgentLink):
         if self._can_forward is not False:
             try:
                 channel = connection.open_socket(f"{directory}/{socket_name}")
-            except ForwardingRefusedError:
+            except ForwardingRefusedError:  # or nobody listens: sshd's answer is the same
                 if self._can_forward:
                     raise
-                self._can_forward = self.is_forwarded = False
             else:
                 self._can_forward = self.is_forwarded = True
                 return channel
@@ -171,8 +172,8 @@ class HostLink(AgentLink):
     def _bring(self, name: str) -> None:
         """Make a socket of the agent appear on this machine, until the link is closed."""
         try:
-            max_reply_bytes = MAX_REPLY_BYTES if name == REPORTS_SOCKET else 0
-            tunnel = Tunnel(self.directory / name, lambda: self._open_socket(name), max_reply_bytes)
+            limit = (MAX_REPLY_BYTES, REQUEST_PREFIX) if name == REPORTS_SOCKET else ()
+            tunnel = Tunnel(self.directory / name, lambda: self._open_socket(name), *limit)
         except OSError as error:
             reason = f"no socket for {self.host} can be opened here: {error.strerror}"
             raise SessionError(reason, "for many hosts raise ulimit -n") from error
@@ -183,6 +184,12 @@ class HostLink(AgentLink):
         tunnel.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
+    def _find_forwarding(self) -> None:
+        """Find out whether sshd forwards sockets; the agent serves, or did a moment ago."""
+        self._open_socket(CONTROL_SOCKET).close()
+        if self._can_forward is None:
+            self._can_forward = self.is_forwarded = False
+
     def _open_socket(self, name: str) -> RingingChannel:
         """Connect to a socket of the agent; attempts on the reports socket keep a pause."""
         place = self._found()
@@ -191,7 +198,7 @@ class HostLink(AgentLink):
         now_s = time.monotonic()
         if now_s < self._next_reports_s:
             raise HostUnreachableError(self.host, "its reports are tried again later")
-        self._next_reports_s = now_s + (SOCKET_PAUSE_S if self._can_forward else PROXY_PAUSE_S)
+        self._next_reports_s = now_s + (PROXY_PAUSE_S if self._can_forward is False else SOCKET_PAUSE_S)
         return self.open_in(place.dir, name)
 
     def _found(self) -> AgentPlace:

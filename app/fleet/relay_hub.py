@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET, IncompatibleWireError, MalformedMessageError
-from agent.wire.relay import MAX_NODES, MAX_REPLY_BYTES, NO_RELAY, NODES_DIR, Merged, Roster, RosterEntry, decode_roster
+from agent.wire.relay import (
+    MAX_NODES,
+    MAX_REPLY_BYTES,
+    NO_RELAY,
+    NODES_DIR,
+    REQUEST_PREFIX,
+    Merged,
+    Roster,
+    RosterEntry,
+    decode_roster,
+)
 from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.report_reader import ReportReader
 from app.ssh.config import THIS_MACHINE
@@ -57,7 +67,7 @@ class RelayHub:
         self._reader: ReportReader | None = None
         self._tunnel: Tunnel | None = None
         self._has_roster = threading.Event()
-        self._is_lost = False
+        self._is_lost = self._is_closed = False
         self._complaint = ""
 
     def __enter__(self) -> Self:
@@ -92,8 +102,10 @@ class RelayHub:
 
     def close(self) -> None:
         """Disconnect from the relay; safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            tunnel, self._tunnel = self._tunnel, None
         self._stop_reading()
-        tunnel, self._tunnel = self._tunnel, None
         if tunnel is not None:
             tunnel.close()
         self._way.close()
@@ -149,8 +161,11 @@ class RelayHub:
             self._entries = {}  # a new relay need not know the nodes of the last one
         self._is_lost, self._complaint = False, ""
         paths = {self.host: self._reports_path()}
-        self._reader = ReportReader(paths, self._take_frame, self._take_malformed, self._lose)
-        self._reader.start()
+        reader = ReportReader(paths, self._take_frame, self._take_malformed, self._lose)
+        with self._lock:
+            self._check_open()
+            self._reader = reader
+        reader.start()
         if not self._receives_roster() or self._is_lost:
             self._stop_reading()
             raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
@@ -162,10 +177,19 @@ class RelayHub:
         path = self.near_directory / REPORTS_SOCKET
         if self._tunnel is None:
             try:
-                self._tunnel = Tunnel(path, self._open_reports, MAX_REPLY_BYTES)
+                tunnel = Tunnel(path, self._open_reports, MAX_REPLY_BYTES, REQUEST_PREFIX)
             except OSError as error:
                 raise SessionError(f"no socket for {self.host} can be opened here: {error.strerror}") from error
+            with self._lock:
+                if not self._is_closed:
+                    self._tunnel = tunnel
+            if self._tunnel is None:
+                tunnel.close()
         return path
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise HostUnreachableError(self.host, "the connection to its relay is closed")
 
     def _open_reports(self) -> RingingChannel:
         return self._way.open_in(self._directory, REPORTS_SOCKET)

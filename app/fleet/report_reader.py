@@ -39,6 +39,8 @@ MAX_REQUESTS_KEPT = 4
 LONG_WAY_S = 0.2
 """Seconds from report to report; only a connection shorter than that has more than one frame requested, as none can
 queue there."""
+CLOCK_ERROR_S = 0.05
+"""Seconds by which two machines' clocks may differ in a measured duration."""
 RECONNECT_MS, RECONNECT_MAX_MS = 500, 2_000
 
 
@@ -64,7 +66,10 @@ class _Source:
         asked_at_s = self._asked_at_s.get(merged.asked)
         if asked_at_s is None and merged.reports:
             raise MalformedMessageError("reports that nobody has asked for")
-        way_s = 0.0 if asked_at_s is None else max(0.0, now_s - asked_at_s - merged.held_ms / 1000)
+        way_s = 0.0 if asked_at_s is None else now_s - asked_at_s - merged.held_ms / 1000
+        if way_s < -CLOCK_ERROR_S:  # nobody knows how old it is
+            raise MalformedMessageError("a frame that was held for longer than it was asked for: this machine slept")
+        way_s = max(0.0, way_s)
         self._num_due -= merged.asked == self._number
         if merged.asked == 0 or self._num_due <= 0:
             self.ask(MAX_FRAMES_ASKED if asked_at_s is not None and way_s < LONG_WAY_S else 1)
@@ -98,7 +103,8 @@ class ReportReader:
             on_malformed: Takes the name and what is wrong with a frame.
             on_lost: Called when a connection that was there has ended; it is tried again all the same.
         """
-        self._waiting = dict(paths)
+        self._paths = dict(paths)
+        self._waiting: dict[str, Path] = {}
         """Paths without a socket so far."""
         self._on_frame = on_frame
         self._on_malformed = on_malformed
@@ -109,7 +115,7 @@ class ReportReader:
 
     def start(self) -> None:
         """Begin to receive."""
-        if self._waiting:
+        if self._paths:
             self._thread.start()
 
     def close(self) -> None:
@@ -119,13 +125,21 @@ class ReportReader:
             self._thread.join()
 
     def _run(self) -> None:
+        make_room_for_nodes(len(self._paths))
+        while not self._is_closing.is_set():
+            with contextlib.suppress(OSError, zmq.ZMQError):  # for want of a descriptor; it is tried again
+                self._read()
+            self._is_closing.wait(POLL_S)
+
+    def _read(self) -> None:
+        """Read all sockets until `close`."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         selector = selectors.DefaultSelector()
         unread: list[Callable[[], bool]] = []
+        self._waiting = dict(self._paths)
         try:
             # The default limit of a context is 1,023 sockets.
             context.set(zmq.MAX_SOCKETS, 3 * len(self._waiting) + SPARE_SOCKETS)
-            make_room_for_nodes(len(self._waiting))
             while not self._is_closing.is_set():
                 if self._waiting:
                     unread += self._connect(context, selector)

@@ -386,7 +386,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
-        self.telemetry.close()
+        await asyncio.to_thread(self.telemetry.close)
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
 

@@ -31,20 +31,23 @@ ACCEPT_AGAIN_S = 0.5
 class Tunnel:
     """A listener and its connections, all in the I/O thread."""
 
-    def __init__(self, path: Path, open_channel: Callable[[], RingingChannel], max_reply_bytes: int = 0) -> None:
+    def __init__(
+        self, path: Path, open_channel: Callable[[], RingingChannel], max_reply_bytes: int = 0, request: bytes = b""
+    ) -> None:
         """Listen at `path`; each connection opens a channel, one after the other.
 
         Args:
             path: Path of the socket.
             open_channel: Raises HostUnreachableError; may block.
-            max_reply_bytes: A connection ends if the host sends more before anything is sent to it; 0 is no limit.
-                Limited replies can wait: they are forwarded with those of other hosts, up to `GATHER_S` later.
+            max_reply_bytes: A connection ends if the host sends more before the next request; 0 is no limit. Limited
+                replies can wait: they are forwarded with those of other hosts, up to `GATHER_S` later.
+            request: How a request to the host begins.
 
         Raises:
             OSError: The path cannot be bound.
         """
         self._open_channel = open_channel
-        self._max_reply_bytes = max_reply_bytes
+        self._limit = (max_reply_bytes, request)
         self._lock = threading.Lock()
         self._is_closed = False
         self._crossings: set[_Crossing] = set()
@@ -114,7 +117,7 @@ class Tunnel:
         if far is None:
             near.close()
         else:
-            crossing = _Crossing(self._io_thread, near, far, self._crossings.discard, self._max_reply_bytes)
+            crossing = _Crossing(self._io_thread, near, far, self._crossings.discard, *self._limit)
             self._crossings.add(crossing)
 
     def _end(self) -> None:
@@ -140,12 +143,14 @@ class _Crossing:
         far: RingingChannel,
         on_end: Callable[[_Crossing], None],
         max_reply_bytes: int,
+        request: bytes,
     ) -> None:
         self._io_thread = thread
         self._near = near
         self._on_end = on_end
         self._is_ended = False
         self._max_reply_bytes = max_reply_bytes
+        self._request = request
         self._num_reply_bytes = 0
         """Bytes from the host since something was sent to it."""
         self._for_near = memoryview(b"")
@@ -218,7 +223,8 @@ class _Crossing:
         except OSError:
             self.end()
             return
-        self._num_reply_bytes = 0
+        if chunk.startswith(self._request):
+            self._num_reply_bytes = 0
         with self._lock:
             self._num_waiting += len(chunk)
             self._is_paused = self._num_waiting >= MAX_WAITING_BYTES

@@ -172,6 +172,30 @@ async def test_an_agent_that_was_started_again_is_heard_again_over_the_same_conn
     await session.close()
 
 
+async def test_a_host_whose_agent_begins_after_its_ssh_is_not_taken_for_one_that_forwards_nothing(
+    network: Network, link: HostLink
+) -> None:
+    link.bring_up()
+    session = RemoteSession(these(link))
+    session.patience_s = math.inf
+    await session.start()
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
+    link.shut_down(kill_jobs=False)
+    network["h1"].drop_sessions()
+    await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
+    await until_async(lambda: link.is_alive, 60, "SSH is back")
+    with pytest.raises(AgentUnreachableError):
+        await session.fleet.report("h1")
+    await asyncio.to_thread(link.bring_up)
+
+    await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
+    assert (await session.fleet.report("h1")).hostname == "h1"
+    assert link.is_forwarded
+    assert link._can_forward
+    link.shut_down(kill_jobs=False)
+    await session.close()
+
+
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
     session = RemoteSession(these(link))

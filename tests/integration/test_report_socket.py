@@ -250,6 +250,33 @@ async def test_a_relay_merges_what_has_come_in_one_frame(path: Path) -> None:
     assert {report.node for report in second.reports} == {"a", "b", "c"}
 
 
+async def test_a_request_for_several_frames_is_answered_by_all_that_a_cut_one_left(path: Path) -> None:
+    latest = LatestReports()
+    for number in range(60):  # a roster of several frames, of nodes that report nothing any more
+        latest.put_node(RosterEntry(f"n{number}", is_here=False, place=b"x" * 15_000), time.monotonic())
+    relay = ReportSubscribers(str(path), latest, "relay")
+    relay.open()
+    nodes: set[str] = set()
+    with client(path) as dealer:
+        dealer.send(encode_request(1, MAX_FRAMES_ASKED))
+        while (merged := await answers(dealer)) is not None and not merged.is_whole:
+            nodes |= {entry.node for entry in merged.nodes}
+    relay.close()
+
+    assert merged is not None
+    assert len(nodes | {entry.node for entry in merged.nodes}) == 60
+
+
+def test_a_frame_of_before_this_machine_slept_is_not_taken_for_new(path: Path) -> None:
+    with server(path) as router, Reader(path) as reader:
+        peer = greeted(router)
+        asked, _ = decode_request(received(router)[1])
+        answer(router, peer, asked, b"held for longer than anybody has waited here", held_ms=3_600_000)
+        until(lambda: reader.errors, WAIT_S, "it is told")
+        answer(router, peer, decode_request(received(router)[1])[0], b"new")
+        until(lambda: reader.frames == [b"new"], WAIT_S, "it reads on")
+
+
 def test_a_report_is_as_old_as_it_says_and_as_its_frame_may_have_been_under_way(path: Path) -> None:
     with server(path) as router, Reader(path) as reader:
         peer = greeted(router)

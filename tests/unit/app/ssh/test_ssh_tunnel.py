@@ -336,7 +336,7 @@ def test_a_host_that_takes_nothing_and_says_nothing_is_dead_while_somebody_waits
 
 
 def test_a_host_that_sends_more_than_was_asked_for_is_hung_up_on(pair: SshPair, tmp_path: Path) -> None:
-    tunnel = Tunnel(tmp_path / "s", pair.open, 100_000)
+    tunnel = Tunnel(tmp_path / "s", pair.open, 100_000, b"?")
     try:
         with connected(tmp_path / "s") as near:
             far = pair.accept()
@@ -347,6 +347,8 @@ def test_a_host_that_sends_more_than_was_asked_for_is_hung_up_on(pair: SshPair, 
                 num_bytes = 0
                 while num_bytes < 90_000:
                     num_bytes += len(near.recv(CHUNK_BYTES))
+            near.sendall(b"!")  # no request: as libzmq answers a host's PING
+            assert far.recv(1) == b"!"
             far.sendall(bytes(20_000))
 
             assert len(read_all(near)) < 20_000

@@ -273,6 +273,8 @@ def move_behind_a_link(dice: random.Random, root: Path) -> str:
 
 def replace_directory(dice: random.Random, root: Path) -> str:
     one = dice.choice(some_checkpoints(dice, root, 1))
+    if not one.is_dir():  # rmtree would wait for ever at a pipe
+        raise NotADirectoryError(one)
     shutil.rmtree(one)
     match dice.randrange(5):
         case 0:

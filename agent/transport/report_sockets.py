@@ -58,17 +58,17 @@ class Doorbell:
 
     def _look(self) -> None:
         self.is_due = False
+        may_have_more = True
         try:
             for _ in range(MAX_TAKEN):
                 if self._is_closed:
                     return
                 self._take(self._socket.recv_multipart(NOBLOCK))
         except zmq.Again:
-            return
-        except BaseException:
-            self.ring()  # the descriptor does not signal what is left
-            raise
-        self.ring()
+            may_have_more = False
+        finally:
+            if may_have_more:
+                self.ring()  # also after an exception: the descriptor does not signal what is left
 
 
 class RouterSocket:

@@ -1,4 +1,4 @@
-"""What all messages have in common: bounds, decoding, framing, and the errors for bytes that are no message.
+"""What all messages have in common: bounds, decoding, and the errors for bytes that are no message.
 
 `LongText`, `JobId` and `Port` are bounded types of fields; `CONTROL_SOCKET` and its siblings are the names of an
 agent's sockets.

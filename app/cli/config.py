@@ -157,7 +157,10 @@ def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: 
 
 def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
     if hostfile is not None:
-        found: Sequence[HostEntry] = read_hostfile(text_of(hostfile), clean(str(hostfile), LINE_LIMIT))
+        found: Sequence[HostEntry] = read_hostfile(
+            text_of(hostfile, hint="name a file with a host in each line: --hostfile FILE"),
+            clean(str(hostfile), LINE_LIMIT),
+        )
         where = clean(str(hostfile), LINE_LIMIT)
     elif source == "slurm":
         return allocated_hosts(_hostnames(allocation(os.environ)), os.environ)

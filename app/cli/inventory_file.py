@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+INIT_HINT = "rankdeck init writes one; --no-config leaves it out"
+
+
 def inventory_path() -> Path | None:
     """Return the path of the nearest file; None when there is none."""
     try:
@@ -45,7 +48,7 @@ def load_inventory() -> Inventory:
     return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
 
 
-def text_of(path: Path, *, is_own: bool = False) -> str:
+def text_of(path: Path, *, is_own: bool = False, hint: str = INIT_HINT) -> str:
     """Return the text of a user's file.
 
     Raises:
@@ -55,15 +58,15 @@ def text_of(path: Path, *, is_own: bool = False) -> str:
     try:
         return read_regular_file(path, MAX_FILE_BYTES, is_own=is_own).decode().removeprefix("\ufeff")
     except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror}", INIT_HINT) from error
+        raise UsageError(f"{shown} cannot be read: {error.strerror}", hint) from error
     except ForeignFileError:
         raise UsageError(f"{shown} names hosts, and somebody else may write it", "see to its owner and mode") from None
     except NotRegularError:
-        raise UsageError(f"{shown} is not a file", INIT_HINT) from None
+        raise UsageError(f"{shown} is not a file", hint) from None
     except TooLargeError:
-        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB", INIT_HINT) from None
+        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB", hint) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{shown} is not UTF-8", INIT_HINT) from None
+        raise UsageError(f"{shown} is not UTF-8", hint) from None
 
 
 def named_hosts(
@@ -97,9 +100,7 @@ def named_hosts(
     return left.chosen((), exclude) if exclude else left.hosts
 
 
-INIT_HINT = "rankdeck init writes a new one"
 SSH_CONFIG = "~/.ssh/config"
-INIT_HINT = "rankdeck init writes one; --no-config leaves it out"
 SSH_CONFIG_VARIABLE = "RANKDECK_SSH_CONFIG"
 MAX_CONFIG_FILES = 256
 MAX_CONFIG_BYTES = 1 << 20

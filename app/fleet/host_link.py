@@ -186,9 +186,15 @@ class HostLink(AgentLink):
 
     def _find_forwarding(self) -> None:
         """Find out whether sshd forwards sockets; the agent serves, or did a moment ago."""
-        self._open_socket(CONTROL_SOCKET).close()
-        if self._can_forward is None:
-            self._can_forward = self.is_forwarded = False
+        if self._can_forward is not None:
+            return
+        try:
+            self._connected().open_socket(f"{self._found().dir}/{CONTROL_SOCKET}").close()
+        except ForwardingRefusedError:
+            self._can_forward = False
+        else:
+            self._can_forward = True
+        self.is_forwarded = self._can_forward
 
     def _open_socket(self, name: str) -> RingingChannel:
         """Connect to a socket of the agent; attempts on the reports socket keep a pause."""
@@ -196,9 +202,9 @@ class HostLink(AgentLink):
         if name != REPORTS_SOCKET:
             return self.open_in(place.dir, name)
         now_s = time.monotonic()
-        if now_s < self._next_reports_s:
+        if now_s < self._next_reports_s or self._can_forward is None:
             raise HostUnreachableError(self.host, "its reports are tried again later")
-        self._next_reports_s = now_s + (PROXY_PAUSE_S if self._can_forward is False else SOCKET_PAUSE_S)
+        self._next_reports_s = now_s + (SOCKET_PAUSE_S if self._can_forward else PROXY_PAUSE_S)
         return self.open_in(place.dir, name)
 
     def _found(self) -> AgentPlace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from importlib.resources import files
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -12,31 +11,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from app.errors import UsageError
+from app.manual import TOPICS, markdown
 from app.settings.keys import nearest_text
 from app.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOPICS = (
-    "cluster",
-    "ssh",
-    "relay",
-    "slurm",
-    "launchers",
-    "doctor",
-    "verdicts",
-    "evidence",
-    "settings",
-    "keys",
-    "security",
-    "exit-codes",
-    "engine",
-    "checkpoints",
-    "samplers",
-    "barriers",
-)
-"""Topics in the order of the list; each is a file of `app/help`."""
 COLUMNS = 79
 CODE_INDENT = "  "
 _CODE = re.compile(r"^```.*?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -72,11 +53,6 @@ def _verb_help(context: click.Context, name: str) -> str:
         near = nearest_text(name, [*TOPICS, *group.list_commands(root)])
         raise UsageError(f"{clean(name)} is no topic and no command{near}", "rankdeck help lists the topics")
     return command.get_help(click.Context(command, info_name=name, parent=root))
-
-
-def markdown(topic: str) -> str:
-    """Return the text of a topic's file."""
-    return (files("app") / "help" / f"{topic}.md").read_text(encoding="utf-8")
 
 
 def summary(topic: str) -> str:

@@ -75,7 +75,7 @@ COMMANDS = {
     "up": ("app.cli.agents", "gpu1 gpu2"),
 }
 """Module of each command, and example arguments."""
-START_OBJECTS = 50_000
+START_OBJECTS = 200_000
 """New objects between two garbage collections: imported objects stay, and at Python's own pace the search for garbage
 takes a fifth of a start."""
 

@@ -36,7 +36,7 @@ class PaceRow(msgspec.Struct, frozen=True):
     severity: Severity
     """WARNING for a straggler that a verdict names."""
     cost_frac: float | None
-    """Share of time that the others lose to it: how much less it waits than their median."""
+    """How much less it waits than the median of the others, as a share of time."""
     wait_frac: float | None
     last_frac: float | None
     """Share of the collectives to which it came last among its node's ranks."""

@@ -1,9 +1,6 @@
 """What to do about a verdict, and which facts it needs.
 
-`hint` returns the hint for each cause.
-
-`VERDICT_RULES` lists for each verdict who is named, what was compared and what cannot be known. `rankdeck help
-verdicts` (app/help/verdicts.md) has the same table.
+`hint` returns the hint for each cause. app/help/verdicts.md explains each cause: `rankdeck help verdicts`.
 
 `standstill_parts` and the functions below it return parts of the sentence about ranks that stand outside collectives.
 """
@@ -11,7 +8,7 @@ verdicts` (app/help/verdicts.md) has the same table.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
@@ -144,139 +141,6 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
     if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
         return f"its input is late: look at the disk and the workers of its loader{on_node}"
     return f"look at its stack and at the load{on_node}"
-
-
-class VerdictRule(NamedTuple):
-    """The rule of one kind of verdict."""
-
-    verdict: str
-    """Name of its cause on the screen, in printed lines and in `--json`, or of a part of that cause."""
-    named: str
-    """Who is named, and what was compared."""
-    unknown: str
-    """What cannot be known, and what is shown then."""
-
-
-VERDICT_RULES = (
-    VerdictRule(
-        "frozen",
-        "a stopped process (SIGSTOP), at once: its state in /proc",
-        "who stopped it",
-    ),
-    VerdictRule(
-        "exited",
-        "the rank that died first by its own cause: exit codes, signals, exceptions. An uncaught exception is"
-        " named before its process has ended. Ranks that lost their connection by it are listed as victims",
-        "who sent a SIGKILL. Where every rank has only lost a connection: whose it was",
-    ),
-    VerdictRule(
-        "oom",
-        "a rank that died for want of memory: its own exception, or a SIGKILL while the kernel counted an "
-        "out-of-memory kill on that machine",
-        "a kill by another memory guard: exited, with a hint",
-    ),
-    VerdictRule(
-        "memory_growth",
-        "a rank whose memory, or its GPU's, grows steadily to a limit at most ten minutes away: machine, "
-        "cgroup, ulimit or GPU. It must have grown for as long as is left: caches that fill and models that "
-        "load end earlier. It is a warning",
-        "which object grows. A leak that fills the limit within half a minute is only seen as oom",
-    ),
-    VerdictRule(
-        "fewer_calls",
-        "a rank that left, is about to or has closed its process group, while others wait in a call that it never made",
-        "why it left, where its code caught the exception",
-    ),
-    VerdictRule(
-        "mismatch",
-        "ranks whose calls at one place of a group's order differ: operation, size, element type, source, "
-        "reduction or name. The first such place among their last 16 calls counts. The smaller side is named,"
-        " of two equal sides both. Nobody is named where two wait for each other while others wait in sends "
-        "and receives. A rank that gloo aborts is a victim",
-        "source and reduction of calls by DDP's C++, reductions of NCCL's calls, sources of gloo's finished "
-        "calls: torch's recorder lacks them. Whose call differs, where an abort fits several ranks",
-    ),
-    VerdictRule(
-        "mismatch, in init_process_group",
-        "ranks that go to different stores (MASTER_ADDR, MASTER_PORT), come as the same rank, or wait for "
-        "more ranks than there are. The smaller part is named, or who has another's number",
-        "the same for file:// and for stores that the program makes itself",
-    ),
-    VerdictRule(
-        "mismatch, of send and recv",
-        "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ. "
-        "Each rank's peer is shown. Of a receive with less room than its send needs both are named, with their "
-        "bytes",
-        "the peer, where gloo's stack or NCCL's record does not hold it: the rank is only shown as waiting",
-    ),
-    VerdictRule(
-        "silent",
-        "a rank whose process lives and reports nothing: the GIL is held, or it sleeps in the kernel. It "
-        "takes 2 s, 4 s beside a rank that is frozen or has ended, up to 10 s on an overloaded machine",
-        "its line, without py-spy on the node: the last one seen is shown",
-    ),
-    VerdictRule(
-        "standstill",
-        "the few ranks that stand elsewhere than most, else nobody. No rank waits for another, none moves, "
-        "and the next step is overdue by 10 s and by ten usual steps. Once a rank has ended, it is a warning "
-        "after five minutes. Where most stand and a few wait for them, nobody is named: the few may hold a lock",
-        "which of the lines is at fault. A rank that computes at one line for long gets six times as long",
-    ),
-    VerdictRule(
-        "not_exiting",
-        "a rank whose program is done and whose process does not end for 10 s. The thread, exit handler, "
-        "child process or full queue that keeps it is shown, with its line",
-        "what keeps it, where it is none of these",
-    ),
-    VerdictRule(
-        "node_lost",
-        "all ranks of a node that no longer reports. Where only the connection is lost, the connection is named",
-        "what these ranks do",
-    ),
-    VerdictRule(
-        "not_joined",
-        "a rank that others await in init_process_group for a minute, or for 10 s while it stands at one line"
-        " before it",
-        "why it does not come, where it has not imported torch",
-    ),
-    VerdictRule(
-        "straggler, that stands",
-        "a rank that keeps the others waiting for 10 s. It is a warning while the rank moves from line to line, "
-        "an alarm after 5 s at one line. The first rank of a first-one-first block gets a warning only after 10 s "
-        "at one line. A child process or DataLoader worker that it waits for is shown with its pid and line. A "
-        "rank that goes on making steps while a few wait for it, as an evaluator does, is not named",
-        "why that line takes long",
-    ),
-    VerdictRule(
-        "straggler, that is slow",
-        "a rank, several, or a node that costs the others a tenth of their time (a node: a sixth), mostly "
-        "within 15 s. A rank that is slow in some steps alone is named from a sixth on, mostly within 40 s. "
-        "What it costs, whether that grows, and what it does more than the others are shown",
-        "a rank that pauses less than five times in a minute. Where nobody records calls: slow ranks, unless one "
-        "is slower by far. With NCCL, slow GPUs of ranks that queue steps ahead: a rank that waits for more "
-        "than 80 % of its time is not named",
-    ),
-    VerdictRule(
-        "input_bound",
-        "nobody: all ranks spend half of their time or more waiting for data",
-        "where the input is slow",
-    ),
-    VerdictRule(
-        "transport",
-        "nobody: every member has called, no rank is missing, and the call does not complete. Before the "
-        "first collective, or at a second group: all have come to init_process_group and do not meet. A "
-        "stranger on MASTER_PORT is shown with pid and command where it runs on a node of the job",
-        "which link fails. The network is suspected only between two machines or more, and where no unknown "
-        "source or destination may differ",
-    ),
-    VerdictRule(
-        "checkpointing, evaluating",
-        "a rank that the others rightly wait for. It is an alarm only when it takes far longer than ever "
-        "before. torch.save and torch.distributed.checkpoint are known by themselves",
-        'other ways to save, and evaluations outside the engine, without ddpcore.phase("checkpoint") or '
-        'ddpcore.phase("eval")',
-    ),
-)
 
 
 def peer_text(call: PeerCall | None) -> str:

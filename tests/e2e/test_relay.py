@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from app.cli.help import markdown
+from app.manual import markdown
 from tests.support.desk import IMPORT_S, Desk, read_until
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until

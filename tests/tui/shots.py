@@ -1,6 +1,7 @@
 """Pictures of every view: `python tests/tui/shots.py OUTDIR [80x24 ...]`, or `--readme` for README's.
 
-SVG, exported by Textual from the console on a simulated cluster; the same run gives the same picture.
+SVG, exported by Textual from the console: on a simulated cluster, of which the same run gives the same picture; of
+README from two real runs of the demo.
 """
 
 from __future__ import annotations
@@ -8,21 +9,36 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # run as a script, from anywhere
 
-from app.tui.actions import VIEW_NAMES  # noqa: E402 - after the path is set
+from app.diagnosis.causes import Cause  # noqa: E402 - after the path is set
+from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, Demo, DemoOptions  # noqa: E402
+from app.tui.actions import VIEW_NAMES  # noqa: E402
+from app.tui.console import Console  # noqa: E402
 from app.tui.theme import Look  # noqa: E402
+from ddpcore.wire import Fault, FaultKind  # noqa: E402
 from tests.support.consoles import Desk, TalkingSource, desk, never_reached_source  # noqa: E402
 from tests.support.sim import SimCluster  # noqa: E402
+from tests.support.waiting import until_async  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 PICTURES = ROOT / "app" / "tui" / "pictures"
 SIZES = ("80x24", "120x35", "200x50")
 TRAINING_S = 30.0
 FROZEN_S = 6.0
 LOST_S = 14.0
+FREEZE_STEP = 400
+SLOW_STEP = 60
+SLOW_FACTOR = 3.0
+LONG_S = 300.0
+"""More than a training needs to come to its fault, and its verdict."""
 
 
 def picture(console: Desk) -> str:
@@ -105,23 +121,37 @@ async def take_what_is_chosen(console: Desk, out: Path, name: str) -> None:
         (out / f"{name}-{what}.svg").write_text(picture(console))
 
 
-async def take_for_readme() -> None:
-    """Take the pictures that README shows."""
-    PICTURES.mkdir(exist_ok=True)
-    source = TalkingSource(SimCluster())
-    async with desk(source, (120, 35)) as console:
-        await console.play(source, TRAINING_S)
-        source.sim.freeze(2)
-        await console.play(source, FROZEN_S)
-        (PICTURES / "overview.svg").write_text(picture(console))
+async def take_for_readme(out: Path = PICTURES) -> None:
+    """Take the pictures that README shows, from two real trainings on this machine."""
+    async with demo(Fault(FaultKind.FREEZE, 2, at_step=FREEZE_STEP)) as console:
+        await until_async(lambda: (waited_s(console, Cause.FROZEN) or 0) > FROZEN_S, LONG_S, "a frozen rank")
+        (out / "overview.svg").write_text(picture(console))
         await console.show("charts")
-        (PICTURES / "charts.svg").write_text(picture(console))
-    source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
-    source.sim.slow(6, 1.5)
-    async with desk(source, (120, 35)) as console:
-        await console.play(source, TRAINING_S)
+        (out / "charts.svg").write_text(picture(console))
+    async with demo(Fault(FaultKind.SLOW, 6, at_step=SLOW_STEP, factor=SLOW_FACTOR), num_ranks=8) as console:
         await console.show("stragglers")
-        (PICTURES / "stragglers.svg").write_text(picture(console))
+        await until_async(lambda: waited_s(console, Cause.STRAGGLER) is not None, LONG_S, "a slow rank")
+        await console.settle()
+        (out / "stragglers.svg").write_text(picture(console))
+
+
+@asynccontextmanager
+async def demo(fault: Fault, num_ranks: int = DEFAULT_RANKS) -> AsyncIterator[Desk]:
+    """Open the console on a real run of the demo."""
+    session = Demo(DemoOptions(num_ranks, CONSOLE_STEPS, fault))
+    console = Console(session)
+    try:
+        async with console.run_test(size=(120, 35), notifications=True) as pilot:
+            await session.start()
+            yield Desk(console, pilot)
+    finally:
+        await session.close()
+
+
+def waited_s(console: Desk, cause: Cause) -> float | None:
+    """Return for how long ranks have waited by a verdict that the console shows; None where it shows none."""
+    view = console.console.ui.view
+    return next((row.waited_s for row in view.verdicts() if row.cause is cause), None) if view is not None else None
 
 
 def main(arguments: list[str]) -> None:

@@ -65,7 +65,7 @@ async def test_the_help_says_what_verdicts_rest_on_and_what_cannot_be_known() ->
         words = " ".join(console.text().split())
 
         assert "input_bound" in words
-        assert "not known: which link fails" in words
+        assert "Not known: which link." in words
 
 
 def test_the_footer_has_at_most_eight_keys() -> None:

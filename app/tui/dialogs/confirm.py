@@ -16,10 +16,10 @@ from textual.widgets import Button, OptionList, Static
 from textual.widgets.option_list import Option
 
 from app.diagnosis.causes import RankState
+from app.manual import markdown
 from app.tui.actions import available
 from app.tui.dialogs.control import AskingScreen
 from app.tui.widgets.drawing import GRID_FROM
-from app.view.verdict_hints import VERDICT_RULES
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ class HelpScreen(ModalScreen[None]):
             Static(keys),
             Static("\nStates of a rank:", markup=False),
             Static(states),
-            Static("\nVerdicts: who is named, and what was compared:", markup=False),
-            Static(_verdict_rules()),
+            Static("\nVerdicts: what each says, from what, and what to do:", markup=False),
+            Static(_verdicts()),
             id="help-scroll",
             classes="dialog wide",
         )
@@ -133,11 +133,18 @@ class HelpScreen(ModalScreen[None]):
         yield scroll
 
 
-def _verdict_rules() -> Group:
+def _verdicts() -> Group:
+    """Return what `rankdeck help verdicts` prints, without its first heading."""
     parts: list[Text | Padding] = []
-    for rule in VERDICT_RULES:
-        parts.append(Text(rule.verdict, "bold"))
-        parts += [Padding(text, (0, 0, 0, 2)) for text in (Text(rule.named), Text(f"not known: {rule.unknown}", "dim"))]
+    for block in markdown("verdicts").replace("`", "").split("\n\n")[2:]:
+        for item in block.strip().split("\n- "):
+            line = " ".join(item.split())
+            if line.startswith("#"):
+                parts.append(Text(line.lstrip("# "), "bold"))
+            else:
+                parts.append(
+                    Padding(Text(line.removeprefix("- "), "dim" if "Not known:" in line else ""), (0, 0, 0, 2))
+                )
     return Group(*parts)
 
 

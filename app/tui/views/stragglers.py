@@ -101,7 +101,7 @@ class StragglersView(LineView):
     def _legend(self) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
-        for note in ("COST time that the others lose", "LAST how often it comes last on its node"):
+        for note in ("COST how much less it waits than most", "LAST how often it comes last on its node"):
             if line.width + len(note) + 5 < self.size.width:
                 line.put(f"   {note}", palette.faint)
         return [line]

@@ -1,26 +1,26 @@
-"""What the console's help says of verdicts: every cause, in the words of `rankdeck help verdicts`."""
+"""`rankdeck help verdicts` has each cause: what the console says of it, what is compared and unknown, what to do."""
 
 from __future__ import annotations
 
 import re
 
-from app.cli.help import markdown
 from app.diagnosis.causes import Cause
-from app.view.verdict_hints import VERDICT_RULES, VerdictRule
+from app.manual import markdown
+from tests.unit.app.view.test_verdict_words import SENTENCES
+
+SECTIONS = [
+    (name, [" ".join(item.replace("`", "").split()) for item in items.strip().split("\n- ")])
+    for name, items in re.findall(r"^## (.+?)\n\n- (.+?\n)(?=\n|\Z)", markdown("verdicts"), re.MULTILINE | re.DOTALL)
+]
 
 
-def rules_of_the_manual() -> list[VerdictRule]:
-    """Return the sections of its page."""
-    sections = re.findall(
-        r"^## (.+?)\n\n- Named: (.+?)\.\n- Not known: (.+?)\.\n$", markdown("verdicts"), re.MULTILINE | re.DOTALL
-    )
-    return [VerdictRule(*(" ".join(part.split()) for part in section)) for section in sections]
+def test_every_cause_has_a_section() -> None:
+    assert {cause for name, _ in SECTIONS for cause in name.split(", ")} == set(Cause)
 
 
-def test_the_console_has_the_rules_of_the_manual() -> None:
-    assert rules_of_the_manual() == list(VERDICT_RULES)
-
-
-def test_every_cause_has_a_rule() -> None:
-    with_rules = {name.strip() for rule in VERDICT_RULES for name in rule.verdict.split(",")}
-    assert {cause.value for cause in Cause} <= with_rules
+def test_each_section_says_what_the_console_says_and_what_to_do() -> None:
+    said = {text for _, text in SENTENCES}
+    for name, items in SECTIONS:
+        kinds = dict.fromkeys(item.partition(": ")[0] for item in items)
+        assert list(kinds) == ["Says", "From", "Not known", "Do"], name
+        assert [item for item in items if item.startswith("Says: ") and item.removeprefix("Says: ") not in said] == []

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.cli.help import markdown
 from app.errors import ExitCode, UsageError
+from app.manual import markdown
 from app.settings.loading import load, user_file
 from app.tui.actions import ACTIONS
 

@@ -20,9 +20,10 @@ from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
 MIB, GIB = 2**20, 2**30
 PLACE = Place("/home/user/train.py", 42, "train_step")
 STANDING = Side((0, 1, 2, 3), "", 0, "", "", -1, PLACE)
+READS = Place("/home/user/data.py", 12, "read")
 APART = (
     Side((0, 1, 3), "", 0, "", "", -1, PLACE),
-    Side((2,), "", 0, "", "", -1, Place("/home/user/data.py", 12, "read")),
+    Side((2,), "", 0, "", "", -1, READS),
 )
 RECEIVES = Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3))
 MAKES_GROUP = replace(RECEIVES, peer_call=PeerCall("new_group", None))
@@ -59,318 +60,378 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
     return Growth(ranks, ranks[-1], report, *rates)
 
 
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
+SENTENCES: list[tuple[Verdict, str]] = [
+    (
+        verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.CGROUP)),
         (
-            verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.CGROUP)),
-            (
-                "the memory of rank 2 on demo-1 grows by 120 MiB/min; about 9 min to the limit of its cgroup "
-                "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
+            "the memory of rank 2 on demo-1 grows by 120 MiB/min; about 9 min to the limit of its cgroup "
+            "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
+        ),
+    ),
+    (
+        verdict(Cause.MEMORY_GROWTH, waiting=(), culprits=(2, 3), growth=growth(LimitKind.GPU, (2, 3), for_s=40.0)),
+        (
+            "the GPU memory of ranks 2-3 on demo-1 grows by 120 MiB/min to 180 MiB/min each; rank 3 is nearest: "
+            "about 9 min to the memory of its GPU (8.0 GiB); it holds 6.5 GiB after 40 s of growth"
+        ),
+    ),
+    (
+        verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.MACHINE, remaining_s=4.0)),
+        (
+            "the memory of rank 2 on demo-1 grows by 120 MiB/min; less than 10 s to the memory of the machine "
+            "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
+        ),
+    ),
+    (
+        verdict(
+            Cause.OOM,
+            exit=ExitReport(signal=9, oom_kills=1),
+            step=57,
+            place=None,
+            held_bytes=8 * GIB,
+            growth=growth(LimitKind.ADDRESS_SPACE),
+        ),
+        (
+            "rank 2 on demo-1 was killed by SIGKILL after step 57, when the kernel was out of memory; it held "
+            "8.0 GiB; its memory had grown by 120 MiB/min for 14 min towards its limit of address space, "
+            "ulimit -v (8.0 GiB); ranks 0-1, 3 waited for it in all_reduce #57"
+        ),
+    ),
+    (
+        verdict(Cause.FROZEN, for_s=1.8),
+        (
+            "rank 2 on demo-1 is frozen (SIGSTOP) for 1.8 s; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.FROZEN, for_s=1.8, culprits=(2, 3), waiting=(), place=None),
+        "ranks 2-3 on demo-1 are frozen (SIGSTOP) for 1.8 s",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(signal=9), step=57, lost_connection=(3,)),
+        (
+            "rank 2 on demo-1 was killed by SIGKILL after step 57; ranks 0-1 waited for it in all_reduce #57; "
+            "rank 3 lost its connection to it; last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(
+            Cause.EXITED, exit=ExitReport(signal=9), culprits=(2, 3), waiting=(), lost_connection=(0, 1), place=None
+        ),
+        "ranks 2-3 on demo-1 were killed by SIGKILL; ranks 0-1 lost their connection to them",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=3, error="ValueError: boom\n"), waiting=(0,), seq=None, place=None),
+        r"rank 2 on demo-1 exited with code 3: ValueError: boom\x0a; rank 0 waited for it",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=1, error=LOST), waiting=(), place=None),
+        f"rank 2 on demo-1 exited with code 1: {LOST}; whose connection it lost is not known",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=2, last_line="no data\x1b"), waiting=(0,), seq=None, place=None),
+        r"rank 2 on demo-1 exited with code 2; its last line: no data\x1b; rank 0 waited for it",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=2, last_line="no data"), culprits=(2, 3), waiting=(), place=None),
+        "ranks 2-3 on demo-1 exited with code 2; rank 2's last line: no data",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=1, last_line=LOST), waiting=(), place=None),
+        f"rank 2 on demo-1 exited with code 1; its last line: {LOST}; whose connection it lost is not known",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(signal=15, error="KeyError: 'x'"), waiting=(), place=None),
+        "rank 2 on demo-1 failed and was ended by SIGTERM then: KeyError: 'x'",
+    ),
+    (
+        verdict(Cause.EXITED, exit=None, waiting=(), place=None, nodes=()),
+        "rank 2 ended, it is not known how",
+    ),
+    (
+        verdict(Cause.SILENT, for_s=4.0, waiting=(0,)),
+        (
+            "rank 2 on demo-1 has not reported for 4.0 s though its process lives; rank 0 waits for it "
+            "in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.SILENT, for_s=4.0, culprits=(2, 3), waiting=(), place=None),
+        "ranks 2-3 on demo-1 have not reported for 4.0 s though their processes live",
+    ),
+    (
+        verdict(Cause.NODE_LOST, for_s=7.0, culprits=(2, 3), nodes=("demo-1", "demo-2"), waiting=(), place=None),
+        "demo-1 and demo-2 have not reported for 7.0 s: ranks 2-3 are lost",
+    ),
+    (
+        verdict(
+            Cause.MISMATCH,
+            sides=(
+                Side((2,), "0", 57, "barrier", "", -1, PLACE),
+                Side((0, 1, 3), "0", 57, "all_reduce", "", 9, None),
             ),
         ),
         (
-            verdict(Cause.MEMORY_GROWTH, waiting=(), culprits=(2, 3), growth=growth(LimitKind.GPU, (2, 3), for_s=40.0)),
-            (
-                "the GPU memory of ranks 2-3 on demo-1 grows by 120 MiB/min to 180 MiB/min each; rank 3 is nearest: "
-                "about 9 min to the memory of its GPU (8.0 GiB); it holds 6.5 GiB after 40 s of growth"
+            "rank 2 calls barrier #57 at train.py:42 in train_step, ranks 0-1, 3 call all_reduce #57: "
+            "they wait for each other for 1.7 s and never meet"
+        ),
+    ),
+    (
+        verdict(Cause.FEWER_CALLS, step=9, place=None, waiting_place=PLACE, exit=ExitReport()),
+        (
+            "rank 2 on demo-1 is about to end after step 9 without calling all_reduce #57; "
+            "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.EXITED, step=9, exit=ExitReport(error="ValueError: boom")),
+        (
+            "rank 2 on demo-1 fails after step 9: ValueError: boom; "
+            "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.MISMATCH, waiting=(), aborted=(2,), is_shifted=True, sides=SHIFTED),
+        (
+            "rank 2 calls all_reduce #57 with 1 element, ranks 0-1 call all_reduce #57 with 161 elements: gloo "
+            "ended rank 2 (SIGABRT), which received more than expected; "
+            "all ranks make both calls: rank 2 has left out or doubled one"
+        ),
+    ),
+    (
+        verdict(Cause.FEWER_CALLS, step=9, place=None),
+        (
+            "rank 2 on demo-1 finished (exit code 0) after step 9 without calling all_reduce #57; "
+            "ranks 0-1, 3 waited for it in all_reduce #57"
+        ),
+    ),
+    (
+        verdict(Cause.FEWER_CALLS, waiting=(), lost_connection=(0, 3), place=None, waiting_place=PLACE),
+        (
+            "rank 2 on demo-1 finished (exit code 0) without calling all_reduce #57; "
+            "ranks 0, 3 lost their connection to it at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.FEWER_CALLS, seq=None, waiting=(), place=None),
+        "rank 2 on demo-1 finished (exit code 0) before the others",
+    ),
+    (
+        verdict(Cause.TRANSPORT, culprits=(), waiting=(0, 1)),
+        (
+            "every member has called all_reduce #57 and it does not complete; ranks 0-1 wait for 1.7 s "
+            "at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.TRANSPORT, culprits=(), waiting=(0,), place=None),
+        "every member has called all_reduce #57 and it does not complete; rank 0 waits for 1.7 s",
+    ),
+    (
+        verdict(Cause.TRANSPORT, culprits=(), op="broadcast", waiting=(0, 1), place=None, is_root_unknown=True),
+        (
+            "every member has called broadcast #57 and it does not complete; which src each rank passes is not "
+            "known: they may differ; ranks 0-1 wait for 1.7 s"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=Phase.DATA),
+        (
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "rank 2 is loading data at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=Phase.OTHER, culprits=(2, 3), waiting=(0, 1), place=None),
+        "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=None, place=None),
+        (
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "rank 2 is still starting"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, slow_factor=8.0),
+        (
+            "rank 2 on demo-1 is slow and costs the others about 80 % of the step time: it waits 2 % of the time; "
+            "slowed 8x on request; last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, cost_frac=0.3, last_frac=0.97, place=None, earlier_cost=EarlierCost(0.12, 185.0)),
+        (
+            "rank 2 on demo-1 is slow and costs the others about 30 % of the step time, up from 12 % 3 min 5 s "
+            "ago: it comes last to 97 % of the collectives"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, last_frac=0.2, is_at_times=True, place=None),
+        (
+            "rank 2 on demo-1 is slow in some steps and costs the others about 30 % of the step time: "
+            "it waits 2 % of the time"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
+        "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
+    ),
+    (
+        verdict(Cause.STANDSTILL, culprits=(), waiting=(), seq=None, step=60, for_s=11.0, sides=(STANDING,)),
+        (
+            "no rank has moved for 11 s after step 60, and none waits in a collective; "
+            "ranks 0-3 stand at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=APART, child=ChildWait(77, "subprocess")),
+        (
+            "no rank has moved for 11 s, and none waits in a collective; rank 2 on demo-1 stands at data.py:12 in "
+            "read, ranks 0-1, 3 stand at train.py:42 in train_step; rank 2 waits for its subprocess (pid 77)"
+        ),
+    ),
+    (
+        verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("thread", "uploader", PLACE)),
+        (
+            "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+            'its non-daemon thread "uploader" still runs at train.py:42 in train_step'
+        ),
+    ),
+    (
+        verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("queue")),
+        (
+            "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+            "its multiprocessing.Queue holds what nobody takes"
+        ),
+    ),
+    (
+        verdict(Cause.STANDSTILL, culprits=(), waiting=(3,), for_s=11.0, sides=(replace(STANDING, ranks=(0, 1, 2)),)),
+        (
+            "no rank has moved for 11 s; ranks 0-2 stand at train.py:42 in train_step; "
+            "rank 3 waits for them in all_reduce #57 for 1.7 s"
+        ),
+    ),
+    (
+        verdict(Cause.FROZEN, waiting_here=(1,), for_s=2.0),
+        (
+            "rank 2 on demo-1 is frozen (SIGSTOP) for 2.0 s; rank 1 waits for it in all_reduce #57 for 1.7 s, "
+            "ranks 0, 3 in other calls; last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("process", pid=77)),
+        (
+            "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+            "its child process 77 still runs"
+        ),
+    ),
+    (
+        verdict(
+            Cause.STRAGGLER,
+            phase=Phase.DATA,
+            child=ChildWait(77, "loader worker"),
+            child_place=Place("/home/user/data.py", 12, "read"),
+        ),
+        (
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; rank 2 is "
+            "loading data at train.py:42 in train_step; rank 2 waits for its loader worker (pid 77), which is at "
+            "data.py:12 in read"
+        ),
+    ),
+    (
+        verdict(Cause.SILENT, for_s=3.0, is_seen_outside=True),
+        (
+            "rank 2 on demo-1 has not reported for 3.0 s though its process lives; ranks 0-1, 3 wait for it in "
+            "all_reduce #57 for 1.7 s; py-spy sees it at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(
+            Cause.MISMATCH,
+            sides=(
+                Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3)),
+                Side((1,), "0", 1, "send", "", -1, PLACE, PeerCall("send", 0, tag=7, number=1)),
             ),
         ),
         (
-            verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.MACHINE, remaining_s=4.0)),
-            (
-                "the memory of rank 2 on demo-1 grows by 120 MiB/min; less than 10 s to the memory of the machine "
-                "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
-            ),
+            "rank 0 calls recv #3 from rank 1 at train.py:42 in train_step, rank 1 calls send #1 to rank 0 with "
+            "tag 7 at train.py:42 in train_step: they wait for each other for 1.7 s and never meet"
+        ),
+    ),
+    (
+        verdict(Cause.FROZEN, for_s=1.8, place=None),
+        "rank 2 on demo-1 is frozen (SIGSTOP) for 1.8 s; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s",
+    ),
+    (
+        verdict(Cause.EXITED, exit=ExitReport(code=3, error="ValueError: boom"), waiting=(), place=None),
+        "rank 2 on demo-1 exited with code 3: ValueError: boom",
+    ),
+    (
+        verdict(Cause.OOM, exit=ExitReport(signal=9, oom_kills=1), waiting=(), place=None),
+        "rank 2 on demo-1 was killed by SIGKILL, when the kernel was out of memory",
+    ),
+    (
+        verdict(Cause.SILENT, for_s=4.0, waiting=(), place=None),
+        "rank 2 on demo-1 has not reported for 4.0 s though its process lives",
+    ),
+    (
+        verdict(Cause.NODE_LOST, for_s=7.0, culprits=(2, 3), waiting=(), place=None),
+        "demo-1 has not reported for 7.0 s: ranks 2-3 are lost",
+    ),
+    (
+        verdict(
+            Cause.NOT_JOINED,
+            op="init_process_group",
+            seq=None,
+            waited_s=65.0,
+            is_born=True,
+            phase=Phase.STARTING,
+            place=READS,
         ),
         (
-            verdict(
-                Cause.OOM,
-                exit=ExitReport(signal=9, oom_kills=1),
-                step=57,
-                place=None,
-                held_bytes=8 * GIB,
-                growth=growth(LimitKind.ADDRESS_SPACE),
-            ),
-            (
-                "rank 2 on demo-1 was killed by SIGKILL after step 57, when the kernel was out of memory; it held "
-                "8.0 GiB; its memory had grown by 120 MiB/min for 14 min towards its limit of address space, "
-                "ulimit -v (8.0 GiB); ranks 0-1, 3 waited for it in all_reduce #57"
-            ),
+            "rank 2 on demo-1 has not come to init_process_group; ranks 0-1, 3 wait for it there for 1 min 5 s; "
+            "rank 2 is at data.py:12 in read"
         ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, waiting=(0, 1), waited_s=12.0, phase=Phase.DATA, place=READS),
         (
-            verdict(Cause.FROZEN, for_s=1.8),
-            (
-                "rank 2 on demo-1 is frozen (SIGSTOP) for 1.8 s; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
-                "last seen at train.py:42 in train_step"
-            ),
+            "rank 2 on demo-1 holds the others up; ranks 0-1 wait for it in all_reduce #57 for 12 s; "
+            "rank 2 is loading data at data.py:12 in read"
         ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, place=None),
+        "rank 2 on demo-1 is slow and costs the others about 30 % of the step time: it waits 2 % of the time",
+    ),
+    (
+        verdict(
+            Cause.MISMATCH,
+            sides=(Side((2,), "0", 57, "barrier", "", -1, None), Side((0, 1, 3), "0", 57, "all_reduce", "", 9, None)),
+        ),
+        "rank 2 calls barrier #57, ranks 0-1, 3 call all_reduce #57: they wait for each other for 1.7 s and never meet",
+    ),
+    (
+        verdict(Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=APART),
         (
-            verdict(Cause.FROZEN, for_s=1.8, culprits=(2, 3), waiting=(), place=None),
-            "ranks 2-3 on demo-1 are frozen (SIGSTOP) for 1.8 s",
+            "no rank has moved for 11 s, and none waits in a collective; rank 2 on demo-1 stands at "
+            "data.py:12 in read, ranks 0-1, 3 stand at train.py:42 in train_step"
         ),
-        (
-            verdict(Cause.EXITED, exit=ExitReport(signal=9), step=57, lost_connection=(3,)),
-            (
-                "rank 2 on demo-1 was killed by SIGKILL after step 57; ranks 0-1 waited for it in all_reduce #57; "
-                "rank 3 lost its connection to it; last seen at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(
-                Cause.EXITED, exit=ExitReport(signal=9), culprits=(2, 3), waiting=(), lost_connection=(0, 1), place=None
-            ),
-            "ranks 2-3 on demo-1 were killed by SIGKILL; ranks 0-1 lost their connection to them",
-        ),
-        (
-            verdict(
-                Cause.EXITED, exit=ExitReport(code=3, error="ValueError: boom\n"), waiting=(0,), seq=None, place=None
-            ),
-            r"rank 2 on demo-1 exited with code 3: ValueError: boom\x0a; rank 0 waited for it",
-        ),
-        (
-            verdict(Cause.EXITED, exit=ExitReport(code=1, error=LOST), waiting=(), place=None),
-            f"rank 2 on demo-1 exited with code 1: {LOST}; whose connection it lost is not known",
-        ),
-        (
-            verdict(Cause.EXITED, exit=ExitReport(code=2, last_line="no data\x1b"), waiting=(0,), seq=None, place=None),
-            r"rank 2 on demo-1 exited with code 2; its last line: no data\x1b; rank 0 waited for it",
-        ),
-        (
-            verdict(
-                Cause.EXITED, exit=ExitReport(code=2, last_line="no data"), culprits=(2, 3), waiting=(), place=None
-            ),
-            "ranks 2-3 on demo-1 exited with code 2; rank 2's last line: no data",
-        ),
-        (
-            verdict(Cause.EXITED, exit=ExitReport(code=1, last_line=LOST), waiting=(), place=None),
-            f"rank 2 on demo-1 exited with code 1; its last line: {LOST}; whose connection it lost is not known",
-        ),
-        (
-            verdict(Cause.EXITED, exit=ExitReport(signal=15, error="KeyError: 'x'"), waiting=(), place=None),
-            "rank 2 on demo-1 failed and was ended by SIGTERM then: KeyError: 'x'",
-        ),
-        (
-            verdict(Cause.EXITED, exit=None, waiting=(), place=None, nodes=()),
-            "rank 2 ended, it is not known how",
-        ),
-        (
-            verdict(Cause.SILENT, for_s=4.0, waiting=(0,)),
-            (
-                "rank 2 on demo-1 has not reported for 4.0 s though its process lives; rank 0 waits for it "
-                "in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.SILENT, for_s=4.0, culprits=(2, 3), waiting=(), place=None),
-            "ranks 2-3 on demo-1 have not reported for 4.0 s though their processes live",
-        ),
-        (
-            verdict(Cause.NODE_LOST, for_s=7.0, culprits=(2, 3), nodes=("demo-1", "demo-2"), waiting=(), place=None),
-            "demo-1 and demo-2 have not reported for 7.0 s: ranks 2-3 are lost",
-        ),
-        (
-            verdict(
-                Cause.MISMATCH,
-                sides=(
-                    Side((2,), "0", 57, "barrier", "", -1, PLACE),
-                    Side((0, 1, 3), "0", 57, "all_reduce", "", 9, None),
-                ),
-            ),
-            (
-                "rank 2 calls barrier #57 at train.py:42 in train_step, ranks 0-1, 3 call all_reduce #57: "
-                "they wait for each other for 1.7 s and never meet"
-            ),
-        ),
-        (
-            verdict(Cause.FEWER_CALLS, step=9, place=None, waiting_place=PLACE, exit=ExitReport()),
-            (
-                "rank 2 on demo-1 is about to end after step 9 without calling all_reduce #57; "
-                "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.EXITED, step=9, exit=ExitReport(error="ValueError: boom")),
-            (
-                "rank 2 on demo-1 fails after step 9: ValueError: boom; "
-                "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.MISMATCH, waiting=(), aborted=(2,), is_shifted=True, sides=SHIFTED),
-            (
-                "rank 2 calls all_reduce #57 with 1 element, ranks 0-1 call all_reduce #57 with 161 elements: gloo "
-                "ended rank 2 (SIGABRT), which received more than expected; "
-                "all ranks make both calls: rank 2 has left out or doubled one"
-            ),
-        ),
-        (
-            verdict(Cause.FEWER_CALLS, step=9, place=None),
-            (
-                "rank 2 on demo-1 finished (exit code 0) after step 9 without calling all_reduce #57; "
-                "ranks 0-1, 3 waited for it in all_reduce #57"
-            ),
-        ),
-        (
-            verdict(Cause.FEWER_CALLS, waiting=(), lost_connection=(0, 3), place=None, waiting_place=PLACE),
-            (
-                "rank 2 on demo-1 finished (exit code 0) without calling all_reduce #57; "
-                "ranks 0, 3 lost their connection to it at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.FEWER_CALLS, seq=None, waiting=(), place=None),
-            "rank 2 on demo-1 finished (exit code 0) before the others",
-        ),
-        (
-            verdict(Cause.TRANSPORT, culprits=(), waiting=(0, 1)),
-            (
-                "every member has called all_reduce #57 and it does not complete; ranks 0-1 wait for 1.7 s "
-                "at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.TRANSPORT, culprits=(), waiting=(0,), place=None),
-            "every member has called all_reduce #57 and it does not complete; rank 0 waits for 1.7 s",
-        ),
-        (
-            verdict(Cause.TRANSPORT, culprits=(), op="broadcast", waiting=(0, 1), place=None, is_root_unknown=True),
-            (
-                "every member has called broadcast #57 and it does not complete; which src each rank passes is not "
-                "known: they may differ; ranks 0-1 wait for 1.7 s"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, phase=Phase.DATA),
-            (
-                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
-                "rank 2 is loading data at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, phase=Phase.OTHER, culprits=(2, 3), waiting=(0, 1), place=None),
-            "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
-        ),
-        (
-            verdict(Cause.STRAGGLER, phase=None, place=None),
-            (
-                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
-                "rank 2 is still starting"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, slow_factor=8.0),
-            (
-                "rank 2 on demo-1 is slow and costs the others about 80 % of the step time: it waits 2 % of the time; "
-                "slowed 8x on request; last seen at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, cost_frac=0.3, last_frac=0.97, place=None, earlier_cost=EarlierCost(0.12, 185.0)),
-            (
-                "rank 2 on demo-1 is slow and costs the others about 30 % of the step time, up from 12 % 3 min 5 s "
-                "ago: it comes last to 97 % of the collectives"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, last_frac=0.2, is_at_times=True, place=None),
-            (
-                "rank 2 on demo-1 is slow in some steps and costs the others about 30 % of the step time: "
-                "it waits 2 % of the time"
-            ),
-        ),
-        (
-            verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
-            "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
-        ),
-        (
-            verdict(Cause.STANDSTILL, culprits=(), waiting=(), seq=None, step=60, for_s=11.0, sides=(STANDING,)),
-            (
-                "no rank has moved for 11 s after step 60, and none waits in a collective; "
-                "ranks 0-3 stand at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=APART, child=ChildWait(77, "subprocess")),
-            (
-                "no rank has moved for 11 s, and none waits in a collective; rank 2 on demo-1 stands at data.py:12 in "
-                "read, ranks 0-1, 3 stand at train.py:42 in train_step; rank 2 waits for its subprocess (pid 77)"
-            ),
-        ),
-        (
-            verdict(
-                Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("thread", "uploader", PLACE)
-            ),
-            (
-                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
-                'its non-daemon thread "uploader" still runs at train.py:42 in train_step'
-            ),
-        ),
-        (
-            verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("queue")),
-            (
-                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
-                "its multiprocessing.Queue holds what nobody takes"
-            ),
-        ),
-        (
-            verdict(
-                Cause.STANDSTILL, culprits=(), waiting=(3,), for_s=11.0, sides=(replace(STANDING, ranks=(0, 1, 2)),)
-            ),
-            (
-                "no rank has moved for 11 s; ranks 0-2 stand at train.py:42 in train_step; "
-                "rank 3 waits for them in all_reduce #57 for 1.7 s"
-            ),
-        ),
-        (
-            verdict(Cause.FROZEN, waiting_here=(1,), for_s=2.0),
-            (
-                "rank 2 on demo-1 is frozen (SIGSTOP) for 2.0 s; rank 1 waits for it in all_reduce #57 for 1.7 s, "
-                "ranks 0, 3 in other calls; last seen at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("process", pid=77)),
-            (
-                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
-                "its child process 77 still runs"
-            ),
-        ),
-        (
-            verdict(
-                Cause.STRAGGLER,
-                phase=Phase.DATA,
-                child=ChildWait(77, "loader worker"),
-                child_place=Place("/home/user/data.py", 12, "read"),
-            ),
-            (
-                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; rank 2 is "
-                "loading data at train.py:42 in train_step; rank 2 waits for its loader worker (pid 77), which is at "
-                "data.py:12 in read"
-            ),
-        ),
-        (
-            verdict(Cause.SILENT, for_s=3.0, is_seen_outside=True),
-            (
-                "rank 2 on demo-1 has not reported for 3.0 s though its process lives; ranks 0-1, 3 wait for it in "
-                "all_reduce #57 for 1.7 s; py-spy sees it at train.py:42 in train_step"
-            ),
-        ),
-        (
-            verdict(
-                Cause.MISMATCH,
-                sides=(
-                    Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3)),
-                    Side((1,), "0", 1, "send", "", -1, PLACE, PeerCall("send", 0, tag=7, number=1)),
-                ),
-            ),
-            (
-                "rank 0 calls recv #3 from rank 1 at train.py:42 in train_step, rank 1 calls send #1 to rank 0 with "
-                "tag 7 at train.py:42 in train_step: they wait for each other for 1.7 s and never meet"
-            ),
-        ),
-    ],
-)
+    ),
+    (
+        verdict(Cause.INPUT_BOUND, culprits=(), waiting=(), cost_frac=0.62, place=None),
+        "the ranks spend 62 % of their time waiting for input",
+    ),
+    (
+        verdict(Cause.CHECKPOINTING, waiting=(), for_s=12.0, usual_s=30.0, place=None),
+        "rank 2 on demo-1 is saving a checkpoint for 12 s (the longest so far took 30 s)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("told", "text"), SENTENCES)
 def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
     assert sentence(told) == text
 

@@ -78,6 +78,11 @@ COMMANDS = {
 START_OBJECTS = 200_000
 """New objects between two garbage collections: imported objects stay, and at Python's own pace the search for garbage
 takes a fifth of a start."""
+NEXT_STEPS = {
+    ExitCode.UNREACHABLE: "rankdeck doctor looks at each host",
+    ExitCode.REFUSED: "rankdeck status shows what runs there",
+}
+"""Hints of errors that have none of their own, by exit code."""
 
 
 @click.group(
@@ -121,7 +126,8 @@ def main() -> NoReturn:
         _print_error(f"{error.format_message()} (--help shows what there is)")
         code = ExitCode.USAGE
     except AppError as error:
-        _print_error(error.whole)
+        hint = error.hint or NEXT_STEPS.get(error.exit_code, "")
+        _print_error(f"{error} ({hint})" if hint else str(error))
         code = error.exit_code
     else:
         code = ExitCode.WELL

@@ -114,7 +114,7 @@ def read_wheel(path: Path) -> Wheel:
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
     except (zipfile.BadZipFile, ValueError) as error:
-        raise UsageError(f"{shown} is a broken wheel: {clean(str(error))}") from error
+        raise UsageError(f"{shown} is a broken wheel: {clean(str(error))}", "copy or build it again") from error
     requires = tuple(headers.get_all("Requires-Dist") or ())
     return msgspec.structs.replace(wheel, requires=requires, num_bytes=path.stat().st_size, installed_bytes=installed)
 

@@ -78,7 +78,10 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
             destination.text, "ssh -G does not end", "look at Match exec in ~/.ssh/config"
         ) from error
     if done.returncode:
-        raise UsageError(f"{destination.text}: ssh -G fails: {clean(done.stderr.strip(), LINE_LIMIT)}")
+        raise UsageError(
+            f"{destination.text}: ssh -G fails: {clean(done.stderr.strip(), LINE_LIMIT)}",
+            f"try: ssh -G {destination.text}",
+        )
     return parse_settings(destination.text, done.stdout, _local_user())
 
 
@@ -175,7 +178,9 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             hint = f"ask its keeper; only if the new key is right: ssh-keygen -R {shlex.quote(name)} -f {file}"
             raise HostKeyError(settings.alias, message, hint)
         case Verdict.REVOKED:
-            raise HostKeyError(settings.alias, f"THE KEY OF {name} IS REVOKED: {shown}; nothing was sent")
+            raise HostKeyError(
+                settings.alias, f"THE KEY OF {name} IS REVOKED: {shown}; nothing was sent", "the host needs a new key"
+            )
 
 
 def agent_socket(settings: SshSettings, environ: Mapping[str, str]) -> str:
@@ -202,7 +207,11 @@ def dial(settings: SshSettings) -> socket.socket:
     except ConnectionRefusedError as error:
         raise HostUnreachableError(settings.alias, f"{where} refuses connections", "is sshd running there?") from error
     except UnicodeError as error:  # an empty label, or one of more than 63 characters
-        raise HostUnreachableError(settings.alias, f"{clean(settings.hostname)} is not a name of a host") from error
+        raise HostUnreachableError(
+            settings.alias,
+            f"{clean(settings.hostname)} is not a name of a host",
+            "see HostName in the SSH configuration, and DNS",
+        ) from error
     except OSError as error:
         hint = f"try: ssh {settings.alias}"
         raise HostUnreachableError(settings.alias, f"cannot connect to {where}: {error.strerror}", hint) from error

@@ -340,14 +340,6 @@ class AgentLink(ABC):
             HostUnreachableError: It did not run to its end in time.
         """
 
-    @abstractmethod
-    def send_file(self, near: Path, far: str) -> bool:
-        """Copy a file into a new one there; return False where the host takes no files by this connection.
-
-        Raises:
-            HostUnreachableError: It did not arrive whole.
-        """
-
     def _argv(self, *arguments: str) -> list[str]:
         # -P: the directory that a login begins in may hold an `agent` of its own.
         return [self.python, "-P", "-m", "agent", *arguments]

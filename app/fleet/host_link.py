@@ -19,7 +19,7 @@ from agent.wire.relay import MAX_REPLY_BYTES, REQUEST_PREFIX
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.agent_link import DEFAULT_PYTHON, LINE_TIMEOUT_S, VERB_TIMEOUT_S, AgentLink
 from app.paths import TunnelDir
-from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
+from app.ssh.connection import ForwardingRefusedError
 from app.ssh.login import Logins
 from app.ssh.tunnel import Tunnel
 from app.text import clean
@@ -214,14 +214,6 @@ class HostLink(AgentLink):
 
     def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         return self._connected().run(argv, timeout_s or VERB_TIMEOUT_S, given)
-
-    def send_file(self, near: Path, far: str) -> bool:
-        """Copy a file over SFTP; see `AgentLink.send_file`."""
-        try:
-            self._connected().send_file(near, far)
-        except SubsystemRefusedError:
-            return False
-        return True
 
     def _open(self, argv: Sequence[str]) -> ByteChannel:
         channel = self._connected().open_process(argv)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import sys
@@ -64,14 +63,6 @@ class LocalLink(AgentLink):
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
-
-    def send_file(self, near: Path, far: str) -> bool:
-        """Copy a file."""
-        try:
-            shutil.copyfile(near, far)
-        except OSError as error:
-            raise HostUnreachableError(self.host, f"{far}: {error.strerror}") from error
-        return True
 
     def _open(self, argv: Sequence[str]) -> ByteChannel:
         return _LocalProcess(argv)

@@ -124,10 +124,6 @@ class RelayedLink(AgentLink):
     def go_again(self, *, asks: bool = False) -> None:
         """Do nothing: its connection is the relay's."""
 
-    def send_file(self, near: Path, far: str) -> bool:
-        """Refuse; see `runs_programs`."""
-        self._refuse(f"{near.name} as {far}")
-
     def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:  # noqa: ARG002 - as it is asked
         self._refuse(argv[0])
 

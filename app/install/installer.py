@@ -31,8 +31,8 @@ LOOK_TIMEOUT_S = 60.0
 VENV_TIMEOUT_S = 180.0
 PIP_TIMEOUT_S = 900.0
 """Seconds for pip to fetch what rankdeck requires, about 50 MB, over a slow line."""
-SEND_TIMEOUT_S = 600.0
-"""Seconds for one wheel where the host has no SFTP; over SFTP it may take any time while data moves."""
+SLOWEST_BYTES_HZ = 50_000
+"""A connection on which a wheel takes longer than at this rate has failed."""
 _BEGIN = "import sys; sys.path[:] = filter(None, sys.path); exec(compile(sys.argv.pop(1), 'rankdeck install', 'exec'))"
 """Keeps modules of the login directory from being imported; Python's own option for it came with 3.11."""
 
@@ -225,9 +225,8 @@ class Installer:
         self._notify(f"sends rankdeck {wheels[0].version}{more} ({size})")
         for wheel in wheels:
             far = f"{directory}/{wheel.file_name}"
-            if not self._link.send_file(Path(wheel.path), far):
-                # Without SFTP the content goes through the standard input of a program there.
-                self._there(_Done, "receive", far, timeout_s=SEND_TIMEOUT_S, given=Path(wheel.path).read_bytes())
+            timeout_s = LOOK_TIMEOUT_S + wheel.num_bytes / SLOWEST_BYTES_HZ
+            self._there(_Done, "receive", far, timeout_s=timeout_s, given=Path(wheel.path).read_bytes())
 
     def _with_agent(self, done: Installed) -> Installed:
         """Check which agent serves there, and restart it if that is wanted."""

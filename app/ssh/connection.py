@@ -17,12 +17,11 @@ import paramiko
 from app.errors import HostUnreachableError
 from app.ssh.config import LOOPBACK
 from app.ssh.remote_command import Finished
-from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, ssh_errors_of, within
+from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, ssh_errors_of
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from app.ssh.transport import Transport
 
@@ -39,10 +38,6 @@ NO_EXIT_STATUS = -1
 
 class ForwardingRefusedError(HostUnreachableError):
     """The host opens no channel to a socket: nobody listens on it, or sshd may not forward."""
-
-
-class SubsystemRefusedError(HostUnreachableError):
-    """The host's sshd has no SFTP, or forbids it."""
 
 
 class SshConnection:
@@ -87,32 +82,6 @@ class SshConnection:
             execute(channel, argv, CHANNEL_TIMEOUT_S)
             undo.pop_all()
             return channel
-
-    def send_file(self, near: Path, far: str) -> None:
-        """Copy a file into one of the host, over SFTP; takes any time while data moves.
-
-        Raises:
-            SubsystemRefusedError: The host has no SFTP.
-            HostUnreachableError: The file cannot be written there, or the connection broke.
-        """
-        with ssh_errors_of(self.host), contextlib.closing(self._open_session()) as channel:
-            try:
-                within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
-                channel.settimeout(CHANNEL_TIMEOUT_S)
-                client = paramiko.SFTPClient(channel)
-            except TimeoutError:
-                raise
-            except (*CHANNEL_ERRORS, paramiko.SFTPError) as error:  # an OSError: SFTP ended before the first message
-                self._transport.join(END_OF_CONNECTION_S)
-                if not self.is_alive:
-                    raise
-                raise SubsystemRefusedError(self.host, "it has no SFTP") from error
-            try:
-                client.put(str(near), far)
-            except TimeoutError:
-                raise
-            except OSError as error:
-                raise HostUnreachableError(self.host, f"{clean(far)} cannot be written there: {error}") from error
 
     def open_socket(self, path: str) -> paramiko.Channel:
         """Connect to a Unix socket of the host.

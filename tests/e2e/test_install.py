@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.support.hosts import Host, Network
 
 HOSTS = ("h1", "h2", "h3")
-SFTP = "Subsystem sftp internal-sftp"
 
 
 class Desk:
@@ -93,11 +92,11 @@ def packages(required: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     return directory
 
 
-def set_up(host: Host, *options: str, **variables: str) -> Path:
+def set_up(host: Host, **variables: str) -> Path:
     """Give a host a place of its own for temporary files, and what else its sshd and its programs are told."""
     temporary = host.directory / "tmp"
     temporary.mkdir(mode=0o1777)
-    host.tell_sshd(*options, TMPDIR=str(temporary), **variables)
+    host.tell_sshd(TMPDIR=str(temporary), **variables)
     return temporary
 
 
@@ -107,7 +106,7 @@ def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
     network: Network, wheel: Path, changed_wheel: Path, wheelhouse: Path, packages: Path
 ) -> None:
     desk = Desk(network, wheel)
-    staging = [set_up(network["h1"], SFTP, PYTHONPATH=str(packages)), set_up(network["h2"], PYTHONPATH=str(packages))]
+    staging = [set_up(network["h1"], PYTHONPATH=str(packages)), set_up(network["h2"], PYTHONPATH=str(packages))]
     network["h3"].stop_sshd()
     # A home that hosts share: whoever comes first makes the venv, the other one waits and finds all done.
     venv = network.directory / "shared/rd"

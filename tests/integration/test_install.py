@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import paramiko
 import psutil
 import pytest
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from app.fleet.agent_link import AgentLink
-
-SFTP = "Subsystem sftp internal-sftp"
 
 
 def plan_of(wheel: Path, wheelhouse: Path | None = None, venv: str = "") -> Plan:
@@ -186,48 +183,12 @@ def link_to(host: Host, python: str) -> HostLink:
     return HostLink(Access("h1", python, str(host.directory.parent / "ssh_config")))
 
 
-def test_a_file_goes_over_sftp_and_where_there_is_none_another_way(host: Host, python: str, tmp_path: Path) -> None:
-    near = tmp_path / "near"
-    near.write_bytes(bytes(range(256)) * 5000)
+def test_a_large_wheel_arrives_whole(host: Host, python: str, tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "rankdeck", "9.1", source=f"text = {os.urandom(1_000_000).hex()!r}")
     with link_to(host, python) as link:
         link.connect()
-        assert link.send_file(near, str(tmp_path / "far")) is False
-        wheel = write_wheel(tmp_path, "rankdeck", "9.1", source=f"text = {'x' * 300_000!r}")
         assert install(link, plan_of(wheel))[0].is_new
-        assert not list(Path("/tmp").glob(f"{STAGING_PREFIX}*/rankdeck-9.1*"))
-    configure(host, SFTP)
-    with link_to(host, python) as link:
-        link.connect()
-        assert link.send_file(near, str(tmp_path / "far")) is True
-        assert (tmp_path / "far").read_bytes() == near.read_bytes()
-        with pytest.raises(HostUnreachableError, match=r"h1: .*/none/far cannot be written there: .*No such file"):
-            link.send_file(near, str(tmp_path / "none/far"))
-        host.drop_sessions()
-        with pytest.raises(HostUnreachableError):
-            link.send_file(near, str(tmp_path / "far"))
-
-
-@pytest.mark.parametrize("ends_at_once", [False, True])
-def test_an_sftp_that_prints_a_greeting_is_gone_around(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ends_at_once: bool
-) -> None:
-    near = tmp_path / "near"
-    near.touch()
-    greeting = "echo Welcome to h1" if ends_at_once else "echo Welcome to h1; cat >/dev/null"
-    configure(host, f"Subsystem sftp {script(tmp_path / 'greeting', greeting)}")
-
-    class LateClient(paramiko.SFTPClient):
-        """A client that is slower than the host, as on a machine with other work."""
-
-        def __init__(self, channel: paramiko.Channel) -> None:
-            until(lambda: channel.closed, 30, "the greeting is over")
-            super().__init__(channel)
-
-    if ends_at_once:
-        monkeypatch.setattr(paramiko, "SFTPClient", LateClient)
-    with link_to(host, sys.executable) as link:
-        link.connect()
-        assert link.send_file(near, str(tmp_path / "far")) is False
+    assert not list(Path("/tmp").glob(f"{STAGING_PREFIX}*/rankdeck-9.1*"))
 
 
 def test_pip_ends_its_work_when_the_connection_breaks(host: Host, python: str, tmp_path: Path) -> None:
@@ -277,7 +238,7 @@ def refused(host: Host, tmp_path: Path) -> Callable[..., AppError]:
     """Install on h1 in vain; return what was said."""
     staging = host.directory / "tmp"
     staging.mkdir()
-    configure(host, f"SetEnv TMPDIR={staging}", SFTP)
+    configure(host, f"SetEnv TMPDIR={staging}")
     wheel = write_wheel(tmp_path, "rankdeck", "9.1", ("needed", "more[x]>=1"))
 
     def install_on(python: str, wheelhouse: Path | None = None, venv: str = "") -> AppError:

@@ -154,10 +154,16 @@ class Host:
 
     def exec(self, *argv: str) -> str:
         """Run something on the host, past its network, and return its output."""
-        assert self._init
-        inside = ("nsenter", "-t", str(self._init.pid), "-n", "-m", "-u", "-p", "-i", "--")
-        done = subprocess.run([*inside, *argv], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([*self._inside(), *argv], capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        """Start something on the host, past its network."""
+        return subprocess.Popen([*self._inside(), *argv], stdin=subprocess.DEVNULL)
+
+    def _inside(self) -> tuple[str, ...]:
+        assert self._init
+        return ("nsenter", "-t", str(self._init.pid), "-n", "-m", "-u", "-p", "-i", "--")
 
     def processes(self) -> list[psutil.Process]:
         """What runs there besides init and sshd."""

@@ -1,0 +1,1 @@
+"""`rankdeck inspect`: training that anything has launched, looked at from outside. Its ranks need nothing prepared."""

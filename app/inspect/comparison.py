@@ -1,0 +1,234 @@
+"""Compares the ranks of a job that were only seen from outside: who waits where, who is elsewhere, who moves. Pure.
+
+A rank's looks are first made one `Standing`; `finding_of` compares those. It names only a rank that no other rank
+explains. A rank that moves may save, evaluate or prepare data: others rightly wait for it, and it is no alarm.
+
+Source of the functions: torch 2.1 to 2.13, torch/distributed/distributed_c10d.py and torch/nn/parallel/distributed.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.diagnosis.causes import Severity
+from ddpcore.wire import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from app.inspect.seen import Look, SeenFrame, SeenJob, SeenRank
+
+LIBRARY = re.compile(r"^<|/lib(64)?/python3?(\.\d+)?t?/|/(site|dist)-packages/|\.zip/")
+C10D = "torch/distributed/distributed_c10d.py"
+HIDDEN = re.compile(r"^_|^(wrapper|decorate_context|inner|wait|is_.*|get_.*)$")
+"""Functions of distributed_c10d.py that are no call of the program."""
+JOINING = {"init_process_group", "_create_c10d_store", "_env_rendezvous_handler", "_tcp_rendezvous_handler"}
+DDP_CALLS = {
+    "_sync_buffers": "DDP's broadcast of buffers",
+    "_sync_module_states": "DDP's broadcast of parameters",
+    "_distributed_broadcast_coalesced": "DDP's broadcast of buffers",
+    "_verify_param_shape_across_processes": "DDP's check of the parameters",
+}
+BACKWARD = {"_engine_run_backward", "backward"}
+DEVICE_CALLS = {"synchronize", "item", "cpu", "tolist", "wait_stream", "to"}
+"""Calls that wait for a GPU's queue: where ranks of NCCL stand while others are missing."""
+STEP_ORDER = ("global_step", "step", "batch_idx", "iteration", "it", "i", "epoch")
+PEERS = ("src", "dst")
+PHASES = (
+    ("saves a checkpoint", re.compile(r"torch/(serialization|distributed/checkpoint/.*)\.py$")),
+    ("loads data", re.compile(r"torch/utils/data/.*\.py$")),
+    ("imports", re.compile(r"^<frozen importlib\._bootstrap")),
+)
+BUSY = 0.2
+"""Fraction of a core from which a rank computes."""
+MAX_SWITCHES_HZ = 3.0
+"""A main thread that waits in a call gives up its core less often; one that trains does so at each step."""
+
+
+class Kind(StrEnum):
+    """What a rank does, as far as it can be seen from outside."""
+
+    WAITS = "waits"
+    """It stands in a collective, or in another call that needs other ranks."""
+    JOINS = "joins"
+    """It stands in init_process_group."""
+    DEVICE = "waits for its GPU"
+    ELSEWHERE = "is elsewhere"
+    FROZEN = "frozen"
+    BLOCKED = "blocked"
+    """In the kernel, uninterruptible."""
+    UNSEEN = "not seen"
+    ENDED = "ended"
+
+
+class What(StrEnum):
+    """What a comparison has found."""
+
+    FROZEN = "frozen"
+    ELSEWHERE = "elsewhere"
+    """Ranks have not come to the call in which others wait."""
+    MISMATCH = "mismatch"
+    """All wait, in different calls."""
+    MISSING = "missing"
+    """All that were seen wait in one call; others have ended, or run where nobody looked."""
+    SAME_CALL = "same_call"
+    """All wait in one call."""
+    STANDSTILL = "standstill"
+    """No rank moves, and none waits in a call."""
+    MOVING = "moving"
+    UNSEEN = "unseen"
+    """Of these ranks no stack could be read."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What some looks at a rank have shown together."""
+
+    rank: SeenRank
+    kind: Kind
+    op: str
+    """The call in which it waits, with its peer: `broadcast(src=1)`; else the innermost function of a library."""
+    place: Place | None
+    """Innermost line of the user's program."""
+    is_moving: bool
+    busy_frac: float
+    """Cores that it has used between its looks."""
+    steps: tuple[str, str]
+    """Its first and last step, as `i=54`; empty where no loop shows one."""
+    phase: str
+    trouble: str
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it stands in a call that needs other ranks."""
+        return self.kind in (Kind.WAITS, Kind.JOINS, Kind.DEVICE) and not self.is_moving
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What the comparison of a job's ranks has found."""
+
+    what: What
+    severity: Severity
+    culprits: list[Standing]
+    waiting: list[list[Standing]]
+    """Ranks that wait, by their call, the fewest first."""
+
+
+def standing_of(rank: SeenRank) -> Standing:
+    """Return what a rank's looks show."""
+    looks = [look for look in rank.looks if look.state]
+    last = rank.looks[-1]
+    seconds = max(rank.looks[-1].at_s - rank.looks[0].at_s, 0.1)
+    busy_frac = max(0.0, (looks[-1].cpu_s - looks[0].cpu_s) / seconds) if looks else 0.0
+    kinds = [_kind_of(look) for look in rank.looks]
+    kind, op, place = kinds[-1]
+    steps = (_step(rank.looks[0].frames), _step(last.frames))
+    is_moving = len({_lines(look) for look in looks}) > 1 or steps[0] != steps[1]
+    if not last.state or last.state in "ZX":
+        kind = Kind.ENDED
+    elif last.state in "Tt":
+        kind, is_moving = Kind.FROZEN, False
+    elif last.trouble:
+        kind = Kind.UNSEEN
+    elif all(look.state == "D" for look in looks):
+        kind, is_moving = Kind.BLOCKED, False
+    elif last.frames and _in_backward(last.frames):
+        # DDP's all-reduce runs under backward, without a frame of its own: a rank that computes there is busy.
+        kind, op = (Kind.WAITS, "backward") if busy_frac < BUSY and not is_moving else (Kind.ELSEWHERE, "backward")
+    if kind in (Kind.WAITS, Kind.DEVICE) and _switches_hz(looks, seconds) > MAX_SWITCHES_HZ:
+        is_moving = True
+    phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
+    return Standing(rank, kind, op, place, is_moving, busy_frac, steps, phase, last.trouble)
+
+
+def _switches_hz(looks: Sequence[Look], seconds: float) -> float:
+    first, last = looks[0].switches, looks[-1].switches
+    return 0.0 if len(looks) < 2 or first is None or last is None else (last - first) / seconds
+
+
+def _lines(look: Look) -> tuple[tuple[str, int], ...]:
+    return tuple((frame.function, frame.line) for frame in look.frames)
+
+
+def _in_backward(frames: Sequence[SeenFrame]) -> bool:
+    return any(frame.name in BACKWARD and LIBRARY.search(frame.file) for frame in frames[:3])
+
+
+def _kind_of(look: Look) -> tuple[Kind, str, Place | None]:
+    own = next((number for number, frame in enumerate(look.frames) if not LIBRARY.search(frame.file)), None)
+    inner = look.frames[:own]
+    place = None
+    if own is not None:
+        frame = look.frames[own]
+        place = Place(frame.file, frame.line, frame.name)
+    names = [frame.name for frame in inner]
+    if JOINING & set(names):
+        return Kind.JOINS, "init_process_group", place
+    calls = [frame for frame in inner if frame.file.endswith(C10D) and not HIDDEN.match(frame.name)]
+    if calls:
+        peers = {name: value for frame in inner for name, value in frame.numbers.items() if name in PEERS}
+        shown = ", ".join(f"{name}={value}" for name, value in sorted(peers.items()))
+        return Kind.WAITS, f"{calls[-1].name}({shown})" if shown else calls[-1].name, place
+    for name in names:
+        if name in DDP_CALLS:
+            return Kind.WAITS, DDP_CALLS[name], place
+    if names and names[0] in DEVICE_CALLS and "/torch/" in inner[0].file:
+        return Kind.DEVICE, names[0], place
+    return Kind.ELSEWHERE, names[0] if names else "", place
+
+
+def _step(frames: Sequence[SeenFrame]) -> str:
+    for frame in reversed(frames):
+        found = [f"{name}={frame.numbers[name]}" for name in STEP_ORDER if name in frame.numbers]
+        if found and not LIBRARY.search(frame.file):
+            return " ".join(found)
+    return ""
+
+
+def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
+    """Return who holds up whom, or that nobody does."""
+    by_call = _by_call(one for one in standings if one.is_waiting)
+    frozen = [one for one in standings if one.kind is Kind.FROZEN]
+    ended = [one for one in standings if one.kind is Kind.ENDED]
+    unseen = [one for one in standings if one.kind is Kind.UNSEEN]
+    others = [one for one in standings if not (one.is_waiting or one in frozen or one in ended or one in unseen)]
+    at_rest = [one for one in others if not one.is_moving]
+    if frozen:
+        return Finding(What.FROZEN, Severity.CRITICAL, frozen, by_call)
+    if by_call and others:
+        return Finding(What.ELSEWHERE, Severity.CRITICAL if at_rest else Severity.WARNING, at_rest or others, by_call)
+    if unseen:
+        return Finding(What.UNSEEN, Severity.WARNING, unseen, by_call)
+    if by_call and (job.missing or ended):
+        return Finding(What.MISSING, Severity.CRITICAL, ended, by_call)
+    if len(by_call) > 1:
+        smallest = [group for group in by_call if len(group) == len(by_call[0])]
+        # Of three sides of one size each is as likely to be right.
+        fewest = [one for group in smallest for one in group] if len(smallest) < max(3, len(by_call)) else []
+        return Finding(What.MISMATCH, Severity.CRITICAL, fewest, by_call)
+    if by_call:
+        return Finding(What.SAME_CALL, Severity.CRITICAL, [], by_call)
+    if at_rest and len(at_rest) == len(others) and all(one.busy_frac < BUSY for one in others):
+        places = _by_place(others)
+        fewest = places[0] if len(places[0]) < len(places[-1]) else []
+        return Finding(What.STANDSTILL, Severity.CRITICAL, fewest, [])
+    return Finding(What.MOVING, Severity.OK, [], [])
+
+
+def _by_call(waiting: Iterable[Standing]) -> list[list[Standing]]:
+    groups: dict[tuple[str, str], list[Standing]] = defaultdict(list)
+    for one in waiting:
+        line = "" if one.op != "backward" else f"{one.place}"
+        groups[one.op, line].append(one)
+    return sorted(groups.values(), key=lambda group: (len(group), group[0].rank.rank))
+
+
+def _by_place(standings: Iterable[Standing]) -> list[list[Standing]]:
+    groups: dict[Place | None, list[Standing]] = defaultdict(list)
+    for one in standings:
+        groups[one.place].append(one)
+    return sorted(groups.values(), key=lambda group: (len(group), group[0].rank.rank))

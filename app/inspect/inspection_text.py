@@ -1,0 +1,205 @@
+"""An inspection as text and as JSON: a sentence on each job, a line a class of ranks, what was not seen. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from app.diagnosis.causes import Severity
+from app.inspect.comparison import Kind, What
+from app.text import LINE_LIMIT, clean, clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from app.inspect.comparison import Finding, Standing
+    from app.inspect.seen import HostSeen, SeenChild, SeenJob
+    from ddpcore.wire import Place
+
+KERNEL_TEXTS = (
+    ("futex", "waits for a lock"),
+    ("nanosleep", "sleeps"),
+    ("do_wait", "waits for a child process"),
+    ("wait_for_partner", "opens a fifo"),
+    ("fifo_open", "opens a fifo"),
+    ("pipe", "waits at a pipe"),
+    ("locks_lock", "waits for a file lock"),
+    ("poll", "polls"),
+    ("select", "polls"),
+    ("sk_wait", "waits for the network"),
+    ("unix_stream", "waits for another process"),
+    ("nfs", "waits for NFS"),
+    ("rpc_", "waits for NFS"),
+    ("io_schedule", "waits for a disk"),
+    ("folio", "waits for a disk"),
+)
+"""Parts of the kernel function in which a process waits, and what it does there."""
+STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "stopped", "t": "traced"}
+
+
+def sentence(job: SeenJob, finding: Finding) -> str:
+    """Return what is wrong with a job, in one clean sentence."""
+    waits = "; ".join(_waits_text(group) for group in finding.waiting)
+    who = ranks_text([one.rank.rank for one in finding.culprits])
+    it, has, is_ = ("it", "has", "is") if len(finding.culprits) == 1 else ("they", "have", "are")
+    classes = _classes(finding.culprits)
+    stands = "; ".join(_stands_text(group, "" if len(classes) > 1 else it) for group in classes)
+    if finding.what is What.FROZEN:
+        parts = [f"{who} {is_} frozen (SIGSTOP){_at(finding.culprits[0].place)}", waits]
+    elif finding.what is What.ELSEWHERE and finding.severity is Severity.CRITICAL:
+        parts = [f"{who} {has} not come to the call in which others wait: {stands}", waits]
+    elif finding.what is What.ELSEWHERE:
+        parts = [waits, f"{who} {has} not come to it, and {it} {_moves(finding)}: {stands}"]
+    elif finding.what is What.MISSING:
+        missing = sorted({*job.missing, *(one.rank.rank for one in finding.culprits)})
+        is_ = "is" if len(missing) == 1 else "are"
+        parts = [f"{ranks_text(missing)} {is_} not there: ended, or on a host that was not looked at", waits]
+    elif finding.what is What.MISMATCH:
+        same = len({group[0].op.partition("(")[0] for group in finding.waiting}) == 1
+        how = "in the same call with different arguments" if same else "in different calls"
+        parts = [f"all ranks wait {how}, for each other: {waits}"]
+    elif finding.what is What.SAME_CALL:
+        parts = [f"all {waits}: the network, or arguments that cannot be seen from outside"]
+    elif finding.what is What.STANDSTILL:
+        odd = f"{_stands_text(finding.culprits)}, unlike the others" if finding.culprits else ""
+        parts = ["no rank moves, and none waits in a call that needs others", odd]
+    elif finding.what is What.UNSEEN:
+        why = clean(finding.culprits[0].trouble, LINE_LIMIT)
+        parts = [f"the stack of {who} cannot be read: {why}", waits]
+    else:
+        parts = ["the ranks move, and nobody holds the others up"]
+    return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
+
+
+def _moves(finding: Finding) -> str:
+    verb = "moves" if len(finding.culprits) == 1 else "move"
+    return f"{verb}, which is no alarm"
+
+
+def _at(place: Place | None) -> str:
+    return f" at {place_text(place)}" if place is not None else ""
+
+
+def _waits_text(group: Sequence[Standing]) -> str:
+    verb = "waits" if len(group) == 1 else "wait"
+    kind = group[0].kind
+    what = f"for the GPU in {group[0].op}" if kind is Kind.DEVICE else f"in {clean_name(group[0].op)}"
+    places = {one.place for one in group}
+    where = _at(group[0].place) if len(places) == 1 else ""
+    return f"{ranks_text([one.rank.rank for one in group])} {verb} {what}{where}"
+
+
+def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
+    one = group[0]
+    verb = "is" if one.is_moving else "stands" if len(group) == 1 else "stand"
+    inner = f" in {clean_name(one.op)}" if one.op and one.place is not None and one.op != one.place.function else ""
+    where = (
+        f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
+    )
+    facts = ", ".join(filter(None, [one.phase, doing_text(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
+    child = "; ".join(_child_text(child) for child in one.rank.children[:2])
+    text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts})"
+    return f"{text}; its child {child}" if child else text
+
+
+def _steps(one: Standing) -> str:
+    first, last = (clean(step) for step in one.steps)
+    return last if first == last else f"{first} to {last}"
+
+
+def _child_text(child: SeenChild) -> str:
+    own = next((frame for frame in child.frames if "/lib/python" not in frame.file and frame.file[:1] != "<"), None)
+    where = f" at {clean_name(own.file.rpartition('/')[2])}:{own.line} in {clean_name(own.name)}" if own else ""
+    return f"{clean_name(child.name)} (pid {child.pid}) is{where or ' there'}"
+
+
+def doing_text(one: Standing) -> str:
+    """Return what the kernel says that a rank's main thread does: `sleeps`."""
+    last = one.rank.looks[-1]
+    if last.state in ("R", "T", "t"):
+        return STATE_TEXTS[last.state]
+    return next((text for part, text in KERNEL_TEXTS if part in last.wchan), STATE_TEXTS.get(last.state, ""))
+
+
+def _classes(standings: Iterable[Standing]) -> list[list[Standing]]:
+    """Return the ranks by what they do and where, the fewest first."""
+    groups: dict[object, list[Standing]] = defaultdict(list)
+    for one in standings:
+        groups[one.kind, one.op, one.place, one.is_moving].append(one)
+    return sorted(groups.values(), key=lambda group: (len(group), group[0].rank.rank))
+
+
+def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> list[str]:
+    """Return the lines of a job: what it is, the sentence, and a line for each class of ranks."""
+    hosts = list(dict.fromkeys(one.rank.host for one in standings))
+    looks = job.ranks[0].looks
+    seconds = seconds_text(looks[-1].at_s - looks[0].at_s)
+    mark = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING"}.get(finding.severity, "OK")
+    where = nodes_text([clean_name(host) for host in hosts])
+    title = f"{clean(job.ranks[0].program, LINE_LIMIT)}, {job.how}: {len(job.ranks)} of {job.size} ranks on {where}"
+    lines = [
+        f"{title}, seen from outside {len(looks)} times in {seconds}",
+        f"  {mark}  {sentence(job, finding)}",
+    ]
+    for group in _classes(standings):
+        one = group[0]
+        plural = "" if len(group) > 1 else "s"
+        what = f"wait{plural} in {clean_name(one.op)}" if one.is_waiting else one.kind.value
+        what = f"move{plural}" if one.is_moving else f"stand{plural}" if one.kind is Kind.ELSEWHERE else what
+        where = place_text(one.place) or clean_name(one.op)
+        pids = f"pid {one.rank.pid} on {clean_name(one.rank.host)}" if len(group) == 1 else ""
+        ranks = ranks_text([each.rank.rank for each in group])
+        cells = (what, where, doing_text(one), f"{percent_text(one.busy_frac)} CPU", _steps(one), pids)
+        lines.append(f"    {ranks}: " + ", ".join(filter(None, cells)))
+    return lines
+
+
+def unseen_lines(hosts: Mapping[str, HostSeen]) -> list[str]:
+    """Return what each host could not show, and what would help."""
+    lines = []
+    for host, seen in hosts.items():
+        name = clean_name(host)
+        users = ", ".join(f"{count} of {clean_name(user)}" for user, count in sorted(seen.unseen.items()))
+        if users and not seen.is_root:
+            lines.append(
+                f"{name}: Python processes of other users cannot be looked at: {users} (log in as them or root)"
+            )
+        is_refused = any(look.trouble and "ermission" in look.trouble for rank in seen.ranks for look in rank.looks)
+        if is_refused and seen.yama and not seen.is_root:
+            lines.append(f"{name}: the kernel lets only root read stacks (sudo sysctl kernel.yama.ptrace_scope=0)")
+    return lines
+
+
+def job_object(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> dict[str, Any]:
+    """Return a job as JSON values."""
+    return {
+        "program": clean(job.ranks[0].program, LINE_LIMIT),
+        "launcher": job.how,
+        "key": job.name,
+        "world_size": job.size,
+        "finding": finding.what.value,
+        "severity": finding.severity.value,
+        "text": sentence(job, finding),
+        "culprits": [one.rank.rank for one in finding.culprits],
+        "waiting": [[one.rank.rank for one in group] for group in finding.waiting],
+        "missing": job.missing,
+        "ranks": [_rank_object(one) for one in standings],
+    }
+
+
+def _rank_object(one: Standing) -> dict[str, Any]:
+    return {
+        "rank": one.rank.rank,
+        "host": clean_name(one.rank.host),
+        "pid": one.rank.pid,
+        "state": one.kind.value,
+        "is_waiting": one.is_waiting,
+        "is_moving": one.is_moving,
+        "op": clean_name(one.op),
+        "where": place_text(one.place),
+        "phase": one.phase,
+        "cpu_cores": round(one.busy_frac, 2),
+        "kernel": doing_text(one),
+        "step": clean(one.steps[1]),
+        "trouble": clean(one.trouble, LINE_LIMIT),
+    }

@@ -1,0 +1,142 @@
+"""`rankdeck inspect` over SSH: two hosts without an agent, a job of another user than root; nothing is left there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.inspect.inspector import TAKE_SPY
+from tests.support.desk import Desk, named
+from tests.support.hosts import Host, Network, require_hosts
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USER = 1001
+SOON_S = 120.0
+HANGS = """
+import sys, time
+import torch, torch.distributed as dist
+def load(path):
+    open(sys.argv[1] + str(dist.get_rank()), "w").close()
+    time.sleep(3600)
+def main():
+    dist.init_process_group("gloo")
+    for step in range(100):
+        if dist.get_rank() == 2 and step == 30:
+            load("secret-path")
+        if step == 30:
+            open(sys.argv[1] + str(dist.get_rank()), "w").close()
+        dist.all_reduce(torch.ones(4))
+main()
+"""
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """Give two hosts a user without rights, and a directory that this user may write to."""
+    require_hosts()
+    with Network("h1", "h2") as network:
+        network.directory.chmod(0o755)
+        for host in network.hosts.values():
+            host.home.chmod(0o755)
+            (host.directory / "home/alice").mkdir()
+            shutil.chown(host.directory / "home/alice", USER, USER)
+            open_python_to_users(host)
+            with (host.directory / "passwd").open("a") as users:
+                users.write(f"alice:x:{USER}:{USER}::{host.home}/alice:/bin/bash\n")
+        desk = Desk(network)
+        yield desk
+        desk.end()
+
+
+def open_python_to_users(host: Host) -> None:
+    """Let every user of a host run this Python, which may lie in a home that is closed to others."""
+    prefix = Path(sys.base_prefix)
+    closed = next((path for path in reversed(prefix.parents) if not path.stat().st_mode & stat.S_IXOTH), None)
+    if closed is None:
+        return
+    opened = host.directory / "opened"
+    place = opened / prefix.relative_to(closed)
+    place.mkdir(parents=True)
+    host.exec("mount", "--bind", str(prefix), str(place))
+    host.exec("mount", "--rbind", str(opened), str(closed))
+
+
+@contextlib.contextmanager
+def training(network: Network, directory: Path) -> Iterator[None]:
+    """Run two ranks on each host until rank 2 stands and the others wait for it."""
+    script = directory / "train.py"
+    script.write_text(HANGS)
+    launchers = [
+        start(host, number, network["h1"].address, script) for number, host in enumerate(network.hosts.values())
+    ]
+    try:
+        until(lambda: all((directory / f"at{rank}").exists() for rank in range(4)), SOON_S, "step 30")
+        yield
+    finally:
+        for launcher in launchers:
+            launcher.kill()  # what it has started there ends with the host
+            launcher.wait()
+
+
+def start(host: Host, number: int, address: str, script: Path) -> subprocess.Popen[bytes]:
+    torchrun = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)),
+        *("--master-addr", address, "--master-port", "29500", "--nproc-per-node", "2"),
+        *(str(script), str(script.with_name("at"))),
+    ]
+    return host.start("setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", *torchrun)
+
+
+def test_the_rank_that_stands_is_named_over_two_hosts_by_its_own_user(desk: Desk) -> None:
+    shared = desk.network.directory / "shared"
+    shared.mkdir()
+    shutil.chown(shared, USER, USER)
+    with training(desk.network, shared):
+        found = desk.json("inspect", *named("alice@h1", "alice@h2"), codes=(10,))
+        everything = shared / "seen.json"
+        code, text, _ = desk.run("inspect", "--evidence", str(everything), *named("alice@h1", "alice@h2"))
+
+    (job,) = found["jobs"]
+    assert (job["finding"], job["culprits"], job["missing"], job["launcher"]) == ("elsewhere", [2], [], "torchrun")
+    assert [(rank["rank"], rank["host"]) for rank in job["ranks"]] == [
+        (0, "alice@h1"),
+        (1, "alice@h1"),
+        (2, "alice@h2"),
+        (3, "alice@h2"),
+    ]
+    assert "it stands at train.py:6 in load" in job["text"]
+    assert code == 10
+    assert "4 of 4 ranks on alice@h1 and alice@h2" in text
+    assert "secret-path" not in everything.read_text()
+    assert not list(Path("/tmp").glob("rankdeck-inspect-*"))
+
+
+def test_a_host_without_ranks_and_one_that_is_away_are_said(desk: Desk) -> None:
+    desk.network["h2"].stop_sshd()
+
+    code, text, errors = desk.run("inspect", *named("h1", "h2"))
+
+    assert code == 3
+    assert text == "no training ranks run on h1\n"
+    assert "h2: " in errors
+
+
+def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", TAKE_SPY, "0" * 64]
+    done = subprocess.run(
+        argv, input=b"damaged", env={"TMPDIR": str(tmp_path)}, capture_output=True, timeout=SOON_S, check=False
+    )
+
+    assert done.returncode != 0
+    assert b"py-spy arrived damaged" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ def cli() -> None:
 @_directory
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def list_(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
-    """List the checkpoints of DIRECTORY, newest first. Looks at sizes, not at every byte: that is `verify`."""
+    """List the checkpoints of DIRECTORY, latest first. Looks at sizes, not at every byte: that is `verify`."""
     rows = [_row(directory / name) for name in _names(directory)]
     in_work = sorted(path.name for path in directory.glob(f"{TEMPORARY}step_*"))
     if as_json:

@@ -46,7 +46,7 @@ END_S = 600.0
 class WriterProcess:
     """Keeps one writer process, replaced if it has died. It does one job at a time.
 
-    Methods do not block unless they say so. `memory_fd` is the memfd that holds its jobs.
+    Methods do not block unless documented. `memory_fd` is the memfd that holds its jobs.
     """
 
     def __init__(self, memory_fd: int) -> None:
@@ -192,7 +192,7 @@ class WriterProcess:
 _log = logging.getLogger(__name__)
 
 SLICE_S = 0.1
-"""How long ranks look at their writers before they tell each other again."""
+"""How long ranks look at their writers before they exchange the results again."""
 
 ABANDON_S = 10.0
 """How long a writer may take to give up; one that hangs in the disk is killed."""
@@ -364,7 +364,7 @@ class Saver:
         self._step_in_flight = None
 
     def _fail(self, problems: list[str]) -> None:
-        """Give up what is in flight, on every rank, and say why."""
+        """Give up what is in flight, on every rank, and raise the reason."""
         step = self._step_in_flight
         self._step_in_flight = None
         self._writer.forget(ABANDON_S)

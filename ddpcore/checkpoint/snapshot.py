@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOUCH_BYTES = 16 << 20
-"""Touched at a time, about 15 ms: a save that comes meanwhile does not wait longer for it."""
+"""Bytes touched at a time, about 15 ms: a save that begins then does not wait longer for it."""
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Tensors are copied as integers of their elements' size: some dtypes have no copy, and a NaN keeps its bits."""

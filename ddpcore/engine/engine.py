@@ -241,7 +241,7 @@ class Engine(Measuring):
         Args:
             dataset: Map-style, the same on every rank.
             global_batch_size: Samples of one step, over all ranks and micro-batches.
-            order: Of the samples; by default shuffled anew each epoch.
+            order: Order of the samples; by default another random one each epoch.
             shuffle: False for the data set's own order; not together with `order`.
             drop_last: Leave out an epoch's last global batch if it is not full. Otherwise it is smaller, and counts
                 accordingly.
@@ -290,7 +290,7 @@ class Engine(Measuring):
         resume: bool = True,
         **objects: Stateful,
     ) -> bool:
-        """Save checkpoints here, and go on from the newest valid one if there is one. Every rank calls it; blocks.
+        """Save checkpoints here, and go on from the latest valid one if there is one. Every rank calls it; blocks.
 
         Call it once, when model and optimizer are ready and before `steps`. Saved are the objects, the cursors of all
         loaders, random states, the step and the goodput.
@@ -298,7 +298,7 @@ class Engine(Measuring):
         Args:
             directory: The same path on every rank.
             every: "100 steps", "1 epoch" or "10 min"; where gradients add up over steps, at steps with an update.
-            keep_last: Newest checkpoints that stay; None keeps all.
+            keep_last: Latest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
             keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
                 logs the metric is saved at once if it is among them.
@@ -306,12 +306,12 @@ class Engine(Measuring):
                 `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean. What is logged between
                 two `steps` decides nothing, and is an error in the second.
             mode: "min" if the least value is best, or "max".
-            resume: False starts anew: what lies there goes when it is too old for `keep_last`, and does not count for
+            resume: False starts over: what lies there goes when it is too old for `keep_last`, and does not count for
                 `keep_best`.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
 
         Returns:
-            True if training goes on from a checkpoint: `step` says from where.
+            True if training goes on from a checkpoint: `step` is where.
 
         Raises:
             CheckpointMismatchError: The checkpoint is one of other objects. Nothing has been touched.
@@ -475,7 +475,7 @@ class Engine(Measuring):
         self._loop.add_logger(logger)
 
     def is_due(self, every: str) -> bool:
-        """Say whether the running step completes a multiple of so many steps or epochs: the same on every rank.
+        """Return whether the running step completes a multiple of so many steps or epochs: the same on every rank.
 
         Args:
             every: "200 steps" or "1 epoch".

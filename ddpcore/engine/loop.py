@@ -158,7 +158,7 @@ class Loop:
     def set_saving(self, saving: Saving, *, resume: bool) -> bool:
         """Save checkpoints from now on; return whether training continues from one. Every rank calls it; blocks.
 
-        With `resume` it continues from the newest one, if there is one; the engine's parts follow when the steps begin.
+        With `resume` it continues from the latest one, if there is one; the engine's parts follow when the steps begin.
         """
         self._saving = saving
         self._resumed = saving.resume() if resume else None

@@ -72,7 +72,7 @@ class Saving:
         return self._every
 
     def resume(self) -> Resumed | None:
-        """Set the objects back to the newest valid checkpoint; None without one. Blocks.
+        """Set the objects back to the latest valid checkpoint; None without one. Blocks.
 
         Raises CheckpointMismatchError if it is one of other objects, none of which has been touched;
         CheckpointContentError if no engine wrote it.

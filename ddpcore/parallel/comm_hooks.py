@@ -132,7 +132,7 @@ def register(ddp: DistributedDataParallel, comm_hook: Literal["none", "fp16", "b
 
 
 def _try_bf16(ddp: DistributedDataParallel) -> None:
-    """Add up one number: a backend that cannot says so here and not in the middle of a backward."""
+    """Add up one number: a backend that cannot do it raises here, not in the middle of a backward."""
     try:
         dist.all_reduce(torch.ones(1, dtype=torch.bfloat16, device=ddp.device), group=ddp.process_group)
     except RuntimeError as error:

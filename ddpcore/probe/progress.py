@@ -33,7 +33,7 @@ MAX_GAP_S = 1.0
 
 
 class Standing:
-    """What the looks at a main thread say, one after another."""
+    """What successive looks at a main thread have found."""
 
     def __init__(self) -> None:
         self._clock = StepClock()
@@ -88,7 +88,7 @@ class Standing:
         return fields
 
     def _is_new(self, kind: str, seen: Hashable, now_s: float) -> bool:
-        """Note what is seen, None for nothing, and say whether it is something else than before."""
+        """Note what is seen, None for nothing, and return whether it is something else than before."""
         known = self._since.get(kind)
         if known is not None and known[0] == seen:
             return False
@@ -226,7 +226,7 @@ class CallsAtSteps:
         return self._pairs
 
     def _forget_undone(self) -> None:
-        """Forget higher steps with lower seqs: the program has begun to count anew since."""
+        """Forget higher steps with lower seqs: the program has begun a new count since."""
         latest_seq = max(self._seq_of.values(), default=0)
         for step in sorted(self._seq_of, reverse=True):
             if self._seq_of[step] >= latest_seq:

@@ -176,7 +176,7 @@ class NicChoice(NamedTuple):
 
 
 def check_interfaces(environ: Mapping[str, str], backends: Collection[str], interfaces: Collection[str]) -> None:
-    """Raise InterfaceError for names that this machine does not have: gloo tells nobody, and the others wait."""
+    """Raise InterfaceError for names that this machine does not have: gloo reports it nowhere, and the others wait."""
     for variable, names in _named(environ, backends):
         for name in names:
             if name not in interfaces:

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
 
 POLL_S = (0.001, 0.2)
-"""Between two looks at the verdict: the first, and the longest. 1,024 ranks then ask a store 5,000 times a second, of
-the 30,000 and more that one TCPStore answers."""
+"""Seconds between two looks at the verdict, the first and the longest. 1,024 ranks then ask a store 5,000 times a
+second, of the 30,000 and more that one TCPStore answers."""
 
 POLL_GROWTH = 1.3
 
@@ -119,7 +119,7 @@ def join(
 
 
 def publish_failure(store: Store, info: RankInfo, spec: RendezvousSpec, error: Exception) -> None:
-    """Tell the other ranks that this one never joins, and why; blocks some seconds at most."""
+    """Report to the other ranks that this one never joins, and why; blocks some seconds at most."""
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
         _JoinCheck(store, info, spec, 0.0).fail(error)

@@ -39,7 +39,7 @@ CLOSE_S = 300.0
 MAX_RANKS = 1 << 31
 
 TIMEOUT_S = 1800.0
-"""Of collectives, as torch has it for gloo."""
+"""Seconds of a collective's time-out, as torch has it for gloo."""
 
 
 class OpenGroup:
@@ -82,7 +82,7 @@ class OpenGroup:
     def close(self, *, has_failed: bool = False, timeout_s: float = CLOSE_S) -> None:
         """Meet the other ranks, and destroy the group. A second call, and one in a forked child, does nothing.
 
-        Main thread. Never raises for what other ranks do or do not: it says in the log who did not come. A program
+        Main thread. Never raises for what other ranks do or do not: it logs who did not come. A program
         that ends without it leaves the group as after an error.
 
         Args:

@@ -1,4 +1,4 @@
-"""How this rank was told to meet the others: arguments, URL and environment made one, or refused.
+"""How this rank is to meet the others: arguments, URL and environment made one, or refused.
 
 Pure: the environment is an argument. What contradicts itself is refused here, before any rank waits for another.
 """
@@ -80,7 +80,7 @@ def read_rendezvous(
 ) -> RendezvousSpec | None:
     """Return where and as which rank this process joins the others; None if it was not launched with others.
 
-    `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments say that
+    `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments mean that
     there are ranks. `rank` and `world_size` come from the URL or the environment where they are None. Raises
     NotLaunchedError if something is absent or no number, ContradictoryLaunchError if two sources disagree, a number is
     out of range, or the URL makes no sense.
@@ -226,7 +226,7 @@ def _torch_url(parts: SplitResult, rank: int, query: Mapping[str, str]) -> str:
 
 
 def _local_numbers(environ: Mapping[str, str], world_size: int) -> LocalNumbers:
-    """Return what the launcher says of the node, if it does; LOCAL_RANK alone is enough to choose a device.
+    """Return the launcher's facts of the node, if there are any; LOCAL_RANK alone is enough to choose a device.
 
     torchrun calls a node's number GROUP_RANK, Lightning NODE_RANK.
     """

@@ -164,7 +164,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         return self.yielded >= len(self)
 
     def _begin_pass(self) -> None:
-        """Go on where a loaded state says, else to the beginning: of the next epoch if this one was read to its end."""
+        """Go to a loaded state's place, else to the beginning: of the next epoch if this one was read to its end."""
         resumed_at, self.next_yielded = self.next_yielded, None
         asked_epoch, self._asked_epoch = self._asked_epoch, None
         if resumed_at is not None:

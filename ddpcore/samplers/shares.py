@@ -154,7 +154,7 @@ def suggest_weights(
         One weight for each rank; they add up to `global_batch_size`.
 
     Raises:
-        SamplerArgumentError: The batch does not fit, and the message says how many samples do; or an argument is none.
+        SamplerArgumentError: The batch does not fit, and the message gives how many samples do; or an argument is none.
     """
     _check_list("memory", memory, "a RankMemory for each rank, in a list")
     reserve = "a number from 0 to below 1, of each capacity"

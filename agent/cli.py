@@ -290,7 +290,7 @@ def cli() -> None:
     help="Dial the relay that writes this invitation, now or once it is there.",
 )
 def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **how: Any) -> None:
-    """Serve in the foreground, or as a daemon; says in one JSON line when it listens."""
+    """Serve in the foreground, or as a daemon; prints one JSON line once it listens."""
     # The other verbs start without the daemon's imports.
     if is_daemon:
         from agent.service.daemonise import start_daemon  # noqa: PLC0415
@@ -307,7 +307,7 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **ho
 @cli.command()
 @directory_option
 def where(directory: Path) -> None:
-    """Say in one JSON line where this host's agent lives, and whether it serves."""
+    """Print in one JSON line where this host's agent lives, and whether it serves."""
     from agent.service.agent_info import look  # noqa: PLC0415
 
     _print(look(directory.absolute()))
@@ -340,7 +340,7 @@ def doctor(directory: Path, python: str, workdir: str) -> None:
 @click.option("--address", required=True, help="Of this node.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Without it, a free one.")
 def listen(*, address: str, port: int) -> None:
-    """Let other machines try to reach this one, until standard input ends; to each line there it says the time of day.
+    """Let other machines try to reach this one, until standard input ends; to each line there it answers the time.
 
     Nothing is taken from whoever connects.
     """
@@ -353,7 +353,7 @@ def listen(*, address: str, port: int) -> None:
 @cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="ADDRESS:PORT...")
 def reach(targets: tuple[str, ...]) -> None:
-    """Try whether this node reaches others that listen; one JSON line says how each connection went."""
+    """Try whether this node reaches others that listen; one JSON line shows how each connection went."""
     from agent.doctor.network import reach  # noqa: PLC0415
     from agent.wire.examination import MAX_TARGETS  # noqa: PLC0415
 

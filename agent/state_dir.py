@@ -1,13 +1,13 @@
 """The agent's own directory: ours alone, served by one agent at a time.
 
 agent.lock      held (flock) for the agent's life; its pid
-agent.log       what a daemon says; agent.log.1 before that
+agent.log       a daemon's output; agent.log.1 before that
 audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
-holder.json     the newest claim on control
+holder.json     the latest claim on control
 *.sock          reports, control, inbox; 0600
 history/        reports of the past
 jobs/ID         job.json, the job's record
-gpu-sampler.log what the GPU sampler says
+gpu-sampler.log the GPU sampler's output
 jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the probes' sockets
 """
 

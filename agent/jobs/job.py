@@ -419,7 +419,7 @@ QUIET_START_S = 10.0
 
 
 def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
-    """Say what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
+    """Return what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
     match job.state:
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 256
 MAX_NAMES = 16
-"""Of leftovers, in one line."""
+"""Names of leftovers in one line."""
 
 _ASSIGNMENT = ("attempt", "first_rank", "local_world_size", "world_size", "num_nodes", "node_rank")
 _FIELDS: dict[type[Command], tuple[str, ...]] = {

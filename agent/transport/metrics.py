@@ -1,4 +1,4 @@
-"""The node's newest report for Prometheus, on request and on loopback only: whoever may scrape is not asked who he is.
+"""The node's latest report for Prometheus, on request and on loopback only: whoever may scrape is not asked who he is.
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, states as one series each.
 """
@@ -57,7 +57,7 @@ class MetricsServer:
 
 
 class _NodeCollector(Collector):
-    """Turns the newest report into metrics when it is asked for them."""
+    """Turns the latest report into metrics when it is asked for them."""
 
     def __init__(self, latest_report: Callable[[], NodeReport | None]) -> None:
         self._latest_report = latest_report
@@ -67,7 +67,7 @@ class _NodeCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of the newest report."""
+        """Yield every metric of the latest report."""
         report = self._latest_report()
         if report is None:
             return

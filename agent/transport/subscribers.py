@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_S = 0.05
-"""Between two frames for a console that has received all: more nodes are in each, and it is a quarter of the time
+"""Seconds between two frames for a console that has all: more nodes are in each, and it is a quarter of the time
 between two reports of a node."""
 AWAY_S = 15.0
 """A console that has been sent a frame and does not ask for another one for so long does not count as watching."""
@@ -39,7 +39,7 @@ class _Console:
         """When its latest request came."""
         self.sent_at_s = 0.0
         self.next_frame_s = 0.0
-        """Before that time nothing is sent to it."""
+        """Time before which nothing is sent to it."""
         self.timer: asyncio.TimerHandle | None = None
 
 

@@ -56,7 +56,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
-"""Of CURVE, in Z85. Source: RFC 32."""
+"""CURVE key in Z85. Source: RFC 32."""
 
 
 LOSS_METRIC = "loss"
@@ -66,7 +66,7 @@ EPOCH_METRIC = "epoch"
 
 
 REPORTS_SOCKET = "reports.sock"
-"""Of an agent or a relay: sends the latest reports on request, as `agent.wire.relay` describes."""
+"""Socket of an agent or a relay: sends the latest reports on request, as `agent.wire.relay` describes."""
 
 
 CONTROL_SOCKET = "control.sock"

@@ -36,7 +36,7 @@ class Turned(NamedTuple):
 
     why: str
     in_the_way: Known | None = None
-    """Agent that it may take the place of, once that is gone."""
+    """Agent that has its name; without that one it would be let in."""
 
 
 class Roster:

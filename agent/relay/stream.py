@@ -29,7 +29,7 @@ class StreamEnd:
         self._going = bytearray()
         self._coming = bytearray()
         self._credit = WINDOW_BYTES
-        self._untold = 0
+        self._ungranted = 0
         """Bytes handed on that no credit was given for yet."""
         self._num_allowed = WINDOW_BYTES
         """Bytes that the far end may still send."""
@@ -92,12 +92,12 @@ class StreamEnd:
     def near_took(self, num_bytes: int) -> None:
         """Take that the near end was given so many bytes."""
         del self._coming[:num_bytes]
-        self._untold += num_bytes
+        self._ungranted += num_bytes
 
     def for_far(self) -> Iterator[OfStream]:
         """Yield what is due to the far end; each message once."""
-        if self._untold >= CREDIT_STEP_BYTES or (self._untold and not self._coming):
-            granted, self._untold = self._untold, 0
+        if self._ungranted >= CREDIT_STEP_BYTES or (self._ungranted and not self._coming):
+            granted, self._ungranted = self._ungranted, 0
             self._num_allowed += granted
             yield Credit(self.number, granted)
         while self._going and self._credit:

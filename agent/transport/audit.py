@@ -85,7 +85,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
     entry = {
         "time": at.isoformat(timespec="milliseconds"),
         "command": command.__struct_config__.tag,
-        **_telling(command),
+        **_details(command),
         **_outcome(reply),
         "node": node,
         "uid": peer.uid,
@@ -97,7 +97,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _telling(command: Command) -> dict[str, Any]:
+def _details(command: Command) -> dict[str, Any]:
     fields = _picked(command, _FIELDS[type(command)])
     if isinstance(command, Prepare):
         program = shlex.join(masked_argv(command.spec.command))

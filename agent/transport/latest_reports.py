@@ -136,14 +136,14 @@ class ReportSubscriber:
         """Return the next frame, None if there is nothing that this console does not know."""
         is_first = self._seen_version < 0
         self._seen_version, self.is_behind = self._latest.version, False
-        nodes, num_bytes = self._untold_nodes(now_s)
+        nodes, num_bytes = self._new_nodes(now_s)
         is_whole = not self.is_behind
-        reports = self._untold_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
+        reports = self._new_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
         if not (nodes or reports or is_first):
             return None
         return Merged(self._relay, held_ms, num_expected, is_whole, nodes, reports, asked)
 
-    def _untold_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
+    def _new_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
         """Return the nodes that are new, or no longer what they were, and how many bytes they take."""
         nodes: list[RosterEntry] = []
         num_bytes = 0
@@ -158,11 +158,11 @@ class ReportSubscriber:
             num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why.encode())
         return nodes, num_bytes
 
-    def _untold_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:
+    def _new_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:
         """Return what nodes report, until the frame is full."""
         reports: list[MergedReport] = []
         num_bytes = 0
-        for node in self._longest_untold_first():
+        for node in self._longest_unsent_first():
             if (news := self._latest.report_since(node, self._reports.get(node, 0), now_s)) is None:
                 continue
             if num_bytes > max_bytes:
@@ -174,7 +174,7 @@ class ReportSubscriber:
             num_bytes += ENTRY_BYTES + len(report.frame)
         return reports
 
-    def _longest_untold_first(self) -> list[str]:
+    def _longest_unsent_first(self) -> list[str]:
         known = set(self._latest.names)
         self._entries = {node: version for node, version in self._entries.items() if node in known}
         self._reports = {node: version for node, version in self._reports.items() if node in known}

@@ -232,7 +232,7 @@ class KnownNode(msgspec.Struct, frozen=True):
     node: NodeName
     is_here: bool
     why: LongText
-    heard_s: float
+    silent_s: float = msgspec.field(name="heard_s")
     """Seconds since its last message."""
     place: dict[str, object]
     """Facts that `agent where` prints on that node."""

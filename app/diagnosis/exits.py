@@ -261,7 +261,7 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     """Return the ranks that a signal ended when their launcher was ended from outside."""
     found: set[int] = set()
     for node in job.together.nodes_with_cause:
-        assignment = job.shares[node]
+        assignment = job.assignments[node]
         cause = assignment.status.root_cause
         if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
             continue

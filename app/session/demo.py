@@ -28,7 +28,7 @@ from app.inventory.inventory import HostEntry
 from app.paths import runtime_directory
 from app.session.hosts import HostDoctor, Hosts
 from app.session.options import SessionOptions  # noqa: TC001 - msgspec looks at it
-from app.session.remote_job import even_shares
+from app.session.remote_job import even_split
 from app.session.session import DEFAULT_OPTIONS, Session
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 from app.text import LINE_LIMIT, clean
@@ -162,8 +162,8 @@ class Demo(Session):
         first_rank = 0
         # All nodes are one machine, so they share one directory and one command.
         command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
-        shares = even_shares(options.num_ranks, len(self._nodes))
-        for node_rank, (node, local_size) in enumerate(zip(self._nodes, shares, strict=True)):
+        local_sizes = even_split(options.num_ranks, len(self._nodes))
+        for node_rank, (node, local_size) in enumerate(zip(self._nodes, local_sizes, strict=True)):
             workdir = self._agents.directories[node] / "work"
             specs[node] = JobSpec(
                 job_id=JOB_ID,

@@ -257,11 +257,11 @@ class Session:
         self.history.observe(view)
         return view
 
-    def shares(self) -> list[dict[str, JobStatus]]:
+    def assignments(self) -> list[dict[str, JobStatus]]:
         """Return the status of each job on each node that has reported its latest attempt."""
         names = self._cluster.node_names
         return [
-            {names[node]: assignment.status for node, assignment in job.shares.items()}
+            {names[node]: assignment.status for node, assignment in job.assignments.items()}
             for job in self._cluster.jobs.values()
         ]
 

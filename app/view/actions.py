@@ -42,7 +42,7 @@ class JobAction(StrEnum):
     """Restart on the nodes that are left, without the lost ones."""
 
     @property
-    def begins_again(self) -> bool:
+    def restarts(self) -> bool:
         """True when the job's next attempt follows."""
         return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
@@ -76,7 +76,7 @@ def action_title(action: JobAction, job: JobRow, *, has_ended: bool) -> str:
     """Return a button's text: `Stop job demo`."""
     if action is JobAction.RESTART_WITHOUT:
         return f"Restart job {job.job_id} without lost nodes"
-    if action.begins_again and has_ended:
+    if action.restarts and has_ended:
         return f"Start job {job.job_id} again"
     verb = {JobAction.STOP_NOW: "Stop job {} now", JobAction.RESTART_NOW: "Restart job {} now"}.get(action)
     return verb.format(job.job_id) if verb else f"{action.capitalize()} job {job.job_id}"
@@ -95,7 +95,7 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
     with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
     if has_ended:
         return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
-    again = f" with {count}{with_ranks}" if action.begins_again else ""
+    again = f" with {count}{with_ranks}" if action.restarts else ""
     return f"{title}? {whom(view)}: they {ACTION_EFFECTS[action]}{again}."
 
 

@@ -81,7 +81,7 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
 
 
 def hub_trouble(session: RemoteSession, node: str) -> str:
-    unreachable_reason = session._connections.absences[node]
+    unreachable_reason = session._connections.unreachable_reasons[node]
     return "" if unreachable_reason is None else unreachable_reason.why
 
 

@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 
 from app.diagnosis.causes import RankState
 from app.tui.actions import available
-from app.tui.dialogs.control import AskingScreen
+from app.tui.dialogs.control import DialogScreen
 from app.tui.widgets.drawing import GRID_FROM
 from app.view.verdict_hints import VERDICT_RULES
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
@@ -141,7 +141,7 @@ def _verdict_rules() -> Group:
     return Group(*parts)
 
 
-class FaultScreen(AskingScreen[Fault]):
+class FaultScreen(DialogScreen[Fault]):
     """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:

@@ -11,7 +11,7 @@ from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
 from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
-from app.tui.dialogs.control import AskingScreen, LookFirst
+from app.tui.dialogs.control import DialogScreen, LookFirst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ class ProgramForm(Vertical):
         return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
 
 
-class ProgramScreen(AskingScreen[Program]):
+class ProgramScreen(DialogScreen[Program]):
     """Asks which program to start on some hosts; pressing only Enter starts nothing."""
 
     def __init__(

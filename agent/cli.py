@@ -124,7 +124,7 @@ def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | Non
 @click.option("--since-seq", type=click.IntRange(min=0), help="Number of the last line that is known.")
 @_job
 @click.option("--rank", type=click.IntRange(min=-1), help="A piece of this rank's file instead; -1 is the launcher.")
-@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the newest.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the latest.")
 @click.option("--stream", type=click.Choice([stream.value for stream in LogStream]), default="stderr")
 @click.option("--offset", type=int, default=0, help="In bytes; a negative one counts from the end.")
 def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: Any) -> None:
@@ -143,7 +143,7 @@ def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: A
 
 @click.command()
 @directory_option
-@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's newest.")
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's latest.")
 @click.option("--holder", required=True, help="Who claims it, for people.")
 def claim(directory: Path, generation: int, holder: str) -> None:
     """Take control of this node from whoever holds it."""
@@ -280,7 +280,7 @@ def cli() -> None:
 @click.option("--node", default=socket.gethostname, show_default="host name", help="What consoles call this node.")
 @click.option("--private", "is_private", is_flag=True, help="End with the pipe on standard input, and leave nothing.")
 @click.option("--daemon", "is_daemon", is_flag=True, help="Serve in the background, and outlive this session.")
-@click.option("--ready-fd", type=int, hidden=True, help="Where a daemon says that it serves.")
+@click.option("--ready-fd", type=int, hidden=True, help="Where a daemon reports that it serves.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Serve Prometheus there, on loopback only.")
 @click.option(
     "--relay",
@@ -324,7 +324,7 @@ def unit() -> None:
 @cli.command()
 @directory_option
 @click.option("--python", default=sys.executable, show_default="this one", help="The interpreter of the jobs.")
-@click.option("--workdir", default="", help="Where they would run: what is there is told, to be compared.")
+@click.option("--workdir", default="", help="Where they would run: what is there is reported, to be compared.")
 def doctor(directory: Path, python: str, workdir: str) -> None:
     """Look at this node before a job does: one JSON row for each thing that matters, and what to do about it."""
     from agent.doctor.examine import examine  # noqa: PLC0415

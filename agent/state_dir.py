@@ -110,7 +110,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     Specification 0.8 (a path that is not absolute is ignored).
     """
     if not hostname or hostname.startswith(".") or "/" in hostname:
-        raise StateDirError(f"the host name {hostname!r} is not fit for a directory: say --dir")
+        raise StateDirError(f"the host name {hostname!r} is not fit for a directory: give --dir")
     state_home = environ.get("XDG_STATE_HOME", "")
     home = environ.get("HOME", "")
     if state_home.startswith("/"):
@@ -118,7 +118,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     elif home.startswith("/"):
         directory = Path(home, ".local", "state", "rankdeck", hostname)
     else:
-        raise StateDirError("neither XDG_STATE_HOME nor HOME says where state belongs: say --dir")
+        raise StateDirError("neither XDG_STATE_HOME nor HOME is set, for a directory of state: give --dir")
     for name in SOCKETS:
         check_socket_path(directory / name)
     return directory

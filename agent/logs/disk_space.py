@@ -48,7 +48,7 @@ class LogSpace:
         """Return what explains that a rank failed and left no word: there is no room for one; None when there is."""
         if not space_text(self._path).startswith(FULL):
             return None
-        return FoundFailure(FailureText(exception="disk full: what it said of its end is lost"), rank)
+        return FoundFailure(FailureText(exception="disk full: what it wrote of its end is lost"), rank)
 
     def with_warning(self, status: JobStatus) -> JobStatus:
         """Return a job's status; of a job that has not ended, with the warning that its logs have no room."""

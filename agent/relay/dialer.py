@@ -76,7 +76,7 @@ class Dialer:
     def __init__(
         self, invitation: Path, directory: Path, node: str, epoch: str, reports: NodeReports, environ: Mapping[str, str]
     ) -> None:
-        """Of an agent that serves already in a directory.
+        """Make the dialer of an agent that serves already in a directory.
 
         Raises:
             OperatorError: A relay cannot call a node by its name.
@@ -177,7 +177,7 @@ class Dialer:
 
     def _do_what_is_due(self, now_s: float) -> None:
         if now_s - self._received_at_s > SILENT_S:
-            self._lose("it says nothing")
+            self._lose("it sends nothing")
         if now_s - self._spoke_at_s >= HEARTBEAT_S:
             self._send(RelayHeartbeat())
         if self._reports.follower is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:

@@ -147,7 +147,7 @@ class Relay:
             self._subscribers.forget_away()
             with contextlib.suppress(MemoryError):  # of a moment: libzmq is about to drop who has sent so much
                 for known in self._roster.silent(now_s):
-                    self._gone(known, "nothing has been heard of it")
+                    self._gone(known, "nothing has come from it")
                 if now_s - heartbeat_at_s >= HEARTBEAT_S:
                     heartbeat_at_s = now_s
                     for peer in self._roster.peers:
@@ -191,9 +191,7 @@ class Relay:
         now_s = time.monotonic()
         if now_s - self._complained_at_s >= COMPLAINT_S:
             self._complained_at_s = now_s
-            log_line(
-                f"{self._num_odd} messages so far were nothing that an agent of this version says: they are left out"
-            )
+            log_line(f"{self._num_odd} messages so far were not those of an agent of this version: they are left out")
 
     def _report(self, known: Known, report: Report, now_s: float) -> None:
         asked_at_s = self._asked_at_s.pop(known.peer, None)

@@ -37,7 +37,7 @@ _directory = click.option(
     "--listen",
     required=True,
     metavar="INTERFACE_OR_ADDRESS[:PORT]",
-    help="Where agents reach this machine; without a port, a free one. Nobody without the invitation is heard.",
+    help="Where agents reach this machine; without a port, a free one. Nobody without the invitation is let in.",
 )
 @_directory
 @click.option(
@@ -46,7 +46,7 @@ _directory = click.option(
     type=click.IntRange(0, MAX_NODES),
     default=lambda: expected_nodes(os.environ),
     show_default=f"${NUM_NODES_VARIABLE}",
-    help="How many nodes are to come, for consoles to tell.",
+    help="How many nodes are to come, for consoles to show.",
 )
 def relay(*, listen: str, directory: Path, num_expected: int) -> None:
     """Let agents dial in from their nodes, and serve all of them to consoles here; prints one JSON line once it does.

@@ -101,7 +101,7 @@ def _of_jobs(report: NodeReport) -> Iterator[Metric]:
 
 def _of_workers(report: NodeReport) -> Iterator[Metric]:
     labels = ["job", "rank"]
-    states = StateSetMetricFamily("rankdeck_worker_process_state", "What the kernel says of it.", labels=labels)
+    states = StateSetMetricFamily("rankdeck_worker_process_state", "State by the kernel.", labels=labels)
     memory = GaugeMetricFamily("rankdeck_worker_resident_memory_bytes", "Resident memory of a rank.", labels=labels)
     cpu = CounterMetricFamily("rankdeck_worker_cpu_seconds", "CPU time of a rank's process.", labels=labels)
     steps = CounterMetricFamily("rankdeck_rank_steps", "Steps that this process has done.", labels=labels)

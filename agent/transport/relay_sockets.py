@@ -52,7 +52,7 @@ class RelaySocket(RouterSocket):
 
     @property
     def public_key(self) -> str:
-        """Of this relay."""
+        """Public key of this relay."""
         return self._curve_auth.key.public
 
     def close(self) -> None:

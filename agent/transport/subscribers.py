@@ -54,12 +54,12 @@ class ReportSubscribers:
         num_expected: Callable[[], int] = lambda: 1,
         on_watched: Callable[[], object] = lambda: None,
     ) -> None:
-        """Of the reports in `latest`.
+        """Make the server of the reports in `latest`.
 
         Args:
-            path: Of the socket.
+            path: Path of the socket.
             latest: What there is to be sent.
-            origin: Of the process that serves, in each frame.
+            origin: Name of the process that serves, in each frame.
             num_expected: Returns how many nodes there are to be.
             on_watched: Called when the first console has come, and when the last one has left.
         """

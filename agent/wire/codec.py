@@ -31,7 +31,7 @@ def decode_line(decoder: msgspec.json.Decoder[_Message], line: bytes, what: str)
     """Return the message in a line of JSON.
 
     Args:
-        decoder: Of the messages that may come.
+        decoder: Decoder of the messages that may come.
         line: With or without its newline.
         what: What should come, for people.
 

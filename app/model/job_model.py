@@ -290,7 +290,7 @@ class NodeAssignment(NamedTuple):
 
     @property
     def began_s(self) -> float:
-        """Since when the job has been in its state on this node."""
+        """Time since which the job has been in its state on this node."""
         return self.received_s - self.status.state_s
 
 

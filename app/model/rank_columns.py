@@ -89,7 +89,7 @@ class RankColumns:
         stamp: Count of its probe's reports that have been folded in.
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives for which the last rank of its node to arrive is known.
-        num_last: Of these, those at which it was the last.
+        num_last: Collectives of these at which it was the last.
         lateness: The exact figures of a `LatenessReport`, in the order of `agent.wire.digest.LATENESS`, by rank.
         pss_bytes: Resident memory with shared pages split among their users; NaN when unknown.
         cpu_cores: Cores that its process keeps busy.

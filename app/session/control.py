@@ -167,7 +167,7 @@ class JobControl:
         if begun is None:
             return self._logged(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
-        return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+        return self._logged(f"job {job_id} restarts: attempt {begun.attempt} with {ranks}")
 
     def _master_addrs(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
         """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.
@@ -271,7 +271,7 @@ class JobControl:
                 async with self._beginning:
                     if wish != self._num_wishes:
                         return None
-                    self.doing = "restart: beginning again"
+                    self.doing = "restart: starting again"
                     commands = next_attempt(statuses, num_ranks, meet_at)
                     await self._fleet().start_again(commands)
             except AgentRefusedError as error:
@@ -330,7 +330,7 @@ class JobStarter:
         self._usual_python = usual_python
         self._start = start
         self._own: dict[str, Program] = {}
-        """By job id: programs that this session has started, unmasked."""
+        """Programs that this session has started, by job id, unmasked."""
 
     def remember(self, request: RunRequest) -> None:
         """Remember a job that this session starts."""

@@ -61,7 +61,7 @@ class DemoOptions(msgspec.Struct, frozen=True):
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
     session: SessionOptions = DEFAULT_OPTIONS
-    """By default without evidence and recording, so that no file is left."""
+    """Options of the session; by default without evidence and recording, so that no file is left."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -75,10 +75,10 @@ def check_options(options: DemoOptions) -> None:
     if fault is not None:
         if fault.rank >= options.num_ranks:
             last = options.num_ranks - 1
-            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or say --ranks")
+            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or give --ranks")
         if fault.at_step is not None and not 1 <= fault.at_step <= options.steps:
             strikes = f"--fault strikes at step {fault.at_step}"
-            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or say --steps")
+            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or give --steps")
     if importlib.util.find_spec("torch") is None:
         raise SessionError(
             f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
@@ -194,7 +194,7 @@ class Demo(Session):
         ]
 
 
-DOCTOR_HINT = "rankdeck doctor localhost says what is in the way"
+DOCTOR_HINT = "rankdeck doctor localhost shows what is in the way"
 READY_TIMEOUT_S = 30.0
 """Seconds for a Python to start on a busy machine."""
 FAREWELL_TIMEOUT_S = 6.0
@@ -268,7 +268,7 @@ class PrivateAgents:
             raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s", DOCTOR_HINT) from None
         if not ready:
             output = (await process.stderr.read()).decode(errors="replace").strip()
-            why = clean(output, LINE_LIMIT) or "it said nothing"
+            why = clean(output, LINE_LIMIT) or "it printed nothing"
             raise SessionError(f"the agent {name} did not start: {why}", DOCTOR_HINT)
 
 

@@ -99,7 +99,7 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
         return running[0]
     if not running:
         raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
-    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
+    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "choose one by --job")
 
 
 def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:

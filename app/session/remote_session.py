@@ -125,7 +125,7 @@ class RemoteSession(Session):
         self.guards_rest = False
         """Whether the rest of a job that failed on another node is ended, while this session is open and when it
         closes. Set it before `start`."""
-        self.looks_back = False
+        self.backfills = False
         """Whether events and charts of a found job reach back to before this session. Set it before `start`."""
         self._guard = AssignmentGuard()
         self._new_node_watch = NewNodeWatch()
@@ -192,9 +192,9 @@ class RemoteSession(Session):
         await self.connect()
         if self._request is None:
             await self.check_job()
-            self.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
-            if self.looks_back:
-                self.look_back()
+            self.replay_history_soon(PAUSE_S if self.backfills else 0.0)
+            if self.backfills:
+                self.backfill()
             return
         reported = await self._start_and_report(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:

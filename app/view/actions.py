@@ -26,7 +26,7 @@ MAX_NODES_NAMED = 3
 MAX_PIDS_NAMED = 4
 """Process ids named per node."""
 
-NOT_AGAIN = "the job ends and will not begin again"
+NOT_AGAIN = "the job ends and is not restarted"
 """Effect of leaving the console while it restarts a job."""
 
 
@@ -51,9 +51,9 @@ ACTION_EFFECTS = {
     JobAction.STOP: "finish a step, write a checkpoint where the program can, and end",
     JobAction.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
     JobAction.KILL: "are killed at once: what is not saved is lost",
-    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
-    JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
-    JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
+    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job restarts",
+    JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job restarts",
+    JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job restarts",
 }
 """What happens to the ranks."""
 
@@ -88,7 +88,7 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
     if action is JobAction.RESTART_WITHOUT:
         nodes = nodes_text(lost_nodes(view, job))
         return (
-            f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
+            f"{title}? It is killed where it runs, and restarts without {nodes}: the other nodes keep their ranks. "
             f"What may still run on {nodes} cannot be ended from here."
         )
     count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"

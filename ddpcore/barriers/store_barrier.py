@@ -116,7 +116,7 @@ def _await(session: BarrierSession, store: Store, wait: OpenWait, *, is_main: bo
 
 def _timed_out(session: BarrierSession, store: Store, wait: OpenWait, missing: list[int]) -> BarrierTimeoutError:
     sightings = session.observer.look(store, missing[:MAX_MISSING], time.monotonic())
-    more = f"; {len(missing) - MAX_MISSING} more are not told" if len(missing) > MAX_MISSING else ""
+    more = f"; {len(missing) - MAX_MISSING} more are not listed" if len(missing) > MAX_MISSING else ""
     details = missing_ranks_text(wait.kind, wait.label, sightings) + more
     error = BarrierTimeoutError(wait.label, missing, wait.timeout_s or 0.0, details, did_not=f"reach {wait.kind}")
     error.ended = sorted(rank for rank, sighting in sightings.items() if sighting.has_ended)

@@ -78,7 +78,7 @@ class Loader:
             if found is not None:
                 return found
         if self._skipped:
-            what, advice = "no checkpoint", "Move them away to begin anew"
+            what, advice = "no checkpoint", "Move them away to start over"
             if step is not None:
                 what = f"no checkpoint of step {step}"
                 advice = "Load another one: `python -m ddpcore.checkpoint verify` lists which are sound"

@@ -63,7 +63,7 @@ NAME = "rankdeck-writer"
 at most 15 characters."""
 
 LONELY_S = 1.0
-"""After the trainer's death, how long shares may be missing with no other writer at work on them."""
+"""Seconds for which shares may be missing after the trainer's death, with no other writer at work on them."""
 
 SILENT_S = 60.0
 """The same where the file system has no locks to show it: how long nothing may change."""

@@ -90,7 +90,7 @@ class Engine(Measuring):
         device: Where models and batches are brought to.
 
     Args:
-        seed: Of the weights, of the order of samples, and of what steps draw.
+        seed: Seed of the weights, of the order of samples, and of what steps draw.
         precision: "fp32", "bf16" (autocast) or "fp16" (autocast with a scaled loss).
         log_dir: Rank 0 writes metrics.jsonl, and TensorBoard's files if tensorboard is installed, here; None for none.
         log_every: Steps or epochs between lines of metrics.
@@ -98,7 +98,7 @@ class Engine(Measuring):
             before Slurm ends the job, if Slurm runs it.
         stop_patience_s: How long after SIGTERM the rank may take to reach an agreed stop before it ends like any
             other program; by default ten steps, at least 2 and at most 25 s.
-        group_options: Of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
+        group_options: Options of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
             `GroupOptions`.
 
     Raises:
@@ -198,7 +198,7 @@ class Engine(Measuring):
         Args:
             model: With equal weights on all ranks or not: rank 0's count. Compiled by `torch.compile` or not. One that
                 `fully_shard` has sharded stays as it is.
-            options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
+            options: Options of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
         if not isinstance(model, nn.Module):
             raise refuse(WrapError, "model", model, "a torch.nn.Module")
@@ -264,7 +264,7 @@ class Engine(Measuring):
                 "loader.dataset, and options such as num_workers or collate_fn by name"
             )
         if order is not None and not shuffle:
-            raise EngineUseError("order and shuffle=False say two things: leave out shuffle, the order is as it is")
+            raise EngineUseError("order and shuffle=False are two orders: leave out shuffle, the order is as it is")
 
         def make_sampler() -> ElasticBatchSampler:
             num_samples = num_samples_of_dataset(dataset)
@@ -366,7 +366,7 @@ class Engine(Measuring):
         To end it early call `stop`. A rank that leaves it alone, by `break` or `return`, is an error that names it.
 
         Args:
-            batches: Of `loader`.
+            batches: Batches of `loader`.
             until: "1000 steps" or "3 epochs", counted from the first attempt's beginning.
 
         Raises:
@@ -449,7 +449,7 @@ class Engine(Measuring):
         """Unscale and clip the gradients, take the optimizer's step and clear them.
 
         Args:
-            optimizer: Of a wrapped model; with several, call it for each.
+            optimizer: Optimizer of a wrapped model; with several, call it for each.
             clip_norm: The most that the gradients' norm may be, above 0; `math.inf` only measures it. None leaves them.
 
         Returns:

@@ -1,4 +1,4 @@
-"""From a micro-batch's loss to new weights: scaled and weighted backwards, one optimizer step, averages that follow."""
+"""Updates, from a micro-batch's loss to new weights: scaled and weighted backwards, one optimizer step, averages."""
 
 from __future__ import annotations
 

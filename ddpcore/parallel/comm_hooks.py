@@ -45,7 +45,7 @@ class PowerSGD:
         warm_start: Begin with the last step's factors.
         min_compression_rate: A matrix that would not shrink by this factor travels as it is.
         orthogonalization_epsilon: Added to a factor's norms where gradients vanish and fp16 would divide by 0.
-        random_seed: Of the first factors; the same on every rank.
+        random_seed: Seed of the first factors; the same on every rank.
         batch_tensors_with_same_shape: One matrix product for all tensors of one shape: faster, more memory.
     """
 

@@ -193,7 +193,7 @@ def choose_nic(
     in_use = [name for name in _VARIABLES if name in backends]
     kept = {_VARIABLES[name]: environ[_VARIABLES[name]] for name in in_use if environ.get(_VARIABLES[name])}
     free = [name for name in in_use if _VARIABLES[name] not in kept]
-    lines = [f"{variable}={value} as the environment says" for variable, value in kept.items()]
+    lines = [f"{variable}={value} by the environment" for variable, value in kept.items()]
     names = [value for value in kept.values() if value.removeprefix("=") == "lo"]
     chosen: dict[str, str] = {}
     if free and route is not None:

@@ -324,7 +324,7 @@ class _JoinCheck:
         deadline_s = time.monotonic() + INFO_S
         while not self._board.is_set(number) and time.monotonic() < deadline_s:
             time.sleep(POLL_S[1])
-        text = f"the last rank to come to {self._spec.where} has not said what it found: look at the ranks' output"
+        text = f"the last rank to come to {self._spec.where} has not reported what it found: look at the ranks' output"
         return self._board.refuse(Verdict(Refusal.FAILED, text))
 
 

@@ -137,7 +137,7 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
         world_size: By default WORLD_SIZE of the environment; both must agree.
         backend: By default gloo on the CPU, and cpu:gloo,cuda:nccl on GPUs, so that both kinds of tensors can be sent.
         device: By default this node's GPU of the local rank's number, if GPUs are seen, else the CPU.
-        timeout_s: Of every collective.
+        timeout_s: Time-out of every collective.
         join_timeout_s: How long to wait for the other ranks here.
         allow_unequal: Only warn of ranks that run other code or versions.
 

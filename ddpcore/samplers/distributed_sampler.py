@@ -1,4 +1,4 @@
-"""In place of torch's DistributedSampler and torchdata's StatefulDistributedSampler: at once, and at any world size."""
+"""Replaces torch's DistributedSampler and torchdata's StatefulDistributedSampler: at once, and at any world size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         num_replicas: How many ranks; None asks the process group, then torchrun's variables, then it is alone.
         rank: This one; None likewise.
         shuffle: Another permutation each epoch; False is the data set's own order.
-        seed: Of the permutations, the same on every rank.
+        seed: Seed of the permutations, the same on every rank.
         drop_last: Cut the rest off instead of padding it.
         order: In place of `shuffle` and `seed`: another order, such as a weighted one.
 

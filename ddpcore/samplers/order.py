@@ -1,4 +1,4 @@
-"""In which order the samples of an epoch come: a pure function from a position in the epoch to a sample.
+"""The order in which the samples of an epoch come: a pure function from a position in the epoch to a sample.
 
 Nothing is stored for each sample. `ShuffledOrder` is a keyed bijection on 0..n-1, computed for a block of positions at
 a time: it starts in microseconds and takes the same memory for a thousand samples and for a trillion. Since an order
@@ -164,9 +164,9 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
     they are persistent, which keep their first copy).
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         epoch: From 0.
-        index: Of the sample in the data set.
+        index: Index of the sample in the data set.
 
     Returns:
         0 to 2^63 - 1: what torch.manual_seed, random.seed and numpy all take.

@@ -148,7 +148,7 @@ def suggest_weights(
         memory: One for each rank.
         global_batch_size: Samples of a step over all ranks.
         speeds: Samples a second of each rank; None means equally fast ones.
-        reserve_frac: Of each capacity, kept free for fragmentation.
+        reserve_frac: Fraction of each capacity, kept free for fragmentation.
 
     Returns:
         One weight for each rank; they add up to `global_batch_size`.

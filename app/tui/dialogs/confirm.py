@@ -70,7 +70,7 @@ HARMS = (
     Harm(
         "Mismatch",
         FaultKind.MISMATCH,
-        "it calls a collective that the others do not call: all hang for good",
+        "it calls a collective that the others do not call: all hang permanently",
         "Call out of turn in",
     ),
     Harm("OOM", FaultKind.OOM, "an allocation of torch fails, and with it the rank and its job", "Exhaust memory of"),

@@ -118,7 +118,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     elif home.startswith("/"):
         directory = Path(home, ".local", "state", "rankdeck", hostname)
     else:
-        raise StateDirError("neither XDG_STATE_HOME nor HOME is set, for a directory of state: give --dir")
+        raise StateDirError("neither XDG_STATE_HOME nor HOME is an absolute path: give --dir")
     for name in SOCKETS:
         check_socket_path(directory / name)
     return directory

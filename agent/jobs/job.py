@@ -340,7 +340,7 @@ class Job(msgspec.Struct, dict=True):
         if not worker.has_failed:
             return []
         self._blame(event, now_s)
-        # The launcher ends the others at its next look: what they have called is told before.
+        # The launcher ends the others at its next look: what they have called is reported before.
         is_asked = is_first and self.state is JobState.RUNNING
         effects: list[Effect] = [AskAll(ReportNow(self.new_request_id()))] if is_asked else []
         # In an elastic job the launcher has patience of its own, and then gathers the nodes that are left.

@@ -289,7 +289,7 @@ class Saver:
             answers = self._meeting.agree(call, error, own)
             problems = [answer["status"] or "" for answer in answers]
             causes = ["" if answer["follows"] else problem for answer, problem in zip(answers, problems, strict=True)]
-            # Who only follows may be heard before the one that it follows, whose writer then is still at work.
+            # Who only follows may report before the one that it follows, whose writer then is still at work.
             is_busy = any(answer["status"] is None for answer in answers)
             if any(causes) or (any(problems) and not is_busy):
                 self._fail(causes if any(causes) else problems)

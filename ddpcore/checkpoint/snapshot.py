@@ -130,7 +130,7 @@ class Snapshot:
         for first in range(begin, self.num_bytes, TOUCH_BYTES):
             if self._enough.is_set():
                 return
-            # torch lets the interpreter go meanwhile, which an assignment to the map would not.
+            # torch releases the interpreter while it writes, which an assignment to the map would not.
             self._bytes[first : first + TOUCH_BYTES : mmap.PAGESIZE].zero_()
         if cuda_device is not None:
             self._pin(cuda_device)

@@ -393,7 +393,7 @@ def sizes(directory: str) -> dict[str, int]:
     """Return the files of a directory and their sizes."""
     found = {}
     for name in os.listdir(directory):
-        # Others rename theirs meanwhile.
+        # Others rename theirs at the same time.
         with contextlib.suppress(FileNotFoundError):
             found[name] = os.stat(f"{directory}/{name}").st_size
     return found

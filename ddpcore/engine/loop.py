@@ -267,7 +267,7 @@ class Loop:
         if resumed is not None and resumed.per_rank is not None:
             restore_random_state(resumed.per_rank, self._options.device)
         elif resumed is not None or self.step == 0:
-            # At another world size there is no state of this rank: begin anew, and differently at each resumption.
+            # At another world size there is no state of this rank: start one, and a different one at each resumption.
             seed_everything(self._options.seed, self.step, 1 + self._options.rank)
         if any(early.is_over for early in self._early):
             self.stop_reason = StopReason.EARLY

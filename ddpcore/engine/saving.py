@@ -119,7 +119,7 @@ class Saving:
 
         Raises EngineUseError if there is none, CheckpointMismatchError as of `resume`.
         """
-        # Before the first save of a training that has begun anew there is nothing but another one's.
+        # Before the first save of a training that has started over there is nothing but another one's.
         checkpoint = self._checkpointer.load_best() if self.last_step is not None else None
         if checkpoint is None:
             raise EngineUseError(

@@ -380,7 +380,7 @@ class RankState:
         named: dict[str, tuple[GroupTrack, list[int]]] = {}
         for key, (name, ranks) in self._labels.items():
             track = self._tracks[key]
-            # A group that was destroyed and made anew has the old name: the younger one stands for it.
+            # A group that was destroyed and made again has the old name: the younger one stands for it.
             if name not in named or track.changed_s >= named[name][0].changed_s:
                 named[name] = track, ranks
         order = list(named)

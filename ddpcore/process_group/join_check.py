@@ -199,7 +199,7 @@ class _JoinCheck:
         else:
             verdict = Verdict(Refusal.CONTRADICTION, rank_info.duplicate_text(other, self._info, where))
         self._board.refuse(verdict)
-        # Whatever the others have been told before: this process is one too many.
+        # Whatever the others have read before: this process is one too many.
         self._board.raise_refusal(verdict)
 
     def _renew_if_past(self, other: RankInfo) -> None:
@@ -221,7 +221,7 @@ class _JoinCheck:
             return False
         if shares_machine and other.rank == self._info.rank and _is_gone(other):
             return True
-        # Who was started after a group was refused belongs to a new attempt; who only comes late is to be told.
+        # Who was started after a group was refused belongs to a new attempt; who only comes late is to read that.
         return verdict.machine == self._info.machine and self._info.started_ticks > verdict.at_ticks > 0
 
     def _look_for_dead(self) -> None:

@@ -105,7 +105,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             block_end = min(begin + num_indices, end)
             positions = first + self.num_replicas * np.arange(begin, block_end, dtype=np.int64)
             if positions[-1] >= num_samples:
-                # Padding begins anew at the first position, as often as a data set smaller than the world needs it.
+                # Padding starts over at the first position, as often as a data set smaller than the world needs it.
                 positions %= num_samples
             for index in self.order.take(epoch, positions).tolist():
                 self.yielded += 1

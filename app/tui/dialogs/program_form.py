@@ -133,7 +133,7 @@ class ProgramScreen(DialogScreen[Program]):
     def compose(self) -> ComposeResult:
         body = Vertical(
             self._form,
-            Static("", id="program-told", markup=False),
+            Static("", id="program-summary", markup=False),
             self.buttons("program", "Start it"),
             classes="dialog program",
         )
@@ -163,7 +163,7 @@ class ProgramScreen(DialogScreen[Program]):
 
     def _show_summary(self) -> None:
         trouble = self._form.trouble
-        summary = self.query_one("#program-told", Static)
+        summary = self.query_one("#program-summary", Static)
         summary.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
         summary.set_class(bool(trouble), "trouble")
         self.query_one("#program-yes", Button).disabled = bool(trouble)

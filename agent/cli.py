@@ -124,7 +124,7 @@ def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | Non
 @click.option("--since-seq", type=click.IntRange(min=0), help="Number of the last line that is known.")
 @_job
 @click.option("--rank", type=click.IntRange(min=-1), help="A piece of this rank's file instead; -1 is the launcher.")
-@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the newest.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the latest.")
 @click.option("--stream", type=click.Choice([stream.value for stream in LogStream]), default="stderr")
 @click.option("--offset", type=int, default=0, help="In bytes; a negative one counts from the end.")
 def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: Any) -> None:
@@ -143,7 +143,7 @@ def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: A
 
 @click.command()
 @directory_option
-@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's newest.")
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's latest.")
 @click.option("--holder", required=True, help="Who claims it, for people.")
 def claim(directory: Path, generation: int, holder: str) -> None:
     """Take control of this node from whoever holds it."""
@@ -280,7 +280,7 @@ def cli() -> None:
 @click.option("--node", default=socket.gethostname, show_default="host name", help="What consoles call this node.")
 @click.option("--private", "is_private", is_flag=True, help="End with the pipe on standard input, and leave nothing.")
 @click.option("--daemon", "is_daemon", is_flag=True, help="Serve in the background, and outlive this session.")
-@click.option("--ready-fd", type=int, hidden=True, help="Where a daemon says that it serves.")
+@click.option("--ready-fd", type=int, hidden=True, help="Where a daemon reports that it serves.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Serve Prometheus there, on loopback only.")
 @click.option(
     "--relay",
@@ -290,7 +290,7 @@ def cli() -> None:
     help="Dial the relay that writes this invitation, now or once it is there.",
 )
 def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **how: Any) -> None:
-    """Serve in the foreground, or as a daemon; says in one JSON line when it listens."""
+    """Serve in the foreground, or as a daemon; prints one JSON line once it listens."""
     # The other verbs start without the daemon's imports.
     if is_daemon:
         from agent.service.daemonise import start_daemon  # noqa: PLC0415
@@ -307,7 +307,7 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **ho
 @cli.command()
 @directory_option
 def where(directory: Path) -> None:
-    """Say in one JSON line where this host's agent lives, and whether it serves."""
+    """Print in one JSON line where this host's agent lives, and whether it serves."""
     from agent.service.agent_info import look  # noqa: PLC0415
 
     _print(look(directory.absolute()))
@@ -324,7 +324,7 @@ def unit() -> None:
 @cli.command()
 @directory_option
 @click.option("--python", default=sys.executable, show_default="this one", help="The interpreter of the jobs.")
-@click.option("--workdir", default="", help="Where they would run: what is there is told, to be compared.")
+@click.option("--workdir", default="", help="Where they would run: what is there is reported, to be compared.")
 def doctor(directory: Path, python: str, workdir: str) -> None:
     """Look at this node before a job does: one JSON row for each thing that matters, and what to do about it."""
     from agent.doctor.examine import examine  # noqa: PLC0415
@@ -340,7 +340,7 @@ def doctor(directory: Path, python: str, workdir: str) -> None:
 @click.option("--address", required=True, help="Of this node.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Without it, a free one.")
 def listen(*, address: str, port: int) -> None:
-    """Let other machines try to reach this one, until standard input ends; to each line there it says the time of day.
+    """Let other machines try to reach this one, until standard input ends; to each line there it answers the time.
 
     Nothing is taken from whoever connects.
     """
@@ -353,7 +353,7 @@ def listen(*, address: str, port: int) -> None:
 @cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="ADDRESS:PORT...")
 def reach(targets: tuple[str, ...]) -> None:
-    """Try whether this node reaches others that listen; one JSON line says how each connection went."""
+    """Try whether this node reaches others that listen; one JSON line shows how each connection went."""
     from agent.doctor.network import reach  # noqa: PLC0415
     from agent.wire.examination import MAX_TARGETS  # noqa: PLC0415
 

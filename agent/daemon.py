@@ -1,4 +1,4 @@
-"""The agent's asyncio shell: carries what happens to the cores, and what they say to consoles; decides nothing.
+"""The agent's asyncio shell: carries events to the cores, and their reports to consoles; decides nothing.
 
 Sources: datagrams of ranks, commands, the clock; pidfds of workers and shims come to `Jobs`. Cores: `Job` for each job,
 `NodeState`. One thread, so that nothing happens in the midst of anything else.
@@ -76,17 +76,17 @@ if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
 PUBLISH_PERIOD_S = 0.2
-"""Between regular reports; also how often workers are sampled and logs read."""
+"""Seconds between regular reports, samples of workers and looks at logs."""
 IDLE_PERIOD_S = 1.0
-"""Between regular reports of a node on which no job is under way."""
+"""Seconds between regular reports of a node on which no job is under way."""
 MIN_PUBLISH_GAP_S = 0.02
-"""Between reports when much happens at once."""
+"""Seconds between reports when much happens at once."""
 NEWS_GAP_S = 0.1
-"""Between reports when ranks begin or end waits, which with long steps each of them does in every one."""
+"""Seconds between reports when ranks begin or end waits, which with long steps each of them does in every one."""
 HOST_PERIOD_S = 1.0
-"""Between samples of the machine's own figures."""
+"""Seconds between samples of the machine's own figures."""
 MAX_HISTORY_BYTES = 200_000
-"""Of reports as they are kept, in one reply: as JSON they are up to four times as long."""
+"""Bytes of kept reports in one reply: as JSON they are up to four times as long."""
 FAREWELL_S = 4.0
 """How long an agent that takes its jobs with it waits for their trees to be gone; its console waits longer."""
 
@@ -112,7 +112,7 @@ class Daemon:
         self._publish_timer: asyncio.TimerHandle | None = None
         self._published_at_s = 0.0
         self._attended_at_s = time.monotonic()
-        """When somebody listened last."""
+        """When a console was last connected."""
         self._next_host_s = 0.0
         """When the machine's own figures are due."""
         self._complaint = ""
@@ -136,7 +136,7 @@ class Daemon:
         return sum(status.state not in idle for status in self._jobs.statuses(time.monotonic()))
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve until told to end.
+        """Serve until a shutdown is requested.
 
         Raises:
             OSError: A socket cannot be bound.
@@ -320,7 +320,7 @@ class Daemon:
         self.reports.publish(encode_frame(self.latest_report))
 
     def _keep(self, now_s: float) -> None:
-        """Add the newest report to the past, as long as there is room for it."""
+        """Add the latest report to the past, as long as there is room for it."""
         if self._history is None or self.latest_report is None or not self._history.is_due(now_s):
             return
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.relay.dialer import Dialer
 
 CARE_PERIOD_S = 10.0
-"""Seconds between looks at the length of the log; a watchdog may want to hear of us sooner."""
+"""Seconds between looks at the length of the log; a watchdog may want a sign of us sooner."""
 
 
 def serve_until_stopped(

@@ -1,13 +1,13 @@
 """The agent's own directory: ours alone, served by one agent at a time.
 
 agent.lock      held (flock) for the agent's life; its pid
-agent.log       what a daemon says; agent.log.1 before that
+agent.log       a daemon's output; agent.log.1 before that
 audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
-holder.json     the newest claim on control
+holder.json     the latest claim on control
 *.sock          reports, control, inbox; 0600
 history/        reports of the past
 jobs/ID         job.json, the job's record
-gpu-sampler.log what the GPU sampler says
+gpu-sampler.log the GPU sampler's output
 jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the probes' sockets
 """
 
@@ -110,7 +110,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     Specification 0.8 (a path that is not absolute is ignored).
     """
     if not hostname or hostname.startswith(".") or "/" in hostname:
-        raise StateDirError(f"the host name {hostname!r} is not fit for a directory: say --dir")
+        raise StateDirError(f"the host name {hostname!r} is not fit for a directory: give --dir")
     state_home = environ.get("XDG_STATE_HOME", "")
     home = environ.get("HOME", "")
     if state_home.startswith("/"):
@@ -118,7 +118,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     elif home.startswith("/"):
         directory = Path(home, ".local", "state", "rankdeck", hostname)
     else:
-        raise StateDirError("neither XDG_STATE_HOME nor HOME says where state belongs: say --dir")
+        raise StateDirError("neither XDG_STATE_HOME nor HOME is an absolute path: give --dir")
     for name in SOCKETS:
         check_socket_path(directory / name)
     return directory

@@ -20,7 +20,7 @@ def common_problem(problems: Sequence[str]) -> str:
 
 
 def speakers(digests: Sequence[str]) -> list[int]:
-    """Return one rank for each different digest, to tell what is behind it; nobody if all digests are equal."""
+    """Return one rank for each different digest, for an error that names them; none if all digests are equal."""
     ranks_of = ranks_by_value(digests)
     return [ranks[0] for ranks in ranks_of.values()] if len(ranks_of) > 1 else []
 

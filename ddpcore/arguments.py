@@ -13,7 +13,7 @@ from reprlib import Repr
 from typing import Any
 
 MAX_SECONDS = 1_000_000.0
-"""Of time-outs: a store counts milliseconds in 31 bits (torch 2.13). Twelve days."""
+"""Upper limit of time-outs, twelve days: a store counts milliseconds in 31 bits (torch 2.13)."""
 
 BELOW_ZERO = -5e-324
 """Limit of ranges that begin with 0."""
@@ -84,7 +84,7 @@ def absolute_path(kind: type[Exception], name: str, value: str | Path) -> Path:
 
 
 def check_has(kind: type[Exception], name: str, value: object, members: tuple[str, ...], wanted: str) -> None:
-    """Refuse what lacks a member; a class in place of its object lacks all."""
+    """Refuse an object without one of these members; a class in place of its object has none of them."""
     if isinstance(value, type) or not all(hasattr(value, member) for member in members):
         raise refuse(kind, name, value, wanted)
 
@@ -96,7 +96,7 @@ def check_is(kind: type[Exception], name: str, value: object, types: Any, wanted
 
 
 def _has_file_name(text: str) -> bool:
-    """Say whether a text can be bytes of a file system, which half of a surrogate pair cannot."""
+    """Return whether a text can be bytes of a file system, which half of a surrogate pair cannot."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
 """What ranks have, put together on every rank: trees of tensors and numbers, gathered or reduced.
 
-For what is no mean over samples: areas under curves, F1, perplexity. Ranks first meet at a gate and compare what they
+For what is no mean over samples: areas under curves, F1, perplexity. Ranks meet at a barrier and compare what they
 bring by name, type and shape: a rank that does not come, or brings something else, is named before any collective could
 hang. Then all leaves travel at once, through the memory of the hosts, on a gloo group that the program does not use.
 """

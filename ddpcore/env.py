@@ -49,7 +49,7 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
 
 class ProbeEnv(msgspec.Struct, frozen=True):
-    """What the agent tells the probe of one rank."""
+    """What the agent sets for the probe of one rank."""
 
     inbox: str
     """Path of the agent's datagram socket."""
@@ -67,7 +67,7 @@ class ProbeEnv(msgspec.Struct, frozen=True):
 
 
 def parse_torchrun(environ: Mapping[str, str]) -> TorchrunEnv:
-    """Return torchrun's variables; raise NotLaunchedError, which says what to run, if one is absent or out of range."""
+    """Return torchrun's variables; raise NotLaunchedError, with what to run, if one is absent or out of range."""
     env = TorchrunEnv(
         rank=_required_int(environ, "RANK"),
         local_rank=_required_int(environ, "LOCAL_RANK"),

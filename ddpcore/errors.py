@@ -23,18 +23,18 @@ DdpcoreError
 |-- SamplerStateError       the user: a sampler state of another data set, seed, order or version, or no state at all
 |-- SamplerUseError         the user: steps finished that were never taken, or an epoch read without finishing any
 |-- SamplerMismatchError    the user: ranks whose samplers would not cut up the same epoch
-|-- CheckpointError         who must act is said by its kind:
+|-- CheckpointError         its kind shows who must act:
 |   |-- StateNotStorableError     the user: something in the state that a checkpoint cannot hold, with its place
 |   |-- CheckpointMismatchError   the user: a checkpoint of another model
 |   |-- CheckpointCallError       the user: save or load not called by every rank, or not alike
 |   |-- CheckpointDirectoryError  the user: a directory that cannot be used, or belongs to another run
 |   |-- CheckpointWriteError      the operator: a checkpoint could not be written; those before it are untouched
 |   `-- CheckpointInvalidError    the operator: a checkpoint that is damaged, half there, or not there
-|-- BarrierUseError         the user: a gate in a block that one rank runs alone, in a forked child, or without time
+|-- BarrierUseError         the user: a barrier in a block that one rank runs alone, in a forked child, or without time
 |-- MasterUnreachableError  a peer: nobody answers where rank 0 should
 |-- RanksMissingError       a peer: ranks that did not come to the opening of the process group
-|-- BarrierTimeoutError     a peer: ranks that did not reach a named gate
-|   `-- BarrierDeadlockError    a peer: ranks that can never reach it, said at once
+|-- BarrierTimeoutError     a peer: ranks that did not reach a named barrier
+|   `-- BarrierDeadlockError    a peer: ranks that can never reach it, raised at once
 |-- MasterFailedError       a peer: the rank that goes first has raised, or died
 |-- RankFailedError         a peer: a rank that has raised, died or left in the middle of the others' work
 `-- StoreLostError          a peer: the job's store is gone, and with it the job
@@ -59,7 +59,7 @@ class NotLaunchedError(DdpcoreError):
 
 
 class ContradictoryLaunchError(DdpcoreError, ValueError):
-    """What the ranks were told cannot all be true; every rank that is there raises it."""
+    """What the ranks were launched with contradicts itself; every rank that is there raises it."""
 
 
 class GroupOpenError(DdpcoreError, RuntimeError):
@@ -67,7 +67,7 @@ class GroupOpenError(DdpcoreError, RuntimeError):
 
 
 class BackendMissingError(DdpcoreError):
-    """The backend or device asked for does not exist here; the message says what is missing."""
+    """The backend or device asked for does not exist here; the message names what is missing."""
 
 
 class TorchFaultError(DdpcoreError):
@@ -121,14 +121,14 @@ class UnknownPhaseError(DdpcoreError, ValueError):
 
 
 class BarrierUseError(DdpcoreError, ValueError):
-    """A gate cannot be passed here: the other ranks do not come to this place, or the call makes no sense."""
+    """A barrier cannot be passed here: the other ranks do not come to this place, or the call makes no sense."""
 
 
 class BarrierTimeoutError(DdpcoreError):
-    """Some ranks did not reach a named gate in time.
+    """Some ranks did not reach a named barrier in time.
 
     Attributes:
-        label: The gate's name.
+        label: The barrier's name.
         missing: Sorted global ranks that had not arrived when the time was over.
         ended: Those of them that are known to have died, or to have left the process group.
         timeout_s: How long this rank has waited.
@@ -153,9 +153,9 @@ class BarrierTimeoutError(DdpcoreError):
 
 
 class BarrierDeadlockError(BarrierTimeoutError):
-    """Some ranks can never reach a named gate: they have ended, or wait elsewhere for this one.
+    """Some ranks can never reach a named barrier: they have ended, or wait elsewhere for this one.
 
-    It is a time-out that is certain, said at once. Attributes as of `BarrierTimeoutError`, of the ranks that can never
+    A certain time-out, raised at once. Attributes as of `BarrierTimeoutError`, of the ranks that can never
     come.
     """
 
@@ -207,7 +207,7 @@ class ArgumentError(DdpcoreError, ValueError):
 
 
 class CadenceError(DdpcoreError, ValueError):
-    """A text that should say how often, or until when, says something else."""
+    """A text for how often, or until when, is in no known form."""
 
 
 class EngineUseError(DdpcoreError):

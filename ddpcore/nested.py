@@ -165,7 +165,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _is_list_of_samples(tree: object) -> bool:
-    """Say whether a list holds one item a sample: leaves without a sample dimension of their own, at least one."""
+    """Return whether a list holds one item a sample: leaves without a sample dimension of their own, at least one."""
     if not isinstance(tree, list | tuple) or hasattr(tree, "_fields") or not tree:
         return False
     return not any(isinstance(item, _ARRAYS) or _is_branch(item) for item in tree)

@@ -27,7 +27,7 @@ def current_placement() -> Placement:
     """Return this process's placement; `ALONE` without a process group. Cheap, asks no other rank.
 
     In a group that `open_process_group` has opened it is what the ranks have found out together. In a group that the
-    program has opened itself it is what the launcher says; without a launcher all ranks count as on one node.
+    program has opened itself it is the launcher's; without a launcher all ranks count as on one node.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE

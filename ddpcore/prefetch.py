@@ -54,11 +54,11 @@ class _Flight(NamedTuple):
 class Prefetcher(Generic[Batch]):
     """Iterates over batches that are on the device when they are handed out, with the next ones under way.
 
-    Batches may be nested as `ddpcore.nested` says; their source must not write into one that it has given away. On the
+    Batches may be nested as in `ddpcore.nested`; their source must not write into one that it has given away. On the
     CPU they come through untouched, one by one. The caller's thread does everything; there are no others. An error in
-    making a batch is raised in that batch's turn, after those before it. Iterating anew iterates the source anew. A
-    source that can be iterated only once loses what is under way when its loop is left early: `consumed` says how many
-    batches were handed out, which is what a cursor counts.
+    making a batch is raised in that batch's turn, after those before it. Each iteration iterates the source again. A
+    source that can be iterated only once loses what is under way when its loop is left early: `consumed` counts the
+    batches handed out, as a cursor does.
 
     Batches that are not in pinned memory are copied there first, by the caller's thread: let the DataLoader do it
     (`pin_memory=True`).

@@ -1,4 +1,4 @@
-"""What a rank says, and what it takes: the vocabulary between a rank's probe and its node's agent.
+"""What a rank reports, and what it takes: the vocabulary between a rank's probe and its node's agent.
 
 A `RankReport` travels up, one msgpack datagram per report, a whole snapshot each time: losing one costs freshness, not
 truth. A `ProbeRequest` travels down to the probe's own datagram socket and is answered by the next snapshot
@@ -39,7 +39,7 @@ ENV_STORE_FD = "RANKDECK_STORE_FD"
 ENV_ROUND = "RANKDECK_ROUND"
 """Set within torchrun of an elastic job: which gathering of the nodes its ranks belong to, from 1."""
 ROUND_FILE = "round.json"
-"""In the launcher's `ENV_LOG_DIR`: number, first_rank, world_size, node_rank and num_nodes of the newest round."""
+"""File in the launcher's `ENV_LOG_DIR`: number, first_rank, world_size, node_rank, num_nodes of the latest round."""
 ENV_PROBED_PID = "RANKDECK_PROBED_PID"
 """Set by the first process of a rank that loads the probe; its children see it and stay unprobed."""
 ENV_UNPROBED = "RANKDECK_UNPROBED"
@@ -88,13 +88,13 @@ class Phase(StrEnum):
     STARTING = "starting"
     """No process group yet, and not on the way to it."""
     JOINING = "joining"
-    """In `init_process_group`: it waits for the others to come."""
+    """The rank is in `init_process_group` and waits for the others to come."""
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     BARRIER = "barrier"
-    """In a collective that the program calls itself."""
+    """The rank is in a collective that the program calls itself."""
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     OTHER = "other"
@@ -108,9 +108,9 @@ class Anomaly(StrEnum):
     DEBUG_DETAIL = "debug_detail"
     """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each collective first, unseen, records it without its group."""
     GROUPLESS = "groupless"
-    """It makes steps, has brothers, and no process group."""
+    """The rank makes steps, has brothers, and no process group."""
     OWN_RANKS = "own_ranks"
-    """It has started ranks of its own (torchrun, torch.multiprocessing.spawn), which nobody sees."""
+    """The rank has started ranks of its own (torchrun, torch.multiprocessing.spawn), which nobody sees."""
 
 
 class FaultKind(StrEnum):
@@ -129,7 +129,7 @@ class FaultKind(StrEnum):
     SKIP_BARRIER = "skip-barrier"
     """The main thread leaves out the next barrier or collective that it comes to."""
     MISMATCH = "mismatch"
-    """It calls a collective that the others do not call."""
+    """The rank calls a collective that the others do not call."""
     OOM = "oom"
     """An allocation of torch fails for want of memory."""
     LEAVE = "leave"
@@ -150,11 +150,11 @@ class PastCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq: Count
     op: Word = ""
-    """In torch's words, without the backend's prefix: `all_reduce`."""
+    """Torch's name of the operation, without the backend's prefix: `all_reduce`."""
     num_elements: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
     """Elements of all its inputs; -1 where it has none."""
     dtype: Word = ""
-    """Element type of its inputs in torch's words: `Float`."""
+    """Torch's name of its inputs' element type: `Float`."""
     root: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] = -1
     """Global rank of its source or destination; -1 where it has none, or it is not known."""
 
@@ -179,7 +179,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     completed_seq: Count = 0
     """Seq of the last collective known to be over for this rank."""
     op: Word = ""
-    """The last called operation in torch's words, without the backend's prefix: `all_reduce`, `barrier`."""
+    """Torch's name of the last called operation, without the backend's prefix: `all_reduce`, `barrier`."""
     label: Name = ""
     """The name given to a named barrier."""
     sizes: list[list[int]] = []
@@ -201,7 +201,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     past: Annotated[list[PastCall], msgspec.Meta(max_length=16)] = []
     """Last calls, ascending up to `enqueued_seq`; only while that is known to be the last one."""
     steps: Annotated[list[StepCalls], msgspec.Meta(max_length=32)] = []
-    """Calls made by the end of some steps, ascending: the newest steps, and older ones that all ranks pick alike."""
+    """Calls made by the end of some steps, ascending: the latest steps, and older ones that all ranks pick alike."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -216,7 +216,7 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     number: Count = 0
     """Number of the last such call with this peer, group and tag, from 1 (0: not counted); equal numbers are a pair."""
     num_bytes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=4)] = ()
-    """Of the tensors of the last such calls, that of `number` last; empty where it is not known."""
+    """Bytes of the tensors of the last such calls, that of `number` last; empty where it is not known."""
 
 
 class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -249,7 +249,7 @@ class ExitWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     place: Place | None = None
     """The user's line that the thread or the exit handler stands at."""
     pid: Count = 0
-    """Of the process that is joined."""
+    """Pid of the process that is joined."""
     waiting_s: Seconds = 0.0
 
 
@@ -273,14 +273,14 @@ class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     called_us: Annotated[list[Count], msgspec.Meta(max_length=64)]
     """One for each of `seqs`, which ascend, in microseconds."""
     one_way_seqs: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
-    """Those of `ONE_WAY_OPS`."""
+    """Those of `seqs` whose calls are of `ONE_WAY_OPS`."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What torch's allocator holds on one GPU: allocated in tensors, reserved with its cache; no contexts, no NCCL."""
 
     uuid: Name
-    """In NVML's form: `GPU-...` or `MIG-...`."""
+    """NVML's name of it: `GPU-...` or `MIG-...`."""
     allocated_bytes: Count = 0
     reserved_bytes: Count = 0
     peak_allocated_bytes: Count = 0
@@ -296,7 +296,7 @@ class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     goodput_frac: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     """Time in steps that count, over the time since the first attempt began."""
     checkpoint_step: Count | None = None
-    """The newest step that a checkpoint holds; None while there is no checkpoint."""
+    """The latest step that a checkpoint holds; None while there is no checkpoint."""
     checkpoint_age_s: Seconds | None = None
     """How long ago it was taken; None also for one of an earlier attempt."""
 
@@ -372,7 +372,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     gpu_memory: Annotated[list[GpuMemoryReport], msgspec.Meta(max_length=64)] = []
     """GPUs on which torch has reserved memory, as of a recent `report_step`."""
     tick: Count = msgspec.field(default=0, name="beat")
-    """Number of the machine's slow beat at which `arrivals` were read."""
+    """Number of the machine's slow tick at which `arrivals` were read."""
     arrivals: Annotated[list[ArrivalsReport], msgspec.Meta(max_length=32)] = []
     step_ends_us: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
     """When the latest steps ended, ascending, by the clock of `arrivals` and sent with them."""
@@ -384,11 +384,11 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     kind: FaultKind
     rank: Rank
     at_step: Count | None = None
-    """It strikes when this step has been done; None is at once, or at the next step."""
+    """Step after which it strikes; None is at once, or at the next step."""
     factor: SlowFactor = DEFAULT_SLOW_FACTOR
-    """For `SLOW` only."""
+    """Factor of `SLOW`."""
     duration_s: HoldSeconds = DEFAULT_HOLD_S
-    """For `GIL` only."""
+    """Seconds of `GIL`."""
 
     @property
     def is_healing(self) -> bool:
@@ -411,7 +411,7 @@ class StrikeAt(msgspec.Struct, frozen=True, tag="strike_at", forbid_unknown_fiel
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unknown_fields=True):
-    """Ask one rank whose report says `can_stop` to end training at the next step boundary that all ranks agree on."""
+    """Ask one rank whose report has `can_stop` to end training at the next step boundary that all ranks agree on."""
 
     request_id: Count
 

@@ -1,4 +1,4 @@
-"""What a rank says of its stacks when it is asked: the vocabulary of a file, beside that of `ddpcore.wire`.
+"""What a rank reports of its stacks on request: the vocabulary of a file, beside that of `ddpcore.wire`.
 
 A `DumpStacks` request is answered by a file beside the probe's socket, written whole: stacks are too long for a
 datagram, and nobody wants them five times a second.
@@ -22,27 +22,27 @@ MAX_THREADS = 64
 MAX_FRAMES = 100
 """Innermost frames of a thread."""
 INNERMOST_KEPT = 3
-"""Of a library's frames, where there is no room for all."""
+"""Frames of a library that stay where there is no room for all."""
 MAX_PENDING = 16
 MAX_RECORDED = 32
-"""Newest calls of the flight recorder."""
+"""Latest calls of the flight recorder."""
 MAX_TENSORS = 4
-"""Of a call, whose sizes are told."""
+"""Tensors of a call whose sizes are reported."""
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One call on a stack."""
 
     file: FilePath
-    """As the interpreter knows it; a shared library in a native frame."""
+    """Name by the interpreter; a shared library in a native frame."""
     line: Count
     """0 where it is not known."""
     function: Name
-    """With its class, as far as that is known: `Trainer.step`."""
+    """Name with its class, as far as that is known: `Trainer.step`."""
     is_own: bool = False
     """The user's own program, as against torch, ddpcore, the standard library and what else is installed."""
     is_native: bool = False
-    """Of a shared library, seen from outside."""
+    """Whether it is of a shared library, seen from outside."""
 
 
 class ThreadStack(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,7 +55,7 @@ class ThreadStack(msgspec.Struct, frozen=True, omit_defaults=True):
     frames: Annotated[list[Frame], msgspec.Meta(max_length=MAX_FRAMES)] = []
     """Innermost first."""
     is_cut: bool = False
-    """There are more frames further out."""
+    """Whether there are more frames further out."""
 
 
 class PendingCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -80,7 +80,7 @@ class RecordedCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Shapes of the first tensors."""
     is_over: bool = False
     age_s: Seconds | None = None
-    """How long ago it was called; None where the recorder does not say."""
+    """How long ago it was called; None where the recorder has no time."""
 
 
 Threads = Annotated[list[ThreadStack], msgspec.Meta(max_length=MAX_THREADS)]
@@ -96,7 +96,7 @@ class StackDump(msgspec.Struct, frozen=True, omit_defaults=True):
 
     wire_version: int
     request_id: Count
-    """Of the newest request that it answers."""
+    """Id of the latest request that it answers."""
     rank: Rank
     pid: Count
     threads: Threads
@@ -106,7 +106,7 @@ class StackDump(msgspec.Struct, frozen=True, omit_defaults=True):
     pending: PendingCalls = []
     """What the flight recorder and the named barriers have open, in the order of its calling."""
     recorded: Recorded = []
-    """The newest calls that the flight recorder has, the oldest first."""
+    """The latest calls that the flight recorder has, the oldest first."""
     versions: Versions = {}
 
 

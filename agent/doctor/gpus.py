@@ -36,7 +36,7 @@ def sample_gpus(timeout_s: float = ANSWER_S) -> GpuSample | None:
     try:
         return _sample(timeout_s)
     except OSError as error:
-        return GpuSample(SAMPLE_VERSION, os.getpid(), f"its answer cannot be heard: {error}"[:1024])
+        return GpuSample(SAMPLE_VERSION, os.getpid(), f"its answer cannot be received: {error}"[:1024])
 
 
 def _sample(timeout_s: float) -> GpuSample | None:

@@ -28,18 +28,18 @@ MAX_ERROR_CHARS = 300
 _NUM_PARTS = 2
 _ASK = """
 import json, sys, importlib.metadata as metadata, importlib.util
-def say(**facts):
+def report(**facts):
     print("\\n" + json.dumps(facts), flush=True)
 try:
     version = metadata.version("torch")
 except metadata.PackageNotFoundError:
     version = ""
 is_missing = importlib.util.find_spec("torch") is None
-say(python=".".join(map(str, sys.version_info[:3])), torch=version, is_missing=is_missing)
+report(python=".".join(map(str, sys.version_info[:3])), torch=version, is_missing=is_missing)
 if not is_missing:
     import torch
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    say(
+    report(
         torch=str(torch.__version__),
         cuda=torch.version.cuda or ("hip " + torch.version.hip if torch.version.hip else ""),
         nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",

@@ -1,6 +1,6 @@
 """The jobs of this node: feeds their lifecycles, carries out what these decide, and keeps their records on disk.
 
-Lives on the event loop's thread. Decides nothing: what happens to a job is `agent.jobs.job`'s to say.
+Lives on the event loop's thread. Decides nothing: that is for `agent.jobs.job`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
         if step is None and not _is_immediate(fault):
             return Refused(
                 RefusalReason.WRONG_STATE,
-                f"rank {fault.rank} has told of no step yet, and only freeze, thaw and kill act without steps",
+                f"rank {fault.rank} has reported no step yet, and only freeze, thaw and kill act without steps",
             )
         return None
     if fault.kind is FaultKind.THAW:

@@ -340,7 +340,7 @@ class Job(msgspec.Struct, dict=True):
         if not worker.has_failed:
             return []
         self._blame(event, now_s)
-        # The launcher ends the others at its next look: what they have called is told before.
+        # The launcher ends the others at its next look: what they have called is reported before.
         is_asked = is_first and self.state is JobState.RUNNING
         effects: list[Effect] = [AskAll(ReportNow(self.new_request_id()))] if is_asked else []
         # In an elastic job the launcher has patience of its own, and then gathers the nodes that are left.
@@ -419,7 +419,7 @@ QUIET_START_S = 10.0
 
 
 def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
-    """Say what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
+    """Return what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
     match job.state:
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"

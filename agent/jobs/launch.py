@@ -103,7 +103,7 @@ class Launch:
         return local_address(self.address)
 
     def _interface(self) -> str:
-        """Return the network interface that the ranks are told to use; empty leaves the choice to gloo and NCCL."""
+        """Return the network interface set for the ranks; empty leaves the choice to gloo and NCCL."""
         spec = self.job.spec
         return spec.interface or (interface_to(self.address) if self.address else "")
 

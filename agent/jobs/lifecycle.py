@@ -1,4 +1,4 @@
-"""The words of a job's lifecycle: what happens to it, what is done about it, and which state leads to which.
+"""The vocabulary of a job's lifecycle: what happens to it, what is done about it, and which state leads to which.
 
 Events are in the past tense, effects in the imperative; both unions are closed. `TRANSITIONS` holds every (state,
 event) that can happen. What a peer asks for (`COMMAND_EVENTS`) can happen in every state: `agent.jobs.job` refuses what
@@ -91,7 +91,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     """The launcher ended otherwise, and the job may restart."""
 
     exit_code: int | None
-    """As in `LauncherFailed`."""
+    """Exit code of the launcher, as in `LauncherFailed`."""
     found: FoundFailure | None = None
 
 

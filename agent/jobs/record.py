@@ -1,6 +1,6 @@
 """The record of a job on disk, `jobs/ID/job.json`: what an agent must know of a job that an earlier one has started.
 
-`JobRecord` is the state machine as it was, with what tells whether it still counts. It is written whole or not at all,
+`JobRecord` is the state machine as it was, with what shows whether it still counts. It is written whole or not at all,
 before what it describes is done: the next agent finds a job at most one step further than its record.
 
 `KnownJobs` holds the jobs that this node knows, and keeps their records up to date.
@@ -60,7 +60,7 @@ class JobRecord(msgspec.Struct, frozen=True):
 
 
 def current_boot_id() -> str:
-    """Return what tells one run of this machine from another. Source: random(4)."""
+    """Return the id of this run of the machine. Source: random(4)."""
     return BOOT_ID_PATH.read_text(encoding="ascii").strip()
 
 
@@ -140,7 +140,7 @@ class KnownJobs:
         return {launch.shim.pid for launch in self if launch.shim is not None}
 
     def read(self) -> list[JobRecord]:
-        """Return an earlier agent's records: the newest of jobs that have ended, then those that may run.
+        """Return an earlier agent's records: the latest of jobs that have ended, then those that may run.
 
         Raises StateDirError if a newer agent wrote them.
         """

@@ -2,7 +2,7 @@
 
 Static rendezvous, no restarts by torchrun itself, a port of our choice: what torchrun decides alone it decides badly
 (pytorch deletes the first attempt's logs, guesses the host from DNS, and restarts only half of a broken cluster). An
-elastic job has torchrun's c10d rendezvous instead, told what it would guess.
+elastic job has torchrun's c10d rendezvous instead, given what it would guess.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Ranks' log files: followed, split into lines, read by offset; and what they say of a failure."""
+"""Ranks' log files: followed, split into lines, read by offset; and what they hold of a failure."""

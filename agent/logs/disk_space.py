@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobStatus
 
 PERIOD_S = 1.0
-"""Between looks."""
+"""Seconds between looks."""
 FULL = "disk full"
 LITTLE_BYTES = 64 * 2**20
-"""Time for a person to act: at 1 MB/s, a minute."""
+"""Bytes that leave an operator time: at 1 MB/s, a minute."""
 NONE_BYTES = 64 * 1024
 """Less cannot be counted on: file systems keep some blocks to themselves."""
 
@@ -32,7 +32,7 @@ class LogSpace:
         self._path = path
         self._looked_at_s = float("-inf")
         self.warning = ""
-        """That there is none, or little; empty when there is enough."""
+        """Text for no room, or little; empty when there is enough."""
 
     def look(self, now_s: float) -> None:
         """Look, if it is time to."""
@@ -48,10 +48,10 @@ class LogSpace:
         """Return what explains that a rank failed and left no word: there is no room for one; None when there is."""
         if not space_text(self._path).startswith(FULL):
             return None
-        return FoundFailure(FailureText(exception="disk full: what it said of its end is lost"), rank)
+        return FoundFailure(FailureText(exception="disk full: what it wrote of its end is lost"), rank)
 
     def with_warning(self, status: JobStatus) -> JobStatus:
-        """Return a job's status in which a job that has not ended says that its logs have no room."""
+        """Return a job's status; of a job that has not ended, with the warning that its logs have no room."""
         if not self.warning or status.state in ENDED_STATES:
             return status
         detail = f"{status.detail}; {self.warning}" if status.detail else self.warning
@@ -59,7 +59,7 @@ class LogSpace:
 
 
 def space_text(path: Path) -> str:
-    """Say that logs have no room, or soon none; empty when they have."""
+    """Return a text if logs have no room, or soon none; else an empty one."""
     try:
         disk = os.statvfs(path)
     except OSError as error:

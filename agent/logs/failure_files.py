@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_BYTES = 131_072
-"""Of standard error: a traceback with a chain and a group is a few KiB, what other threads print comes on top."""
+"""Bytes of standard error: a traceback with a chain and a group is a few KiB, what other threads print comes on top."""
 MAX_ERROR_FILE_BYTES = 1_048_576
 _FAILED_RANK = re.compile(
     r"^ {2}rank +: (\d{1,6}) \(local_rank: \d{1,6}\)\n {2}exitcode +: (-?\d{1,3}) \(pid: \d+\)", re.MULTILINE
 )
-"""In what torchrun says when it fails.
+"""Lines of torchrun's report of a failure.
 
 Source: `_FAILURE_FORMAT_TEMPLATE` of torch/distributed/elastic/multiprocessing/errors, torch 2.13."""
 
@@ -50,7 +50,7 @@ class _ErrorFile(msgspec.Struct):
 
 
 def find_failure(job_dir: Path, rank: int) -> FoundFailure | None:
-    """Return what a rank's files say of its failure; None when they say nothing. Blocks on the disk alone."""
+    """Return the failure that a rank's files hold; None when they hold none. Blocks on the disk alone."""
     in_error_file = _in_error_file(log_path(job_dir, rank, LogStream.ERROR), rank)
     return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank)
 
@@ -72,7 +72,7 @@ def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
 
 
 def reported_exit_codes(job_dir: Path) -> dict[int, int]:
-    """Return the exit codes of the ranks that the launcher says have failed, the first one's first.
+    """Return the exit codes of the ranks that the launcher lists as failed, the first one's first.
 
     That of a signal is negative.
     """
@@ -119,9 +119,9 @@ class _Content(msgspec.Struct):
 
     data: bytes
     is_cut: bool
-    """There is more before it."""
+    """Whether there is more before it."""
     age_s: float
-    """Since the file was written to."""
+    """Seconds since the file was written to."""
 
 
 def _end_of(path: Path, max_bytes: int) -> _Content | None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 8
 MAX_NAME_CHARS = 64
-"""Of one pattern: eight patterns fit into a report."""
+"""Characters of one pattern's name: eight patterns fit into a report."""
 MAX_LOOKED_LINES = 64
-"""Of one file in one look, the newest: an older figure is of no use once there is a newer one."""
+"""Latest lines of one file in one look: an older figure is of no use once there is a newer one."""
 MAX_LOOKED_CHARS = 1000
-"""Of a line. The worst pattern of 512 characters takes 7 ms for as many, a common one 7 us."""
+"""Characters of a line. The worst pattern of 512 characters takes 7 ms for as many, a common one 7 us."""
 _MAX_MEMORY_BYTES = 2**20
 _BEHIND_NUMBERS = " \t,;:."
 
@@ -35,14 +35,14 @@ class LineMetrics:
             loss in it.
 
     Raises:
-        MetricPatternError: One of them is of no use; the message says which, and why.
+        MetricPatternError: One of them is of no use; the message gives which, and why.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._patterns = [_compiled(text) for text in texts]
 
     def read(self, lines: Sequence[str], unfinished: str, is_over: Callable[[], bool]) -> dict[str, float]:
-        """Return the newest value of each metric.
+        """Return the latest value of each metric.
 
         Args:
             lines: As they were printed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 MAX_LINE_CHARS = 4096
 MAX_HELD_BYTES = 4 * MAX_LINE_CHARS
-"""Of an unfinished line: the characters that are kept take no more, whatever they are."""
+"""Bytes of an unfinished line: the characters that are kept take no more, whatever they are."""
 
 
 class LineSplitter:
@@ -20,7 +20,7 @@ class LineSplitter:
     def __init__(self) -> None:
         self._held = b""
         self._has_returned = False
-        """The last byte was a carriage return: half of a line end, or the line begins anew."""
+        """Whether the last byte was a carriage return: half of a line end, or back to the line's start."""
 
     def feed(self, data: bytes) -> list[str]:
         """Return the lines that `data` completes."""

@@ -59,7 +59,7 @@ class LogFile:
         return pending
 
     def read(self, max_bytes: int, max_lines: int) -> list[str]:
-        """Return the next lines, and before them what is to be said about the file; blocks on the disk alone."""
+        """Return the next lines, and before them the notes about the file; blocks on the disk alone."""
         if self._fd < 0:
             return self._take_notes()
         try:

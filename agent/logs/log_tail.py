@@ -1,7 +1,7 @@
 """Follows what ranks print, line by line, with the latest lines kept in memory.
 
 The files are the truth and lose nothing. In memory (`LogTail`) there is a ring, bounded in lines and in characters,
-from which a console pulls what it lacks. One look at all files is bounded too, in bytes and in lines, so that the
+from which a console pulls what is new to it. One look at all files is bounded too, in bytes and in lines, so that the
 agent's loop never waits for what ranks print; what comes faster is skipped, counted and reported, and can be read from
 the files.
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 MAX_KEPT_LINES = 20_000
 MAX_KEPT_CHARS = 8_000_000
 MAX_PULLED_CHARS = 170_000
-"""In one reply, with `LINE_CHARS` a line: a character takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
+"""Characters in one reply, with `LINE_CHARS` a line: each takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
 LINE_CHARS = 32
-"""For all of a line but its text: at most 192 bytes of JSON."""
+"""Characters counted for all of a line but its text: at most 192 bytes of JSON."""
 POLL_BYTES = 524_288
 POLL_LINES = 4_000
-"""Of all files in one look, five times a second: twice the lines that a console pulls. `tests/bench/bench_logs.py`."""
+"""Lines of all files in one look, five a second: twice what a console pulls. `tests/bench/bench_logs.py`."""
 
 
 METRICS_BUDGET_S = 0.02
-"""Of one look, for finding figures in new lines; a look that takes longer passes over the rest of them."""
+"""Seconds of one look for finding figures in new lines; a look that takes longer passes over the rest of them."""
 
 
 def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
@@ -54,11 +54,11 @@ def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
 
 
 class LogTail:
-    """The log lines of a node: numbered from 1 over all jobs and ranks, the newest kept."""
+    """The log lines of a node: numbered from 1 over all jobs and ranks, the latest kept."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[LogFile]] = {}
-        """By job: of its newest attempt."""
+        """Files of each job's latest attempt."""
         self._ending: list[LogFile] = []
         """Files that nobody writes any more, and that are not read to their ends yet."""
         self._printers: dict[LogFile, tuple[str, LineMetrics]] = {}
@@ -67,10 +67,10 @@ class LogTail:
         self._metrics_until_s = 0.0
         self._lines: deque[LogLine] = deque()
         self._read_at_s: deque[float] = deque()
-        """Of each line kept; what an earlier agent followed counts as read when this one came to it."""
+        """When each kept line was read; what an earlier agent followed counts as read when this one came to it."""
         self._num_chars = 0
         self.log_seq = 0
-        """Number of the newest line."""
+        """Number of the latest line."""
 
     @property
     def first_seq(self) -> int:

@@ -22,7 +22,7 @@ from agent.wire.logs import LAUNCHER_RANK, MAX_TRACEBACK_BYTES
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
 MAX_MESSAGE_LINES = 40
-"""Of a message that runs on behind its first line."""
+"""Lines of a message that runs on behind its first line."""
 
 _HEADER = re.compile(
     r"(?P<kind>Original |(?:\+ )?Exception Group )?Traceback \(most recent call last\):$"
@@ -49,7 +49,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 _THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'")
 _TEARDOWN = "terminate called without an active exception"
-"""A gloo thread may say so while Python ends, whatever it ends of. Source: torch 2.13, seen."""
+"""Text of a gloo thread that may come while Python ends, whatever it ends of. Source: torch 2.13, seen."""
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<text>.*)$")
 _FATAL = re.compile(r"Fatal Python error: .+$")
 _NATIVE_THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
@@ -65,7 +65,7 @@ class _Link(Enum):
     AFTER = 1
     """That one was its cause or context."""
     WITHIN = 2
-    """It is what that one speaks of: a group's first member, another process's exception."""
+    """That one encloses it: a group's first member, another process's exception."""
     BESIDE = 3
     """Both are members of a group."""
 
@@ -165,7 +165,7 @@ class _Reader:
         """The exception whose message may run on."""
         self._ended_at = 0
         self._link: _Link | None = None
-        """How the next exception belongs to the last one, if something has said so."""
+        """How the next exception belongs to the last one, if a line has shown it."""
         self._is_in_group = False
         self._ignores_next = False
         self._is_current_thread = False
@@ -230,7 +230,7 @@ class _Reader:
         self._block.end = index + 1
 
     def _on_link(self, line: str) -> bool:
-        """Take a line that says how exceptions belong together; return whether it was one."""
+        """Take a line that shows how exceptions belong together; return whether it was one."""
         sentence = line.strip(" |")
         member = _GROUP_MEMBER.match(line) if self._is_in_group else None
         if sentence in (_CAUSE, _CONTEXT):
@@ -358,7 +358,7 @@ _NOISE = re.compile(
 
 
 def last_line(text: str) -> str:
-    """Return the last line that may say why a rank ended, cleaned and cut; empty when there is none."""
+    """Return the last line that may show why a rank ended, cleaned and cut; empty when there is none."""
     lines = text.splitlines()
     for index in range(len(lines) - 1, -1, -1):
         line = cleaned(_RANK_PREFIX.sub("", lines[index], count=1)).strip()
@@ -369,20 +369,20 @@ def last_line(text: str) -> str:
 
 
 class FailureText(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a failed rank has said; see `agent.wire.logs.RootCause` for the fields."""
+    """What a failed rank has left; see `agent.wire.logs.RootCause` for the fields."""
 
     exception: str = ""
     outer: str = ""
     where: str = ""
     traceback: str = ""
     last_line: str = ""
-    """Of standard error, where there is no exception: what `sys.exit("...")` and argparse say."""
+    """Last line of standard error, where there is no exception: by `sys.exit("...")` or argparse."""
 
 
 class FoundFailure(msgspec.Struct, frozen=True):
-    """What the files of a job say of a failure."""
+    """What the files of a job hold of a failure."""
 
     text: FailureText
     rank: int = LAUNCHER_RANK
     failed_s: float | None = None
-    """When, if that was written too."""
+    """Time of the failure, if that was written too."""

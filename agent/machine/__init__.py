@@ -1,1 +1,1 @@
-"""What the machine itself has to say: its GPUs, asked in a process that may hang, and its host."""
+"""Figures of the machine itself: its GPUs, asked in a process that may hang, and its host."""

@@ -147,7 +147,7 @@ _CONDITIONS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: GpuCondition.LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED: GpuCondition.RESET_REQUIRED,
 }
-_ABSENCES = {
+_UNAVAILABLE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "this machine has no NVIDIA driver (libnvidia-ml.so.1 is not there)",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
@@ -194,7 +194,7 @@ class GpuSampler:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            return _ABSENCES.get(error.value, f"NVML cannot be used: {error}")
+            return _UNAVAILABLE.get(error.value, f"NVML cannot be used: {error}")
         if not count:
             return "the NVIDIA driver knows of no GPU that this process may see"
         self._driver_version = (_ask(pynvml.nvmlSystemGetDriverVersion) or "")[:64]

@@ -1,6 +1,6 @@
-"""When to start a GPU sampler, when to give one up, and what to say about it: events in, effects out.
+"""When to start a GPU sampler, when to give one up, and what to report of it: events in, effects out.
 
-A call into NVML can hang in the kernel, where no signal ends it. Such a sampler is told to die, abandoned, and replaced
+A call into NVML can hang in the kernel, where no signal ends it. Such a sampler is killed, abandoned, and replaced
 after a pause; a few abandoned ones are enough to know that another would hang as well.
 """
 

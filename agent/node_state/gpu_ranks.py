@@ -34,7 +34,7 @@ class RankProcess(NamedTuple):
 
 
 def gpu_reports(gpus: Sequence[SampledGpu], ranks: Sequence[RankProcess]) -> list[GpuReport]:
-    """Return what consoles are told of each GPU."""
+    """Return the report of each GPU."""
     known = _Ranks(ranks)
     holders = [_holders(gpu, known) for gpu in gpus]
     homes = _homes(gpus, known)
@@ -131,7 +131,7 @@ def _homes(gpus: Sequence[SampledGpu], known: _Ranks) -> dict[JobRank, int]:
 
 
 def _by_torch(gpus: Sequence[SampledGpu], rank: RankProcess) -> dict[int, int]:
-    """Return what torch says that a rank holds, by place, for where NVML's pids mean nothing to us."""
+    """Return the bytes that a rank holds by torch's count, by place, where NVML's pids mean nothing to us."""
     return {
         place: rank.torch_bytes[uuid]
         for place, gpu in enumerate(gpus)

@@ -1,4 +1,4 @@
-"""What the GPU sampler says to the agent that started it: one datagram a sample, to the inbox of the ranks.
+"""What the GPU sampler sends to the agent that started it: one datagram a sample, to the inbox of the ranks.
 
 A sample begins with a byte that no MessagePack value begins with, so that it is never taken for a rank's report.
 
@@ -22,7 +22,7 @@ MAX_ANCESTORS = 32
 
 
 class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process that NVML found on a GPU, and what /proc tells of it."""
+    """A process that NVML found on a GPU, and what /proc shows of it."""
 
     pid: Count
     used_bytes: Count | None = None
@@ -53,7 +53,7 @@ class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: int
     pid: Count
-    """Of the sampler."""
+    """Pid of the sampler."""
     unavailable: Sentence = ""
     """Why NVML cannot be used; the sampler ends after it."""
     driver_version: Word = ""
@@ -80,7 +80,7 @@ def encode_sample(sample: GpuSample) -> bytes:
 
 
 def is_sample(datagram: bytes) -> bool:
-    """Say whether a datagram claims to be a sample."""
+    """Return whether a datagram claims to be a sample."""
     return datagram.startswith(SAMPLE_MARK)
 
 

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 NEAR_S = 600.0
 """A limit that is reached later is no warning yet."""
 KEPT_NEAR_S = 900.0
-"""What has been a warning remains one up to here."""
+"""Seconds to a limit up to which a warning remains one."""
 MIN_HOLD_S, MAX_HOLD_S = 20.0, 60.0
 """A warning remains for a quarter of the time that it looked back on after the growth has stopped, within these."""
 WARM_UP_S = 10.0
-"""After the first step: allocators, kernels and loaders take what they need."""
+"""Seconds after the first step: allocators, kernels and loaders take what they need."""
 STEPLESS_WARM_UP_S = 60.0
 STEPLESS_PATIENCE = 2.0
 """Growth of a program without steps must have lasted so many times longer."""
 MIN_GROWTH_BYTES = 8 * 2**20
 MIN_GROWTH_FRAC = 0.002
-"""Of the limit: smaller growth is none."""
+"""Fraction of the limit: smaller growth is none."""
 MIN_PART = 0.1
-"""Of the growth of all ranks that share a limit: a rank with less is not running out of it."""
+"""Part of the growth of all ranks that share a limit: a rank with less is not running out of it."""
 JUDGE_PERIOD_S = 2.0
 UNJUDGED_PHASES = frozenset({Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL})
 """What a rank holds in them it gives back, or needs from then on."""
@@ -136,7 +136,7 @@ class MemoryGrowth:
         return [growth for growth in found if growth is not None]
 
     def judge(self, now_s: float) -> None:
-        """Look at all ranks anew, if that is due."""
+        """Look at all ranks again, if that is due."""
         if now_s - self._judged_s < JUDGE_PERIOD_S:
             return
         self._judged_s = now_s

@@ -18,23 +18,23 @@ BIN_S = 1.0
 FACTOR = 8
 NUM_LEVELS = 3
 NUM_BINS = 128
-"""Of each level: 2 min of seconds, 17 min of 8 s, 2.3 h of 64 s."""
+"""Bins of each level: 2 min of seconds, 17 min of 8 s, 2.3 h of 64 s."""
 NUM_BLOCKS = 6
 SIZES = (12, 18, 24, 36, 48, 72, 96, 126)
 """Bins of a window: multiples of the blocks that it is split into."""
 MAX_GAP_S = 5.0
 """A longer time without figures (an evaluation, a checkpoint) does not count as time passed."""
 MIN_INCREMENT = 0.25
-"""Of the mean increment between blocks: what a block must add to count as growth."""
+"""Part of the mean increment between blocks that a block must add to count as growth."""
 MAX_INCREMENT = 0.6
-"""Of the whole growth: more of it between two blocks is a jump."""
+"""Part of the whole growth: more of it between two blocks is a jump."""
 MAX_SETBACK = 0.25
-"""Of the mean increment: what one block may lose."""
+"""Part of the mean increment that one block may lose."""
 MIN_WINDOW_STEPS = 4
 MIN_NEW_PART = 0.5
-"""Of a window's growth: what must lead above earlier levels."""
+"""Part of a window's growth that must lead above earlier levels."""
 MIN_SPIKE_PART = 0.5
-"""Of the usual rise and fall within a block: smaller growth is chance."""
+"""Part of the usual rise and fall within a block: smaller growth is chance."""
 
 
 class Bin(NamedTuple):
@@ -44,7 +44,7 @@ class Bin(NamedTuple):
     low: float
     high: float
     step: int | None
-    """The last step in it, None of a program that tells none."""
+    """Last step in it; None of a program that reports none."""
 
 
 class Steady(NamedTuple):

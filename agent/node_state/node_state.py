@@ -1,4 +1,4 @@
-"""The state of a node: folds what ranks say and what the kernel says into one NodeReport with ages.
+"""The state of a node: folds what ranks and the kernel report into one NodeReport with ages.
 
 Membership comes from the jobs: a report of a rank that belongs to no job here is dropped and counted, and so is one
 that is older than the last.

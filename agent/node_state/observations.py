@@ -1,4 +1,4 @@
-"""What a node's state is made from: what happened to its jobs, what its ranks say, and what its machine says."""
+"""What a node's state is made from: what happened to its jobs, what its ranks and its machine report."""
 
 from __future__ import annotations
 

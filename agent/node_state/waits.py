@@ -295,7 +295,7 @@ class Lateness:
     def _count_last(self, group: str, latest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)
         if latest_seq < before:
-            before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
+            before = self._compared_seq[group] = 0  # the group was made again, and counts from 0
         for seq, called_us in calls.items():
             if seq > before:
                 if _spread_us(called_us) >= least_us:

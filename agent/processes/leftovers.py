@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 ANYBODYS = ""
-"""In the place of a job's id: a process below this agent without a job's mark."""
+"""Key in the place of a job's id, for a process below this agent without a job's mark."""
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 """Seconds between looks at a process that does not die: it sits in a driver, or belongs to another user by now."""

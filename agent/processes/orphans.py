@@ -1,4 +1,4 @@
-"""Which processes and which shared memory nobody watches over any more, judged by what the kernel says of all of them.
+"""Which processes and which shared memory nobody watches over any more, judged by the kernel's facts of all of them.
 
 A process is a leftover of rankdeck's if it carries a job's marks and no living shim is above it. It is a leftover of
 somebody else's launcher if it carries a rank, and the topmost of its ancestors that does has lost its parent.

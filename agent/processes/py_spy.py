@@ -182,7 +182,7 @@ def stacks_of_output(output: bytes, pid: int) -> tuple[list[ThreadStack], int]:
 
 
 def is_own(file: str) -> bool:
-    """Say whether a file is likely the user's own program."""
+    """Return whether a file is likely the user's own program."""
     if file.startswith(_DDPCORE):
         return file.startswith(_EXAMPLES)
     return _LIBRARY.search(file) is None

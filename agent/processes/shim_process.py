@@ -1,7 +1,7 @@
 """Processes of a job, from the agent's side: the shim, and how a stranger's child ended.
 
 A shim holds a lock on `shim.lock` from before its start to its end, inherited from whoever started it: that the lock is
-held says that the shim lives, to an agent that knows nothing else, and no pid can be mistaken for another's.
+held shows that the shim lives, to an agent that knows nothing else, and no pid can be mistaken for another's.
 
 Everything here is called from the agent's main thread: a shim's parent-death signal is tied to the thread that made it.
 """
@@ -185,7 +185,7 @@ def recorded_exit_code(run_dir: Path) -> int | None:
 
 
 def exit_status(pidfd: int) -> int | None:
-    """Return the wait status of an ended and reaped process that is not our child; None where the kernel cannot tell.
+    """Return the wait status of an ended and reaped process that is not our child; None where the kernel has lost it.
 
     Source: include/uapi/linux/pidfd.h, PIDFD_GET_INFO with PIDFD_INFO_EXIT, since Linux 6.15.
     """

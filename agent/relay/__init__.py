@@ -1,1 +1,1 @@
-"""More than one hop: agents dial a relay, which merges the newest report of every node for the consoles that ask it."""
+"""More than one hop: agents dial a relay, which merges the latest report of every node for the consoles that ask it."""

@@ -1,4 +1,4 @@
-"""Carries the bytes of one Unix socket over a road of streams, in an asyncio loop."""
+"""Carries the bytes of one Unix socket over a stream of a relay's connection, in an asyncio loop."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class StreamBridge:
         send: Callable[[OfStream], bool],
         on_over: Callable[[int], None],
     ) -> None:
-        """Of a stream that is open.
+        """Make the bridge of a stream that is open.
 
         Args:
-            near: Connected, and never waiting; it is closed with the pump.
-            number: Of the stream.
+            near: Connected, and never waiting; it is closed with the bridge.
+            number: Number of the stream.
             send: Takes what goes to the far end; False when nothing goes there any more.
             on_over: Called once, with the number, when the stream is over.
         """
@@ -47,7 +47,7 @@ class StreamBridge:
         self._go_on()
 
     def take(self, message: OfStream) -> None:
-        """Take what the far end says."""
+        """Take a message of the far end."""
         try:
             self._end.on_far_message(message)
         except StreamBrokenError:
@@ -56,7 +56,7 @@ class StreamBridge:
         self._write()
 
     def close(self, *, notifies_peer: bool = True) -> None:
-        """End the stream; the far end is told unless `notifies_peer` is False."""
+        """End the stream; the far end is notified unless `notifies_peer` is False."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -99,7 +99,7 @@ class StreamBridge:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Tell the far end what there is to tell, and wait for what there is room for."""
+        """Send the far end what is due, and wait for what there is room for."""
         for message in self._end.for_far():
             if not self._send(message):
                 self.close(notifies_peer=False)

@@ -1,7 +1,7 @@
 """An agent's side of a relay: to the agent what a console on this machine is, to the relay a node.
 
 It runs in the agent's loop and opens no port. It looks for the invitation until there is one, and for a newer one as
-long as it lives, so that relays may begin, end and begin again whenever they like.
+long as it lives, so that relays may start, end and restart at any time.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from agent.transport.subscribers import NodeReports
 
 MAX_STREAMS = 32
-"""Of consoles at one agent, which itself takes 64 connections."""
+"""Streams of consoles at one agent, which itself takes 64 connections."""
 LOOK_S = 0.5
-"""Between two looks at what is due."""
+"""Seconds between two looks at what is due."""
 STALE_S = 30.0
 """An answer about the invitation that is older counts for nothing: its file system is gone."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 UNWATCHED_S = 5.0
-"""Without a question for so long nobody looks on, and the agent has no listener any more."""
+"""Seconds without a request after which no console watches, and the agent counts no subscriber any more."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -76,7 +76,7 @@ class Dialer:
     def __init__(
         self, invitation: Path, directory: Path, node: str, epoch: str, reports: NodeReports, environ: Mapping[str, str]
     ) -> None:
-        """Of an agent that serves already in a directory.
+        """Make the dialer of an agent that serves already in a directory.
 
         Raises:
             OperatorError: A relay cannot call a node by its name.
@@ -100,7 +100,7 @@ class Dialer:
         self._bridges: dict[int, StreamBridge] = {}
         self._reports = reports
         self._kept: tuple[bytes, float] | None = None
-        """The newest report that was not sent, and when it came."""
+        """The latest report that was not sent, and when it came."""
         self._wanted_at_s: float | None = None
         self._received_at_s = self._asked_at_s = self._greeted_at_s = self._spoke_at_s = 0.0
         self._is_welcome = False
@@ -131,7 +131,7 @@ class Dialer:
             await asyncio.sleep(LOOK_S)
 
     async def _pause(self, pause_s: float, invitation: Invitation) -> None:
-        """Wait, unless another relay has begun meanwhile."""
+        """Wait, unless another relay has begun while this waits."""
         looks = round(pause_s / LOOK_S * (0.75 + secrets.randbelow(500) / 1000))  # not all agents at once
         for _ in range(max(1, looks)):
             await asyncio.sleep(LOOK_S)
@@ -177,7 +177,7 @@ class Dialer:
 
     def _do_what_is_due(self, now_s: float) -> None:
         if now_s - self._received_at_s > SILENT_S:
-            self._lose("it says nothing")
+            self._lose("it sends nothing")
         if now_s - self._spoke_at_s >= HEARTBEAT_S:
             self._send(RelayHeartbeat())
         if self._reports.follower is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:

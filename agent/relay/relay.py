@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from agent.wire.relay import OfStream
 
 LOOK_S = 1.0
-"""Between two looks at who is silent."""
+"""Seconds between two looks at who is silent."""
 MAX_KEPT_BYTES = 1 << 30
-"""Of reports; they are usually some kilobytes each, and may be a mebibyte."""
+"""Bytes of all reports; they are usually some kilobytes each, and may be a mebibyte."""
 MAX_STREAMS_A_NODE = 32
 COMPLAINT_S = 60.0
-"""Between two complaints about what makes no sense."""
+"""Seconds between two complaints about what makes no sense."""
 MAX_LAST_TURNS = 8
-"""Of the loop, in which a peer that takes nothing any more is still listened to: twice what is kept of what it says."""
+"""Turns of the loop in which a peer that takes nothing is still read: twice what is kept of what it sends."""
 LOST = "the connection to it is lost"
 _TAKE, _HEARTBEAT, _WHO = (encode_relay_message(message) for message in (Take(), RelayHeartbeat(), WhoAreYou()))
 
@@ -68,12 +68,12 @@ class _Stream(NamedTuple):
 
 
 class Relay:
-    """Serves from `run` until it is told to end."""
+    """Serves from `run` until `end_soon`."""
 
     def __init__(self, directory: RelayDir, relay_socket: RelaySocket, address: str, num_expected: int) -> None:
         """`directory` is open, and `relay_socket` bound to the address."""
         self.name = secrets.token_hex(8)
-        """Of this process."""
+        """Random name of this process."""
         self._directory = directory
         self._relay_socket = relay_socket
         self._address = address
@@ -104,7 +104,7 @@ class Relay:
         self._end.set()
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve until told to end; `on_ready` is called once the invitation is there.
+        """Serve until `end_soon`; `on_ready` is called once the invitation is there.
 
         Raises:
             OSError: A socket or a file cannot be made.
@@ -147,7 +147,7 @@ class Relay:
             self._subscribers.forget_away()
             with contextlib.suppress(MemoryError):  # of a moment: libzmq is about to drop who has sent so much
                 for known in self._roster.silent(now_s):
-                    self._gone(known, "nothing has been heard of it")
+                    self._gone(known, "nothing has come from it")
                 if now_s - heartbeat_at_s >= HEARTBEAT_S:
                     heartbeat_at_s = now_s
                     for peer in self._roster.peers:
@@ -191,9 +191,7 @@ class Relay:
         now_s = time.monotonic()
         if now_s - self._complained_at_s >= COMPLAINT_S:
             self._complained_at_s = now_s
-            log_line(
-                f"{self._num_odd} messages so far were nothing that an agent of this version says: they are left out"
-            )
+            log_line(f"{self._num_odd} messages so far were not those of an agent of this version: they are left out")
 
     def _report(self, known: Known, report: Report, now_s: float) -> None:
         asked_at_s = self._asked_at_s.pop(known.peer, None)
@@ -206,7 +204,7 @@ class Relay:
         self._ask(known.peer)
 
     def _ask(self, peer: bytes) -> None:
-        """Ask for the next report, if anybody looks on."""
+        """Ask for the next report, if a console watches."""
         if self._subscribers.is_watched and peer not in self._asked_at_s:
             self._asked_at_s[peer] = time.monotonic()
             self._send(peer, _TAKE)
@@ -270,7 +268,7 @@ class Relay:
         return self._send(peer, encode_relay_message(message))
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
-        """Send something; whoever takes nothing is gone, once what it has said last is heard: it may be why."""
+        """Send something; a peer that takes nothing is gone, once its last message is read: it may be the reason."""
         is_sent = self._relay_socket.send(peer, frame)
         if not is_sent:
             asyncio.get_running_loop().call_soon(self._lose, peer, MAX_LAST_TURNS)

@@ -133,7 +133,7 @@ class Invitation(msgspec.Struct, frozen=True):
     node_key: PublicKey
     node_secret: PublicKey
     relay: Name
-    """Of its process."""
+    """Random name of its process."""
     version: int = RELAY_VERSION
 
     @property

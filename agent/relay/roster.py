@@ -36,14 +36,14 @@ class Turned(NamedTuple):
 
     why: str
     in_the_way: Known | None = None
-    """It would be, if this one were gone."""
+    """Agent that has its name; without that one it would be let in."""
 
 
 class Roster:
     """The agents that are there; times are of one monotonic clock.
 
     Attributes:
-        num_expected: The most nodes that anybody has said there will be.
+        num_expected: The most nodes that anybody has announced.
     """
 
     def __init__(self, num_expected: int = 0) -> None:
@@ -99,5 +99,5 @@ class Roster:
         return known
 
     def silent(self, now_s: float) -> list[Known]:
-        """Return those that have said nothing for too long."""
+        """Return those that have sent nothing for too long."""
         return [known for known in self._by_peer.values() if now_s - known.received_at_s > SILENT_S]

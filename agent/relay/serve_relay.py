@@ -37,7 +37,7 @@ class RelayPlace(msgspec.Struct, frozen=True):
 
 
 def serve_relay(listen: str, directory: Path, num_expected: int) -> None:
-    """Serve until a signal says to end.
+    """Serve until a signal ends it.
 
     Args:
         listen: `INTERFACE_OR_ADDRESS[:PORT]`.

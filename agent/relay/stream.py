@@ -1,4 +1,4 @@
-"""One end of a byte stream that shares a road with others. Pure.
+"""One end of a byte stream that shares a connection with others. Pure.
 
 Bytes go only as far as the other end has given credit for, and credit is given as bytes are handed on: what is kept of
 a stream is bounded at either end, however slowly anybody reads, and no stream holds up another one.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CREDIT_STEP_BYTES = WINDOW_BYTES // 2
-"""Credit is told in steps, unless the near end has taken all: then nobody waits for less."""
+"""Bytes of a step of credit, unless the near end has taken all: then nobody waits for less."""
 
 
 class StreamBrokenError(Exception):
@@ -22,14 +22,14 @@ class StreamBrokenError(Exception):
 
 
 class StreamEnd:
-    """Near is whoever is connected here, far is the other end of the road."""
+    """Near is whoever is connected here, far is the other end of the connection."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._going = bytearray()
         self._coming = bytearray()
         self._credit = WINDOW_BYTES
-        self._untold = 0
+        self._ungranted = 0
         """Bytes handed on that no credit was given for yet."""
         self._num_allowed = WINDOW_BYTES
         """Bytes that the far end may still send."""
@@ -58,11 +58,11 @@ class StreamEnd:
         self._going += chunk
 
     def near_ended(self) -> None:
-        """Take that the near end says no more."""
+        """Take that the near end sends no more."""
         self._has_near_ended = True
 
     def on_far_message(self, message: OfStream) -> None:
-        """Take what the far end says.
+        """Take a message of the far end.
 
         Raises:
             StreamBrokenError: More than was allowed, something after the end, or that it is over.
@@ -92,12 +92,12 @@ class StreamEnd:
     def near_took(self, num_bytes: int) -> None:
         """Take that the near end was given so many bytes."""
         del self._coming[:num_bytes]
-        self._untold += num_bytes
+        self._ungranted += num_bytes
 
     def for_far(self) -> Iterator[OfStream]:
-        """Yield what the far end is to be told now; each is told once."""
-        if self._untold >= CREDIT_STEP_BYTES or (self._untold and not self._coming):
-            granted, self._untold = self._untold, 0
+        """Yield what is due to the far end; each message once."""
+        if self._ungranted >= CREDIT_STEP_BYTES or (self._ungranted and not self._coming):
+            granted, self._ungranted = self._ungranted, 0
             self._num_allowed += granted
             yield Credit(self.number, granted)
         while self._going and self._credit:

@@ -1,4 +1,4 @@
-"""The verbs of a relay: `relay` serves, `roster` says whom it knows."""
+"""The verbs of a relay: `relay` serves, `roster` prints whom it knows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _directory = click.option(
     "--listen",
     required=True,
     metavar="INTERFACE_OR_ADDRESS[:PORT]",
-    help="Where agents reach this machine; without a port, a free one. Nobody without the invitation is heard.",
+    help="Where agents reach this machine; without a port, a free one. Nobody without the invitation is let in.",
 )
 @_directory
 @click.option(
@@ -46,10 +46,10 @@ _directory = click.option(
     type=click.IntRange(0, MAX_NODES),
     default=lambda: expected_nodes(os.environ),
     show_default=f"${NUM_NODES_VARIABLE}",
-    help="How many nodes are to come, for consoles to tell.",
+    help="How many nodes are to come, for consoles to show.",
 )
 def relay(*, listen: str, directory: Path, num_expected: int) -> None:
-    """Let agents dial in from their nodes, and serve all of them to consoles here; says in one JSON line when it does.
+    """Let agents dial in from their nodes, and serve all of them to consoles here; prints one JSON line once it does.
 
     Agents are given the invitation that it writes: `serve --relay DIR/invitation.json`.
     """
@@ -62,7 +62,7 @@ def relay(*, listen: str, directory: Path, num_expected: int) -> None:
 @_directory
 @click.option("--brief", "is_brief", is_flag=True, help="Leave the nodes out, but for their number.")
 def roster(*, directory: Path, is_brief: bool) -> None:
-    """Print which nodes a relay knows, when each was heard last, and what its agent says of itself."""
+    """Print which nodes a relay knows, when each last sent something, and its agent's own facts."""
     roster = _read_roster(RelayDir(directory).path, is_brief=is_brief)
     sys.stdout.buffer.write(msgspec.json.encode(roster) + b"\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What an agent says of itself to whoever starts or looks for it: where it lives, and whether it serves."""
+"""What an agent reports of itself to whoever starts or looks for it: where it lives, and whether it serves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`serve --daemon`: an agent that outlives the session that started it.
 
 The agent is a process of a session of its own, without a terminal, whose output goes to `agent.log`. Whoever started
-it waits until it answers, so that success means an agent that serves, and failure comes with the agent's own words.
+it waits until it answers, so that success means an agent that serves, and failure comes with the agent's own text.
 """
 
 from __future__ import annotations

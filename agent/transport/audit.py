@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_CHARS = 256
 MAX_NAMES = 16
-"""Of leftovers, in one line."""
+"""Names of leftovers in one line."""
 
 _ASSIGNMENT = ("attempt", "first_rank", "local_world_size", "world_size", "num_nodes", "node_rank")
 _FIELDS: dict[type[Command], tuple[str, ...]] = {
@@ -85,7 +85,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
     entry = {
         "time": at.isoformat(timespec="milliseconds"),
         "command": command.__struct_config__.tag,
-        **_telling(command),
+        **_details(command),
         **_outcome(reply),
         "node": node,
         "uid": peer.uid,
@@ -97,7 +97,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _telling(command: Command) -> dict[str, Any]:
+def _details(command: Command) -> dict[str, Any]:
     fields = _picked(command, _FIELDS[type(command)])
     if isinstance(command, Prepare):
         program = shlex.join(masked_argv(command.spec.command))

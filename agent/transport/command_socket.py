@@ -132,7 +132,7 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
 _UCRED = struct.Struct("=iII")
 _CHANNEL_PREFIX = b"\0rankdeck-road "
 _MAX_ADDRESS_BYTES = 107
-"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+"""Bytes of `sun_path`, its closing zero aside. Source: unix(7)."""
 
 
 class Peer(NamedTuple):
@@ -144,7 +144,7 @@ class Peer(NamedTuple):
     process: str
     """What it calls itself, 15 bytes of its own choice: `sshd` for a console over SSH. Empty when it is gone."""
     channel: str = ""
-    """By which it has come, and for whom, where this process itself has connected for somebody: see
+    """Channel by which it has come, and for whom, where this process itself has connected for somebody: see
     `channel_address`."""
 
 
@@ -159,7 +159,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def channel_address(channel: str) -> bytes:
-    """Return an address that a socket of this process binds before it connects to this process: it says for whom.
+    """Return an address that a socket of this process binds before it connects to this process: it names the channel.
 
     It is one of the abstract kind, which leaves no file, and no other process can borrow it: only of our own process
     is it believed.

@@ -36,7 +36,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class ControlLease:
-    """The newest claim on a node."""
+    """The latest claim on a node."""
 
     def __init__(self, holder: Holder, now_s: float) -> None:
         self.holder = holder
@@ -57,7 +57,7 @@ class ControlLease:
         return None
 
     def refusal(self, command: Command, now_s: float) -> Refused | None:
-        """Return why a command does not count any more, or None. One of generation 0 comes from a person's hand."""
+        """Return why a command does not count any more, or None. One of generation 0 is a user's own."""
         if not isinstance(command, _STEERING):
             return None
         generation = command.generation

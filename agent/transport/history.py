@@ -82,9 +82,9 @@ class PastFrames:
         Args:
             tier: Which of the two.
             seq: The number of the last one that is known.
-            max_bytes: Of all of them together; the first one is returned whatever its size.
+            max_bytes: Bytes of all of them together; the first one is returned whatever its size.
             max_age_s: Older ones are left out.
-            period_s: Of each so many seconds of the wall clock only the first is returned; 0 returns all.
+            period_s: Seconds of the wall clock of which only the first report is returned; 0 returns all.
         """
         return self._rings[tier].since(seq, max_bytes, math.inf if max_age_s is None else max_age_s, period_s)
 

@@ -1,6 +1,6 @@
 """The datagram socket on which ranks report, and the GPU sampler.
 
-A datagram is one whole report of one rank, or one whole sample of all GPUs; its first byte says which. Reading is
+A datagram is one whole report of one rank, or one whole sample of all GPUs; its first byte shows which. Reading is
 bounded for each wake of the event loop, so that a rank that sends without pause costs its own reports, not the agent's
 other duties.
 """

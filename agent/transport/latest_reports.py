@@ -1,8 +1,8 @@
-"""The newest of every node, and what a console has not seen of it yet. Pure.
+"""The latest report of every node, and what a console has not seen of it yet. Pure.
 
-Nothing is kept for a console but which version of each node it was told last: one that is slow finds the newest of all,
-one that is quick hears of each change, and neither costs the other anything. Who was told of longest ago comes first,
-so that a console that is too slow for all of them still hears of all of them; which nodes there are comes before what
+Nothing is kept for a console but which version of each node it was sent last: a slow one finds the latest of all, a
+quick one gets each change, and neither costs the other anything. Nodes that were sent longest ago come first, so that
+a console that is too slow for all of them still gets all of them in turn; which nodes there are comes before what
 they report, so that it knows them all however much they report.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from agent.wire.relay import MAX_NODES, MERGED_BYTES, Merged, MergedReport, RosterEntry
 
 ENTRY_BYTES = 160
-"""Of a node in a frame, name and keys, beside its place or its report."""
+"""Bytes of a node in a frame, name and keys, beside its place or its report."""
 
 
 class _Node(msgspec.Struct):
@@ -29,7 +29,7 @@ class LatestReports:
     """All that a relay knows of its nodes; times are of its own clock.
 
     Attributes:
-        num_bytes: Of the reports that are kept.
+        num_bytes: Bytes of the reports that are kept.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class LatestReports:
 
     @property
     def version(self) -> int:
-        """Of the newest change."""
+        """Number of the latest change."""
         return self._version
 
     @property
@@ -71,14 +71,14 @@ class LatestReports:
         self._nodes[node].received_at_s = now_s
 
     def put_report(self, node: str, frame: bytes, as_of_s: float) -> None:
-        """Take the newest report of a node that is there."""
+        """Take the latest report of a node that is there."""
         known = self._nodes[node]
         self._version += 1
         self.num_bytes += len(frame) - len(known.frame)
         known.frame, known.report_version, known.as_of_s = frame, self._version, as_of_s
 
     def forget_reports(self) -> None:
-        """Let go of all reports: nobody looks on, and what is kept grows old."""
+        """Let go of all reports: nobody watches, and what is kept grows old."""
         for node in self._nodes:
             self._forget_report(node)
 
@@ -88,17 +88,17 @@ class LatestReports:
         self._nodes.pop(node, None)
 
     def entry(self, node: str, now_s: float) -> RosterEntry:
-        """Return what is to be said of a node."""
+        """Return a node's entry."""
         known = self._nodes[node]
         return msgspec.structs.replace(known.entry, silent_ms=_ms(now_s - known.received_at_s))
 
     def entry_since(self, node: str, version: int, now_s: float) -> tuple[int, RosterEntry] | None:
-        """Return what is to be said of a node, and its version; None where that is known."""
+        """Return a node's entry, and its version; None where that is known."""
         known = self._nodes[node]
         return (known.entry_version, self.entry(node, now_s)) if known.entry_version > version else None
 
     def report_since(self, node: str, version: int, now_s: float) -> tuple[int, MergedReport] | None:
-        """Return a node's newest report, and its version; None where there is none or it is known."""
+        """Return a node's latest report, and its version; None where there is none or it is known."""
         known = self._nodes[node]
         if not known.frame or known.report_version <= version:
             return None
@@ -111,7 +111,7 @@ class LatestReports:
 
 
 class ReportSubscriber:
-    """A console: what it was told.
+    """A console, and what it was sent.
 
     Attributes:
         is_behind: Its last frame was cut: there was more than fits into one.
@@ -122,29 +122,29 @@ class ReportSubscriber:
         self._latest = latest
         self._relay = relay
         self._entries: dict[str, int] = {}
-        """Which version of each node it was told of."""
+        """Version of each node that was sent last."""
         self._reports: dict[str, int] = {}
-        """Which version of each node's report it was told, those that it was told of longest ago first."""
+        """Version of each node's report that was sent last, those sent longest ago first."""
         self._seen_version = -1
 
     @property
     def has_news(self) -> bool:
-        """There may be something that this console was not told."""
+        """Whether there may be something new for this console."""
         return self.is_behind or self._latest.version > self._seen_version
 
     def take(self, asked: int, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
         """Return the next frame, None if there is nothing that this console does not know."""
         is_first = self._seen_version < 0
         self._seen_version, self.is_behind = self._latest.version, False
-        nodes, num_bytes = self._untold_nodes(now_s)
+        nodes, num_bytes = self._new_nodes(now_s)
         is_whole = not self.is_behind
-        reports = self._untold_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
+        reports = self._new_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
         if not (nodes or reports or is_first):
             return None
         return Merged(self._relay, held_ms, num_expected, is_whole, nodes, reports, asked)
 
-    def _untold_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
-        """Tell of the nodes that are new, or no longer what they were; return also how many bytes that takes."""
+    def _new_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
+        """Return the nodes that are new, or no longer what they were, and how many bytes they take."""
         nodes: list[RosterEntry] = []
         num_bytes = 0
         for node in self._latest.names:
@@ -158,11 +158,11 @@ class ReportSubscriber:
             num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why.encode())
         return nodes, num_bytes
 
-    def _untold_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:
-        """Tell what nodes report, until the frame is full."""
+    def _new_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:
+        """Return what nodes report, until the frame is full."""
         reports: list[MergedReport] = []
         num_bytes = 0
-        for node in self._longest_untold_first():
+        for node in self._longest_unsent_first():
             if (news := self._latest.report_since(node, self._reports.get(node, 0), now_s)) is None:
                 continue
             if num_bytes > max_bytes:
@@ -174,7 +174,7 @@ class ReportSubscriber:
             num_bytes += ENTRY_BYTES + len(report.frame)
         return reports
 
-    def _longest_untold_first(self) -> list[str]:
+    def _longest_unsent_first(self) -> list[str]:
         known = set(self._latest.names)
         self._entries = {node: version for node, version in self._entries.items() if node in known}
         self._reports = {node: version for node, version in self._reports.items() if node in known}

@@ -1,4 +1,4 @@
-"""The node's newest report for Prometheus, on request and on loopback only: whoever may scrape is not asked who he is.
+"""The node's latest report for Prometheus, on request and on loopback only: whoever may scrape is not asked who he is.
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, states as one series each.
 """
@@ -57,7 +57,7 @@ class MetricsServer:
 
 
 class _NodeCollector(Collector):
-    """Turns the newest report into metrics when it is asked for them."""
+    """Turns the latest report into metrics when it is asked for them."""
 
     def __init__(self, latest_report: Callable[[], NodeReport | None]) -> None:
         self._latest_report = latest_report
@@ -67,7 +67,7 @@ class _NodeCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of the newest report."""
+        """Yield every metric of the latest report."""
         report = self._latest_report()
         if report is None:
             return
@@ -101,7 +101,7 @@ def _of_jobs(report: NodeReport) -> Iterator[Metric]:
 
 def _of_workers(report: NodeReport) -> Iterator[Metric]:
     labels = ["job", "rank"]
-    states = StateSetMetricFamily("rankdeck_worker_process_state", "What the kernel says of it.", labels=labels)
+    states = StateSetMetricFamily("rankdeck_worker_process_state", "State by the kernel.", labels=labels)
     memory = GaugeMetricFamily("rankdeck_worker_resident_memory_bytes", "Resident memory of a rank.", labels=labels)
     cpu = CounterMetricFamily("rankdeck_worker_cpu_seconds", "CPU time of a rank's process.", labels=labels)
     steps = CounterMetricFamily("rankdeck_rank_steps", "Steps that this process has done.", labels=labels)

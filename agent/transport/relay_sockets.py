@@ -40,7 +40,7 @@ class RelaySocket(RouterSocket):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its authenticator answers for all of a context
         super().__init__(self._context)
         self.node_key: KeyPair = new_key()
-        """Of agents, both halves: whoever is given them may come in."""
+        """Key of agents, both halves: whoever is given them may come in."""
         self._curve_auth = CurveAuthenticator(self._context, self.node_key.public)
         self._curve_auth.guard(self._socket)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -52,7 +52,7 @@ class RelaySocket(RouterSocket):
 
     @property
     def public_key(self) -> str:
-        """Of this relay."""
+        """Public key of this relay."""
         return self._curve_auth.key.public
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class DialSocket:
 
 @contextlib.contextmanager
 def _all_or_nothing(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
-    """Leave nothing of a context whose socket cannot be made, and say so as the kernel does."""
+    """Leave nothing of a context whose socket cannot be made, and raise OSError as the kernel does."""
     try:
         yield
     except zmq.ZMQError as error:
@@ -129,7 +129,7 @@ class KeyPair(NamedTuple):
     """A key of this process; the secret half is shown to nobody."""
 
     public: str
-    """Of 40 characters, in Z85."""
+    """Public half: 40 characters, in Z85."""
     secret: bytes
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class _OneKey(NamedTuple):
 
 
 class CurveAuthenticator:
-    """The one gate of a ZeroMQ context: sockets that it guards take nobody but who has one key."""
+    """Authenticates all sockets of a ZeroMQ context that it guards: only one key may come in."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_key: str) -> None:
         """Begin to answer libzmq's questions, in a thread of `zmq.auth`; `client_key` is the public half."""
@@ -163,7 +163,7 @@ class CurveAuthenticator:
         self._authenticator.configure_curve_callback(DOMAIN, _OneKey(client_key))
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Make a socket a server that asks this gate; call it before `bind`."""
+        """Make a socket a server that asks this authenticator; call it before `bind`."""
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)

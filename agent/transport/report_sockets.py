@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MAX_TAKEN = 256
 """Messages between two turns of the loop."""
 MAX_SMALL_BYTES = 512
-"""Of a request; libzmq counts the messages of its own handshake, too."""
+"""Bytes of a request; libzmq counts the messages of its own handshake, too."""
 FAREWELL_MS = 1_000
-"""For the last messages of a socket that closes."""
+"""Milliseconds for the last messages of a socket that closes."""
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers: arithmetic with enumerations takes as long as to send."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_S = 0.05
-"""Between two frames for a console that has received all: more nodes are in each, and it is a quarter of the time
+"""Seconds between two frames for a console that has all: more nodes are in each, and it is a quarter of the time
 between two reports of a node."""
 AWAY_S = 15.0
 """A console that has been sent a frame and does not ask for another one for so long does not count as watching."""
@@ -39,7 +39,7 @@ class _Console:
         """When its latest request came."""
         self.sent_at_s = 0.0
         self.next_frame_s = 0.0
-        """Before that time nothing is sent to it."""
+        """Time before which nothing is sent to it."""
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -54,12 +54,12 @@ class ReportSubscribers:
         num_expected: Callable[[], int] = lambda: 1,
         on_watched: Callable[[], object] = lambda: None,
     ) -> None:
-        """Of the reports in `latest`.
+        """Make the server of the reports in `latest`.
 
         Args:
-            path: Of the socket.
+            path: Path of the socket.
             latest: What there is to be sent.
-            origin: Of the process that serves, in each frame.
+            origin: Name of the process that serves, in each frame.
             num_expected: Returns how many nodes there are to be.
             on_watched: Called when the first console has come, and when the last one has left.
         """

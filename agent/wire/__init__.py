@@ -2,6 +2,6 @@
 
 Telemetry: `reports`, with `jobs`, `machine` and `logs` in them, one msgpack frame each. Commands and their replies:
 `commands`, one JSON line in, one JSON line out, on the agent's Unix command socket. Log lines do not fit in a snapshot:
-a report carries the number of the latest (`log_seq`), and a console pulls what it lacks by `PullLogs`, what is older by
+a report carries the number of the latest (`log_seq`), and a console pulls newer ones by `PullLogs`, what is older by
 `ReadLog`.
 """

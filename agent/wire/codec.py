@@ -31,7 +31,7 @@ def decode_line(decoder: msgspec.json.Decoder[_Message], line: bytes, what: str)
     """Return the message in a line of JSON.
 
     Args:
-        decoder: Of the messages that may come.
+        decoder: Decoder of the messages that may come.
         line: With or without its newline.
         what: What should come, for people.
 
@@ -56,7 +56,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
-"""Of CURVE, in Z85. Source: RFC 32."""
+"""CURVE key in Z85. Source: RFC 32."""
 
 
 LOSS_METRIC = "loss"
@@ -66,7 +66,7 @@ EPOCH_METRIC = "epoch"
 
 
 REPORTS_SOCKET = "reports.sock"
-"""Of an agent or a relay: sends the latest reports on request, as `agent.wire.relay` describes."""
+"""Socket of an agent or a relay: sends the latest reports on request, as `agent.wire.relay` describes."""
 
 
 CONTROL_SOCKET = "control.sock"

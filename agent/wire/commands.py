@@ -234,7 +234,7 @@ class RefusalReason(StrEnum):
     NO_PROBE = "no_probe"
     """The rank has no probe that takes requests."""
     NO_LOG = "no_log"
-    """There is no such log file, or not yet."""
+    """No such log file, or not yet."""
     INTERNAL = "internal"
     """A defect of the agent; its standard error has the trace."""
 

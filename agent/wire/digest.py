@@ -2,8 +2,8 @@
 
 A report of eight ranks decodes into a hundred objects, of which a console that watches thousands of ranks looks at few.
 So an encoded report carries the figures of its workers once more, as bytes that become columns of arrays without an
-object for each; the workers themselves are decoded when somebody looks at them. A digest says nothing that the workers
-do not say: from a frame without one it is made on arrival.
+object for each; the workers themselves are decoded when a user looks at them. A digest holds nothing that the workers
+do not hold: from a frame without one it is made on arrival.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 PHASES = tuple(Phase)
 PROCESSES = tuple(ProcessState)
-"""In a record a phase is its place here; a process state is one more, so that 0 can be none."""
+"""A phase's code in a record is its place here; a process state's is one more, so that 0 can be none."""
 ANOMALIES = tuple(Anomaly)
 """Each is a bit in a record; the next one is a missing flight recorder."""
 RECORDER_MISSING_BIT = 1 << len(ANOMALIES)
 NO_JOB = 255
-"""In the place of a job that the report does not list."""
+"""Code of a job that the report does not list."""
 
 SECONDS = (
     *("process_s", "seen_s", "quiet_s", "report_age_s", "phase_s", "observed_s", "waited_s"),
@@ -53,7 +53,7 @@ SECONDS = (
 COUNTS = ("step", "rss_bytes", "pss_bytes", "pid", "report_seq", "num_compared", "num_last")
 """-1 is none; the pid is that of the rank's own report."""
 LATENESS = ("spanned_s", "waited_s", "squared_s2", "num_pieces", "stepped_s", "beyond_s")
-"""Of a `LatenessReport`; 0 where there is none."""
+"""Fields of a `LatenessReport`; 0 where there is none."""
 NO_LATENESS = (0.0,) * len(LATENESS)
 RANK_FIELDS = (
     ("seconds", f"{len(SECONDS) + len(PHASES)}d"),
@@ -69,7 +69,7 @@ RANK_FIELDS = (
     ("anomalies", "B"),
     ("place", "I"),
 )
-"""A place is told apart from others by its checksum; 0 is none."""
+"""A place is identified by its checksum; 0 is none."""
 RANK_RECORD = struct.Struct("<" + "".join(code for _, code in RANK_FIELDS))
 """A multiple of eight bytes, so that numbers lie where processors read them at once."""
 
@@ -79,7 +79,7 @@ HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COM
 HAS_PEER_WAIT, HAS_PEER_CALLS, HAS_CHILD_WAIT, HAS_EXIT_WAIT = (1 << place for place in range(8, 12))
 HAS_OPEN_TRANSFERS, HAS_RAISED = 1 << 12, 1 << 13
 IS_GROWING = 1 << 16
-"""Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not; of a
+"""Flags of a record. A strange report is of another rank or attempt than its worker; times worked may be missing; of a
 growing rank the report has `memory.growths`."""
 
 STANDING_FIELDS = (
@@ -106,9 +106,9 @@ HISTORY_FIELDS = (
     ("roots", f"{NUM_PAST}I"),
 )
 HISTORY_RECORD = struct.Struct("<" + "".join(code for _, code in HISTORY_FIELDS) + "4x")
-"""What a rank has called last in a group: the seq of the newest call and its root (-1 is none); which rank's record
-and which of the calls; then checksums, 0 where a thing is not known: of the newest call's reduction, of the last calls'
-operations, and of their sizes with their element types, ascending up to the newest; and one more than the root of each,
+"""What a rank has called last in a group: the seq of the latest call and its root (-1 is none); which rank's record
+and which of the calls; then checksums, 0 where a thing is not known: of the latest call's reduction, of the last calls'
+operations, and of their sizes with their element types, ascending up to the latest; and one more than the root of each,
 0 where it is not known."""
 
 SIZED_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
@@ -159,7 +159,7 @@ class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
             return ()
 
     def worker(self, job_id: str, attempt: int, rank: int) -> WorkerReport | None:
-        """Return what the node says of a rank, None if nothing."""
+        """Return the node's report of a rank, None if there is none."""
         key = (job_id, attempt, rank)
         found = [worker for worker in self.workers if (worker.job_id, worker.attempt, worker.rank) == key]
         return found[-1] if found else None

@@ -1,6 +1,6 @@
 """What a node finds before a job comes: rows for people, and facts for whoever compares nodes.
 
-These words are JSON, one line each, of the verbs `doctor`, `listen` and `reach`; no agent needs to serve for them.
+All of it is JSON, one line each, of the verbs `doctor`, `listen` and `reach`; no agent needs to serve for them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def decode_examination(line: bytes) -> Examination:
 
 
 def decode_listening(line: bytes) -> Listening:
-    """Return what `listen` says first."""
+    """Return what `listen` prints first."""
     return decode_line(_listening, line, "the address of a listener")
 
 

@@ -1,4 +1,4 @@
-"""What a node says of its ranks' output: lines as they come, pieces of files, and why a job failed."""
+"""What a node reports of its ranks' output: lines as they come, pieces of files, and why a job failed."""
 
 from __future__ import annotations
 
@@ -134,4 +134,4 @@ class LogChunk(msgspec.Struct, frozen=True, tag="log-chunk"):
     size_bytes: Count
     """Size of the file now."""
     text: Annotated[str, msgspec.Meta(max_length=MAX_CHUNK_BYTES)]
-    """As the rank wrote it; undecodable bytes as U+FFFD."""
+    """Text as the rank wrote it; undecodable bytes as U+FFFD."""

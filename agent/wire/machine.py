@@ -48,7 +48,7 @@ class GpuCondition(StrEnum):
 
     OK = "ok"
     LOST = "lost"
-    """It has fallen off the bus, or its driver has given it up."""
+    """Fallen off the bus, or given up by its driver."""
     RESET_REQUIRED = "reset_required"
     UNREADABLE = "unreadable"
     """NVML does not answer for it, or not for this user."""
@@ -152,7 +152,7 @@ class GpuWatchState(StrEnum):
     STARTING = "starting"
     WATCHING = "watching"
     ABSENT = "absent"
-    """There is nothing to sample; the detail gives the reason."""
+    """Nothing to sample; the detail gives the reason."""
     SILENT = "silent"
     """NVML does not answer, or the sampler has ended: the figures are old, or there are none."""
 
@@ -170,7 +170,7 @@ class GpusReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 MAX_GROWTHS = 4
-"""Of one rank: its host memory, and that on its GPU."""
+"""Growths of one rank: its host memory, and that on its GPU."""
 
 
 class LimitKind(StrEnum):
@@ -194,7 +194,7 @@ class LimitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     kind: LimitKind
     limit_bytes: Count
     used_bytes: Count
-    """Without what the kernel, or torch's allocator, gives back on demand."""
+    """Bytes in use, without what the kernel, or torch's allocator, gives back on demand."""
 
 
 class GrowthReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -204,11 +204,11 @@ class GrowthReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     held_bytes: Count
     """What the rank holds, its child processes included."""
     rate_bytes_hz: Amount
-    """Of this rank, bytes a second."""
+    """Growth of this rank, bytes a second."""
     for_s: Seconds
     """How long it has grown so."""
     remaining_s: Seconds
-    """Until the limit is reached, with the growth of the other ranks that share it."""
+    """Seconds until the limit is reached, with the growth of the other ranks that share it."""
     is_near: bool = False
     """The limit is near, and the growth has lasted long enough to be no filling cache: worth a warning."""
 
@@ -219,5 +219,5 @@ class MemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tree_bytes: Count
     """Resident memory of the process, and what its child processes hold besides shared pages; swap included."""
     limits: Annotated[list[LimitReport], msgspec.Meta(max_length=8)] = []
-    """Those of the host's memory that are known, the nearest first; the machine's is in the node's own report."""
+    """Known limits of the host's memory, the nearest first; the machine's is in the node's own report."""
     growths: Annotated[list[GrowthReport], msgspec.Meta(max_length=MAX_GROWTHS)] = []

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 RELAY_VERSION = 2
-"""Of this vocabulary and of `agent.wire.relay`."""
+"""Version of this vocabulary."""
 MAX_NODES = 4096
 MAX_CHUNK_BYTES = 16_384
 MAX_PLACE_BYTES = 16_384
 MAX_RELAY_BYTES = MAX_NODE_REPORT_BYTES + 256
 WINDOW_BYTES = 65_536
-"""Of one direction of a stream: so much may be under way, and no more is kept for whoever reads slowly."""
+"""Bytes of one direction of a stream: so many may be under way, and no more are kept for a slow reader."""
 SILENT_S = 8.0
-"""Whoever has said nothing for so long is gone."""
+"""Seconds after which a peer that has sent nothing is gone."""
 HEARTBEAT_S = 2.0
-"""Between two signs of life, which are messages of this vocabulary: libzmq's own heartbeats (ZMQ_HEARTBEAT_IVL) abort a
+"""Seconds between two signs of life, messages of this vocabulary: libzmq's own heartbeats (ZMQ_HEARTBEAT_IVL) abort a
 process that reads too slowly. Source: https://github.com/zeromq/libzmq/issues/3937."""
 
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
-"""It becomes the name of a directory of the relay."""
+"""Name of a node, also that of its directory at the relay."""
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 """Sums of some, and of any uptime, are still a `Count`."""
 StreamId = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -59,20 +59,20 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: Count
     node: NodeName
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """Of the agent's process: the same node twice is not the same agent."""
+    """Id of the agent's process: the same node twice is not the same agent."""
     place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)]
     """The JSON line of `agent.service.agent_info`."""
     num_expected: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
-    """Of how many nodes its allocation is; 0 where it knows of none."""
+    """Nodes of its allocation; 0 where it knows of none."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
-    """An agent: its newest report, since one was wanted."""
+    """An agent: its latest report, since one was requested."""
 
     age_ms: Milliseconds
-    """Since it came from the agent."""
+    """Milliseconds since it came from the agent."""
     held_ms: Milliseconds
-    """Since the `Take` that it answers: what is left of the time until the relay has it was spent on the way."""
+    """Milliseconds since the `Take` that it answers: the rest of the time until it is there was spent on the way."""
     frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
 
 
@@ -95,7 +95,7 @@ class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag="who"):
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
-    """A relay: it would take a report; somebody looks on."""
+    """A relay: it would take a report; a console watches."""
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
@@ -153,7 +153,7 @@ def encode_relay_message(message: FromNode | FromRelay) -> bytes:
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """Return what an agent says.
+    """Return a message of an agent.
 
     Raises:
         MalformedMessageError: The bytes are too many or something else.
@@ -162,7 +162,7 @@ def decode_from_node(frame: bytes) -> FromNode:
 
 
 def decode_from_relay(frame: bytes) -> FromRelay:
-    """Return what a relay says; raises as `decode_from_node` does."""
+    """Return a message of a relay; raises as `decode_from_node` does."""
     return _decoded(_from_relay, frame)
 
 
@@ -176,9 +176,9 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Messa
 
 
 NO_RELAY = "no relay answers"
-"""What `agent roster` says where none does."""
+"""Message of `agent roster` where none answers."""
 NODES_DIR = "nodes"
-"""There: a directory for each node, with the command socket of its agent."""
+"""Directory of the relay's with one for each node, with the command socket of its agent."""
 MERGED_BYTES = 262_144
 """A frame is cut once it is so long; a single report may be longer."""
 MAX_MERGED_BYTES = MERGED_BYTES + MAX_NODE_REPORT_BYTES + MAX_PLACE_BYTES + 8192
@@ -190,21 +190,21 @@ class RosterEntry(msgspec.Struct, frozen=True):
     node: NodeName
     is_here: bool
     why: LongText = ""
-    """It is not."""
+    """Reason why it is not here."""
     silent_ms: Count = msgspec.field(default=0, name="heard_ms")
-    """Ago."""
+    """Milliseconds since its last message."""
     place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)] = b""
     """The JSON line of `agent.service.agent_info`."""
     has_ended: bool = False
-    """It is not here since its agent has ended, and has said so."""
+    """Whether it is not here since its agent has ended, and has reported that."""
 
 
 class MergedReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The newest report of a node."""
+    """The latest report of a node."""
 
     node: NodeName
     age_ms: Count
-    """When this frame was made."""
+    """Age when this frame was made."""
     frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
 
 
@@ -212,13 +212,13 @@ class Merged(msgspec.Struct, frozen=True):
     """What has changed since the last frame of this console."""
 
     relay: str
-    """Of the relay's process, or the agent's."""
+    """Random name of the relay's process, or the agent's."""
     held_ms: Count
-    """Between the request and this frame."""
+    """Milliseconds between the request and this frame."""
     num_expected: Count = 0
-    """How many nodes there are to be; 0 where nobody has said."""
+    """Number of nodes that there are to be; 0 where nobody has announced it."""
     is_whole: bool = False
-    """Every node that the relay knows has been told of by now."""
+    """Whether every node that the relay knows has been sent by now."""
     nodes: Annotated[list[RosterEntry], msgspec.Meta(max_length=MAX_NODES)] = []
     reports: Annotated[list[MergedReport], msgspec.Meta(max_length=MAX_NODES)] = []
     asked: Count = 0
@@ -232,10 +232,10 @@ class KnownNode(msgspec.Struct, frozen=True):
     node: NodeName
     is_here: bool
     why: LongText
-    heard_s: float
-    """Ago."""
+    silent_s: float = msgspec.field(name="heard_s")
+    """Seconds since its last message."""
     place: dict[str, object]
-    """As `agent where` prints it on that node."""
+    """Facts that `agent where` prints on that node."""
     has_ended: bool = False
 
 
@@ -285,8 +285,8 @@ def decode_roster(line: bytes) -> Roster:
 
 MAX_FRAMES_ASKED = 8
 MAX_REPLY_BYTES = (MAX_FRAMES_ASKED + 1) * MAX_MERGED_BYTES
-"""To one request, with the frame that begins a connection. MAXMSGSIZE is of each part of a message: libzmq keeps all
-parts of one before anybody sees how long it is."""
+"""Bytes for one request, with the frame that begins a connection. MAXMSGSIZE is of each part of a message: libzmq keeps
+all parts of one before anybody sees how long it is."""
 _REQUEST = struct.Struct(">QB")
 
 
@@ -314,7 +314,7 @@ def encode_merged(merged: Merged) -> bytes:
 
 
 def decode_merged(frame: bytes) -> Merged:
-    """Return what a relay says.
+    """Return a frame of a relay.
 
     Raises:
         IncompatibleWireError: It is of another version.
@@ -336,7 +336,7 @@ def _check(version: int) -> None:
 
 
 MAX_UNPACKED_BYTES = 500_000
-"""Of the reports in one reply together; a single larger one comes alone."""
+"""Bytes of the reports in one reply together; a single larger one comes alone."""
 MAX_REPORT_BYTES = 200_000
 """A larger report is not kept by its node: even alone it would not fit into a reply."""
 _LEVEL = 1

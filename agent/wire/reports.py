@@ -29,7 +29,7 @@ from agent.wire.machine import GpusReport, HostReport, MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 5
-"""Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests; 4
+"""Version of reports, commands and their sockets. In 1 no console asked for reports; 2 has shorter digests; 4
 has no commands to listen over TCP."""
 
 
@@ -37,14 +37,14 @@ MAX_NODE_REPORT_BYTES = 1_048_576
 
 
 class ProcessState(StrEnum):
-    """What the kernel says of a worker's process."""
+    """State of a worker's process by the kernel."""
 
     RUNNING = "running"
     """Running or sleeping."""
     FROZEN = "frozen"
     """Stopped by a signal or a debugger (T, t)."""
     BLOCKED = "blocked"
-    """In uninterruptible sleep (D)."""
+    """Uninterruptible sleep (D)."""
     EXITED = "exited"
 
 
@@ -56,7 +56,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     signal: int | None = None
     """Number of the signal that ended it."""
     age_s: Seconds = 0.0
-    """How long ago."""
+    """Seconds since the end."""
     error: LongText = ""
     """The exception that its end followed from, if it left one: the first of a chain."""
     last_line: LongText = ""
@@ -66,7 +66,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def error_text(self) -> str:
-        """What it said of its end, one way or the other."""
+        """Text that it left of its end, one way or the other."""
         return self.error or self.last_line
 
 
@@ -79,7 +79,7 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     num_compared: Count = 0
     """Collectives."""
     num_last: Count = 0
-    """Of these, those to which it came last."""
+    """Compared collectives to which it came last."""
     spanned_s: Seconds = 0.0
     """Time between the calls that have been compared: exact, by the machine's clock."""
     waited_s: Seconds = 0.0
@@ -95,7 +95,7 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class OutsideLook(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where a process stands that cannot tell it itself, as py-spy has seen it."""
+    """Where a process stands that cannot report it itself, as py-spy has seen it."""
 
     pid: Count
     """The rank's own, or that of a child that the rank waits for."""
@@ -129,7 +129,7 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     quiet_s: Seconds = 0.0
     """How long it has printed nothing, at most `seen_s`."""
     metrics: Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)] = {}
-    """The newest values that the job's patterns have found in its lines; in JSON, NaN and infinities are null."""
+    """The latest values that the job's patterns have found in its lines; in JSON, NaN and infinities are null."""
     exit: ExitReport | None = None
     """Given exactly when `process` is `EXITED`."""
     report: RankReport | None = None
@@ -153,7 +153,7 @@ class ControlReport(msgspec.Struct, frozen=True, gc=False):
     generation: Count
     holder: Name
     held_s: Seconds
-    """Since when, or since the agent began."""
+    """Seconds since the claim, or since the agent began."""
 
 
 class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -175,9 +175,9 @@ class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     host: HostReport = HostReport()
     gpus: GpusReport = GpusReport()
     log_seq: Count = 0
-    """Number of log lines read so far; the newest line has `seq == log_seq`."""
+    """Number of log lines read so far; the latest line has `seq == log_seq`."""
     log_losses: list[LogLoss] = []
-    """Of the files of this node's jobs that were written faster than they are read."""
+    """Losses of this node's log files that were written faster than they are read."""
     malformed_reports: Count = 0
     """Datagrams that were refused."""
     control: ControlReport | None = None
@@ -233,13 +233,13 @@ MAX_STEP = 2**53
 
 
 def loss_of(worker: WorkerReport) -> float | None:
-    """Return a rank's loss: what it reports, else what its lines say."""
+    """Return a rank's loss: what it reports, else what its lines have."""
     report = worker.report
     return worker.metrics.get(LOSS_METRIC) if report is None or report.loss is None else report.loss
 
 
 def step_of(worker: WorkerReport) -> int | None:
-    """Return a rank's step: what it says itself, else what its lines say, else the count of its optimizers' steps."""
+    """Return a rank's step: what it reports, else what its lines have, else the count of its optimizers' steps."""
     report = worker.report
     if report is not None and report.step is not None and not report.is_step_counted:
         return report.step
@@ -248,13 +248,13 @@ def step_of(worker: WorkerReport) -> int | None:
 
 
 def epoch_of(worker: WorkerReport) -> int | None:
-    """Return a rank's epoch: what it reports, else what its lines say."""
+    """Return a rank's epoch: what it reports, else what its lines have."""
     report = worker.report
     return _whole(worker.metrics.get(EPOCH_METRIC)) if report is None or report.epoch is None else report.epoch
 
 
 def is_step_counted(worker: WorkerReport) -> bool:
-    """Say whether a rank's step is only the count of its optimizers' steps."""
+    """Return whether a rank's step is only the count of its optimizers' steps."""
     report = worker.report
     return report is not None and report.is_step_counted and _whole(worker.metrics.get(STEP_METRIC)) is None
 

@@ -1,4 +1,4 @@
-"""What a node says of where its ranks stand, down to every frame: asked for, and found in the best way there is."""
+"""What a node reports of where its ranks stand, down to every frame: asked for, and found in the best way there is."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ddpcore.wire_stacks import PendingCalls, Recorded, Threads, Versions, fitti
 
 MAX_KERNEL_FRAMES = 16
 REPLY_BYTES = MAX_COMMAND_BYTES * 7 // 8
-"""Of all stacks in one reply; each rank has an equal share."""
+"""Bytes of all stacks in one reply; each rank has an equal share."""
 
 
 class StackSource(StrEnum):
     """How a rank's stacks were got."""
 
     PROBE = "probe"
-    """By the rank itself."""
+    """Read by the rank itself."""
     PY_SPY = "py-spy"
-    """From outside, out of its memory."""
+    """Read from outside, out of its memory."""
     KERNEL = "kernel"
-    """There are none; only what the kernel says of the process."""
+    """No stacks, only the kernel's facts of the process."""
     NONE = "none"
-    """There is no process."""
+    """No stacks, since there is no process."""
 
 
 class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What /proc says of a process and its main thread.
+    """What /proc shows of a process and its main thread.
 
     Source: proc_pid_stat(5), proc_pid_wchan(5), proc_pid_syscall(5), proc_pid_stack(5).
     """
@@ -60,11 +60,11 @@ class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """The main thread first."""
     num_threads_left_out: Count = 0
     pending: PendingCalls = []
-    """What the rank has called and not completed, as far as its probe says."""
+    """What the rank has called and not completed, as far as its probe reports."""
     recorded: Recorded = []
-    """The newest calls in its flight recorder, as far as its probe says; left out where there is no room."""
+    """The latest calls in its flight recorder, as far as its probe reports; left out where there is no room."""
     versions: Versions = {}
-    """Of what it runs on, as far as its probe says."""
+    """Versions of what it runs on, as far as its probe reports them."""
     kernel: KernelFacts | None = None
     note: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """Why it was got in no better way."""
@@ -75,7 +75,7 @@ class GetStacks(msgspec.Struct, frozen=True, tag="stacks", forbid_unknown_fields
 
     job_id: JobId
     is_native: bool = False
-    """With the frames of C and C++, where py-spy is installed; it stops each rank for up to half a second."""
+    """Include the frames of C and C++, where py-spy is installed; it stops each rank for up to half a second."""
 
 
 class Stacks(msgspec.Struct, frozen=True, tag="stacks"):

@@ -115,7 +115,7 @@ _STYLES: dict[Tone, dict[str, Any]] = {
 @click.option("--workdir", default="", help="Compare the program there [the inventory's]")
 @click.option("--job-python", default="", help="The Python there that has torch [the one that has rankdeck]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Reach each other at this port [a free one]")
-@click.option("--all", "shows_all", is_flag=True, help="Say also what is well")
+@click.option("--all", "shows_all", is_flag=True, help="Show also what is well")
 @json_option
 @reaches
 def doctor(
@@ -271,7 +271,7 @@ def _install_result(host: str, done: Installed, named: str) -> tuple[str, Mappin
     if not done.has_torch:
         parts.append("it has no torch, which ranks need")
     if done.clash:
-        parts.append(f"pip says: {done.clash}")
+        parts.append(f"pip reports: {done.clash}")
     if done.is_agent_restarted:
         parts.append(f"its agent is a new one, {jobs_left(done.num_jobs_left)}")
     if done.is_agent_older:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--show-origin", "shows_origin", is_flag=True, help="Where each comes from, instead of what it is for")
 @click.option("--keys", "is_keys", is_flag=True, help="Only the keys: every action, its name, its keys, what it does")
-@click.option("--check", "is_check", is_flag=True, help="Only say all that is wrong; exit code 2 if something is")
+@click.option("--check", "is_check", is_flag=True, help="Only print all that is wrong; exit code 2 if something is")
 @settings_options
 @json_option
 def config(
@@ -168,7 +168,7 @@ def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
         where = clean(ssh_config_file(), LINE_LIMIT)
         found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config_file())) or ()]
     if not found:
-        raise UsageError(f"{where} names no host", "say --hostfile, or add a Host to ~/.ssh/config")
+        raise UsageError(f"{where} names no host", "give --hostfile, or add a Host to ~/.ssh/config")
     return found
 
 
@@ -194,7 +194,7 @@ def _before(output: Path, shown: str) -> str:
     text = text_of(output)
     read_inventory(text, shown)
     if parse(text)[0].keys() & {"cluster", "node"}:
-        raise UsageError(f"{shown} tells of a cluster already", "edit it, or write another by --output")
+        raise UsageError(f"{shown} describes a cluster already", "edit it, or write another by --output")
     return text
 
 

@@ -41,7 +41,7 @@ LISTENING_S = 2.0
 MAX_LISTENING_S = 15.0
 """Limit of seconds until all lines that the agent keeps have come; the last lines come last."""
 POLL_S = 0.1
-ON_REQUEST = "asked for by a person"
+ON_REQUEST = "requested by a user"
 EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does rankdeck record FILE"
 
 
@@ -99,7 +99,7 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool
 @click.option(
     "--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="On the screen: begin at this second of it"
 )
-@click.option("--headless", is_flag=True, help="No screen: what was said and when, and how it stood at the end")
+@click.option("--headless", is_flag=True, help="No screen: the messages with their times, and how it stood at the end")
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
 @takes_settings
 def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
@@ -121,7 +121,7 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
     if farewell := session.farewell():
         print_line(farewell)
     if not recording.records:
-        print_line("rankdeck: nothing was heard in it")
+        print_line("rankdeck: nothing was recorded in it")
     return exit_code(view)
 
 

@@ -117,7 +117,7 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
     "--all",
     "is_whole",
     is_flag=True,
-    help="Every frame of every thread, the flight recorder, versions, and what the kernel says",
+    help="Every frame of every thread, the flight recorder, versions, and the kernel's facts",
 )
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
 @json_option
@@ -266,7 +266,7 @@ SERVED_VERBS = ("attach", "demo", "replay")
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="On loopback [a free one]")
-@click.option("--control", is_flag=True, help="Let the page act on the job too; without this it only looks on")
+@click.option("--control", is_flag=True, help="Let the page act on the job too; without this it only watches")
 @settings_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def serve(

@@ -103,7 +103,7 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
     """
     if context.invoked_subcommand is not None:
         if assignments or has_no_files:
-            hint = f"rankdeck {context.invoked_subcommand} --help says which it takes"
+            hint = f"rankdeck {context.invoked_subcommand} --help shows which it takes"
             raise UsageError("--set and --no-config stand behind the command", hint)
         return
     # Imported late: other commands do not wait for these.

@@ -76,24 +76,24 @@ exclude_option = click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
 )
 watch_option = click.option(
-    "--watch", "is_watching", is_flag=True, help="Print it anew every second until the job has ended"
+    "--watch", "is_watching", is_flag=True, help="Print it again every second until the job has ended"
 )
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(
     "--evidence",
     "evidence_dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the newest 20]",
+    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the latest 20]",
 )
 record_option = click.option(
     "--record",
     "recording",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Record all that is heard, for rankdeck replay; what is full becomes FILE.1",
+    help="Record all that is received, for rankdeck replay; what is full becomes FILE.1",
 )
 read_only_option = click.option(
-    "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
+    "--read-only", "is_read_only", is_flag=True, help="Only watch: nothing can be done to the job from the console"
 )
 SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only", "settings")
 """Parameters of `session_options`."""
@@ -168,7 +168,7 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
 
 def on_screen(session: RemoteSession) -> RemoteSession:
     """Return a session prepared for a screen: it retries lost connections without end, and replays the past."""
-    session.guards_rest = session.looks_back = True
+    session.guards_rest = session.backfills = True
     session.patience_s = math.inf
     session.asked_at = desk_of(session)
     return session
@@ -206,7 +206,7 @@ relay_options = (
         metavar="HOST",
         help="The hosts are the nodes of the relay there, as `python -P -m agent relay` serves; --host and --exclude "
         f"choose among them; {THIS_MACHINE}: on this machine, without SSH; {NO_RELAY}: SSH goes to each host, whatever "
-        "the inventory says [the inventory's]",
+        "the inventory has [the inventory's]",
     ),
     click.option("--relay-dir", default="", metavar="DIR", help="Of the relay there [its usual one, the inventory's]"),
 )
@@ -222,7 +222,7 @@ def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Invent
     relay = THIS_MACHINE if relay == LOCAL else relay
     if relay == NO_RELAY or not (relay or inventory.relay):
         if relay_dir:
-            raise UsageError("--relay-dir is of a relay, and none is named", "say --relay")
+            raise UsageError("--relay-dir is of a relay, and none is named", "give --relay")
         return None
     if relay:
         parse_destination(relay)

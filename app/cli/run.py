@@ -72,7 +72,7 @@ INSTEAD = {
 """Replacement for each option of torchrun."""
 
 _watch_options = (
-    click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
+    click.option("--detach", is_flag=True, help="Start it, print its name, and leave"),
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
     no_evidence_option,
@@ -237,7 +237,7 @@ def _start_and_watch(
     if request.max_restarts and len(wanted.entries) > 1:
         again = f"rankdeck restart {request.job_id}"
         todo = f"leave max_restarts at 0; what is left of it when it fails is ended, and then: {again}"
-        raise UsageError("a job over several hosts is not begun again by itself", todo)
+        raise UsageError("a job over several hosts is not restarted by itself", todo)
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
 
     def bring_up(link: AgentLink) -> None:
@@ -293,7 +293,7 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
         print_line(f"rankdeck: {problem}")
     if found.exit_code:
         things = "thing is" if len(found.problems) == 1 else "things are"
-        hint = "rankdeck doctor says more; --no-doctor starts all the same"
+        hint = "rankdeck doctor shows more; --no-doctor starts all the same"
         failure = AppError(f"{len(found.problems)} {things} in the way of job {request.job_id}", hint)
         failure.exit_code = found.exit_code
         raise failure
@@ -312,7 +312,7 @@ def _variable(text: str) -> tuple[str, str]:
     if not is_variable(name):
         raise UsageError(f"--env {clean(name)}: that is no name of a variable", "as NAME=VALUE, or NAME alone")
     if not equals and name not in os.environ:
-        raise UsageError(f"--env {name}: there is no such variable here", "say its value: NAME=VALUE")
+        raise UsageError(f"--env {name}: there is no such variable here", "give its value: NAME=VALUE")
     return name, value if equals else os.environ[name]
 
 

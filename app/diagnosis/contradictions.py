@@ -418,8 +418,8 @@ def _place_of_waiting(evidence: Evidence, verdict: Verdict) -> Place | None:
     places = (evidence.place_of(rank) for rank in (*verdict.waiting, *verdict.lost_connection)[:MAX_SIDES])
     if (place := next((place for place in places if place is not None), None)) is not None:
         return place
-    shares = evidence.job.shares
-    causes = [shares[node].status.root_cause for node in evidence.job.together.nodes_with_cause]
+    assignments = evidence.job.assignments
+    causes = [assignments[node].status.root_cause for node in evidence.job.together.nodes_with_cause]
     for cause in causes:
         is_victim = cause is not None and cause.is_consequence and cause.rank in verdict.lost_connection
         if cause is not None and is_victim and (found := _WHERE.fullmatch(cause.where)):

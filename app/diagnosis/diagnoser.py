@@ -261,7 +261,7 @@ class _JobDiagnoser:
         job, now_s = evidence.job, evidence.now_s
         # The rank that died first may be on a node that has not reported it yet.
         deadline_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
-        is_node_late = any(assignment.received_s < deadline_s for assignment in job.shares.values())
+        is_node_late = any(assignment.received_s < deadline_s for assignment in job.assignments.values())
         is_node_late |= bool(evidence.nodes.is_late.any())
         launcher_ended = ended_with_launcher(job)
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
@@ -483,7 +483,7 @@ def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.in
     states[facts.is_lost] = STATE_CODE[RankState.LOST]
     if over := job.together.over_nodes:
         states[np.isin(job.node_of, over) & (job.process != Process.UNSEEN)] = STATE_CODE[RankState.LOST]
-    if job.is_ended() and job.num_nodes > len(job.shares):
+    if job.is_ended() and job.num_nodes > len(job.assignments):
         states[job.node_of < 0] = STATE_CODE[RankState.LOST]
     was_stopped = job.died_badly & (job.died_at_s >= job.stop_began_s)
     states[facts.is_dead] = STATE_CODE[RankState.DONE]

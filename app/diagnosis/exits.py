@@ -261,7 +261,7 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     """Return the ranks that a signal ended when their launcher was ended from outside."""
     found: set[int] = set()
     for node in job.together.nodes_with_cause:
-        assignment = job.shares[node]
+        assignment = job.assignments[node]
         cause = assignment.status.root_cause
         if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
             continue
@@ -322,7 +322,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     Attributes:
         stop_began_s: When the stop of the job began; infinity before.
         has_other_cause: Something else explains lost connections: a lost node, or a verdict that stood before.
-        called_less: Of the ranks that left with code 0, those known to have called fewer collectives than one that
+        called_less: Ranks, of those that left with code 0, known to have called fewer collectives than one that
             ended badly. Counts are sampled: a rank that is not among them may have called less too.
         now_s: Now.
         world_size: Number of the job's ranks.

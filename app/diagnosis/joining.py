@@ -71,7 +71,7 @@ def _not_launched(evidence: Evidence) -> list[Verdict]:
     job = evidence.job
     running_s = [
         evidence.now_s - assignment.began_s
-        for assignment in job.shares.values()
+        for assignment in job.assignments.values()
         if assignment.status.state == "running"
     ]
     is_born = job.process != Process.UNSEEN
@@ -79,7 +79,7 @@ def _not_launched(evidence: Evidence) -> list[Verdict]:
         return []
     waited_s = max(running_s)
     is_waiting = np.zeros(job.world_size, np.bool_)
-    for node, assignment in job.shares.items():
+    for node, assignment in job.assignments.items():
         is_waiting[job.ranks_of(node)] = assignment.status.state == "running"
     absent = np.flatnonzero(~is_waiting)
     if len(absent):
@@ -169,7 +169,7 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         cause=Cause.TRANSPORT,
         culprits=(),
         waiting=tuple(waiting.tolist()),
-        nodes=tuple(evidence.cluster.node_names[node] for node in sorted(job.shares)),
+        nodes=tuple(evidence.cluster.node_names[node] for node in sorted(job.assignments)),
         job=job.job_id,
         attempt=job.attempt,
         op=op,

@@ -313,14 +313,14 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
     verdicts = []
     for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
         owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
-        last_received_s = min((evidence.job.shares[owner].received_s for owner in owners), default=None)
+        last_received_s = min((evidence.job.assignments[owner].received_s for owner in owners), default=None)
         nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
         nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
-        absences = {node.unreachable_reason for node in nodes}
+        reasons = {node.unreachable_reason for node in nodes}
         for_s = None if last_received_s is None else evidence.now_s - last_received_s
         verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, nodes=tuple(node.name for node in nodes))
         verdicts.append(
-            msgspec.structs.replace(verdict, unreachable_reason=absences.pop() if len(absences) == 1 else None)
+            msgspec.structs.replace(verdict, unreachable_reason=reasons.pop() if len(reasons) == 1 else None)
         )
     return verdicts
 

@@ -175,7 +175,7 @@ class WaitFractions:
         self._has_exact = False
         """Whether nodes have compared calls."""
         self._held_s = -np.inf
-        """Until when clean time has confirmed the last verdict."""
+        """Time up to which clean time has confirmed the last verdict."""
         self._num_filled = 0
         self._slot_s = 0.0
         """Seconds of clean time in the slot that is being filled."""

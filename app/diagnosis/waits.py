@@ -293,8 +293,8 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     if comes_first is not None:
         return [int(rank) for rank in (even if comes_first else odd)]
     steps, own_steps = job.step[beside], job.step[even]
-    has_begun_again = len(beside) >= 2 and own_steps.min() >= 0 and own_steps.max() < steps.min()
-    return [int(rank) for rank in (even if has_begun_again else np.union1d(odd, even))]
+    has_restarted = len(beside) >= 2 and own_steps.min() >= 0 and own_steps.max() < steps.min()
+    return [int(rank) for rank in (even if has_restarted else np.union1d(odd, even))]
 
 
 def passed_by(job: JobModel, waits: Sequence[Wait], since_s: float) -> list[int]:

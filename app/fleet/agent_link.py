@@ -74,9 +74,9 @@ class Talk:
                     return whole
                 continue
             if len(self._buffer) > MAX_LINE_BYTES:
-                raise AgentUnreachableError(self._host, f"`agent {self._verb}` there says something else")
+                raise AgentUnreachableError(self._host, f"`agent {self._verb}` there answers something else")
             if time.monotonic() > deadline_s:
-                raise HostUnreachableError(self._host, f"`agent {self._verb}` says nothing")
+                raise HostUnreachableError(self._host, f"`agent {self._verb}` answers nothing")
             self._buffer += self._piece()
 
     def send(self, line: bytes) -> None:
@@ -99,7 +99,7 @@ class Talk:
         try:
             piece = self._channel.recv(MAX_LINE_BYTES)
         except TimeoutError as error:
-            raise HostUnreachableError(self._host, f"`agent {self._verb}` says nothing") from error
+            raise HostUnreachableError(self._host, f"`agent {self._verb}` answers nothing") from error
         except _CHANNEL_ERRORS as error:
             raise self._broken(error) from error
         if not piece:
@@ -358,7 +358,7 @@ class AgentLink(ABC):
         try:
             return msgspec.json.decode(line, type=AgentPlace)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            detail = f"`agent {arguments[0]}` there says something else: {clean(str(error))}"
+            detail = f"`agent {arguments[0]}` there answers something else: {clean(str(error))}"
             raise IncompatibleAgentError(self.host, detail, self._how_to_install()) from error
 
     def _how_to_install(self, *options: str) -> str:

@@ -120,7 +120,7 @@ class HostLink(AgentLink):
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:
-            raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
+            raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: attach again")
         self._next_reports_s = 0.0
         if REPORTS_SOCKET in self._tunnels:
             self._find_forwarding()

@@ -168,7 +168,7 @@ class RelayHub:
         reader.start()
         if not self._receives_roster() or self._is_lost:
             self._stop_reading()
-            raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
+            raise HostUnreachableError(self.host, self._complaint or "the relay there does not list its nodes")
 
     def _reports_path(self) -> Path:
         """Return the path of the relay's reports socket on this machine; over SSH it is a tunnel's."""

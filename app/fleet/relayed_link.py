@@ -162,7 +162,7 @@ class RelayedLink(AgentLink):
         if entry is None:
             return f"the relay on {self._hub.host} does not know it"
         if entry.has_ended:
-            return f"it has ended, as it told the relay on {self._hub.host}"
+            return f"it has ended, as it reported to the relay on {self._hub.host}"
         return f"the relay on {self._hub.host} has it no more: {clean(entry.why)}"
 
     def _other_version(self, place: AgentPlace) -> str:
@@ -178,5 +178,5 @@ def _place(entry: RosterEntry) -> AgentPlace:
     try:
         place = msgspec.json.decode(entry.place, type=AgentPlace)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise IncompatibleAgentError(entry.node, f"its agent says something else: {clean(str(error))}") from error
+        raise IncompatibleAgentError(entry.node, f"its agent answers something else: {clean(str(error))}") from error
     return msgspec.structs.replace(place, is_new=False)

@@ -148,7 +148,7 @@ class Installer:
             is_new, error_text = self._put(before)
             after = self._look()
             if after.digest != own.digest:
-                detail = f"pip says that it went well, but {clean(after.executable)} has another rankdeck"
+                detail = f"pip reports success, but {clean(after.executable)} has another rankdeck"
                 raise NotInstalledError(self._link.host, detail, "is one in the way, by PYTHONPATH or in ~/.local?")
         done = Installed(
             version=own.wheel.version,

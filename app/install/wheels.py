@@ -238,7 +238,7 @@ def error_line_of(lines: Sequence[str]) -> str:
     """Return the last error that pip printed, else the last line."""
     # Before a traceback of its own pip prints `ERROR: Exception:`; the error itself is in the last line.
     errors = [line for line in lines if line.startswith("ERROR:") and not line.endswith("Exception:")]
-    shown = (errors or [line for line in lines if line.strip()] or ["it says nothing"])[-1]
+    shown = (errors or [line for line in lines if line.strip()] or ["it prints nothing"])[-1]
     return clean(shown.removeprefix("ERROR:").strip(), TEXT_LIMIT)
 
 

@@ -122,6 +122,6 @@ def _spread(text: str, num_nodes: int) -> list[int]:
         match = _RUN.fullmatch(part.strip())
         times = int(match[2] or 1) if match else 0
         if match is None or not 1 <= int(match[1]) <= MAX_RANKS or not 1 <= times <= MAX_HOSTS:
-            raise UsageError(f"{TASKS}={text!r} is nothing that Slurm says")
+            raise UsageError(f"{TASKS}={text!r} is nothing that Slurm sets")
         counts += [int(match[1])] * times
     return counts if len(counts) == num_nodes else []

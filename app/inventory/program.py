@@ -146,7 +146,7 @@ def start_question(host: str, program: Program) -> str:
         ranks = "one rank for each GPU, without GPUs one for every two cores"
     else:
         ranks = f"{program.num_ranks} rank{'' if program.num_ranks == 1 else 's'}"
-    again = f"; after a failure it begins again, {program.max_restarts} times at most" if program.max_restarts else ""
+    again = f"; after a failure it restarts, {program.max_restarts} times at most" if program.max_restarts else ""
     place = f" in {program.workdir}" if program.workdir else ""
     python = f", with {program.python}" if program.python else ""
     return clean(f"Start {program.text} on {host}{place}? {ranks[:1].upper()}{ranks[1:]}{python}{again}.", LINE_LIMIT)

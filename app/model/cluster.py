@@ -18,7 +18,7 @@ import numpy as np
 from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
-from app.model.job_model import JobModel, SharesTogether
+from app.model.job_model import AssignmentSummary, JobModel
 from app.model.new_nodes import NewNodes
 from app.model.rank_batch import RankBatch
 
@@ -213,7 +213,7 @@ class Cluster:
         assert len(self.jobs) <= MAX_JOBS
         for job_id, job in self.jobs.items():
             assert job.job_id == job_id
-            assert set(job.shares) <= set(range(len(self.nodes)))
+            assert set(job.assignments) <= set(range(len(self.nodes)))
             job.validate()
 
     def _job_of(self, status: JobStatus) -> JobModel | None:
@@ -265,7 +265,7 @@ def still_cluster(cluster: Cluster) -> Cluster:
 
 def _still_job(job: JobModel) -> JobModel:
     copied = _still(job)
-    copied.together = SharesTogether(copied.shares)
+    copied.together = AssignmentSummary(copied.assignments)
     copied.group_tables = _still(job.group_tables)
     copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
     copied.anomalies, copied.step_rate = copy.deepcopy(job.anomalies), copy.deepcopy(job.step_rate)

@@ -97,11 +97,11 @@ def that_has_closed(job: JobModel) -> Death | None:
 
     All others have lost a gloo connection in a call that it has not made, and it has reported since.
     """
-    said = {rank: death.exit.error_text for rank, death in job.deaths.items() if not is_clean(death)}
-    said |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
-    lost = [rank for rank, error_text in said.items() if GLOO_PAIR in error_text and names_lost_peer(error_text)]
+    errors = {rank: death.exit.error_text for rank, death in job.deaths.items() if not is_clean(death)}
+    errors |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
+    lost = [rank for rank, error_text in errors.items() if GLOO_PAIR in error_text and names_lost_peer(error_text)]
     left = np.setdiff1d(np.arange(job.world_size), lost)
-    if not lost or len(left) != 1 or job.is_ending[left[0]] or any(names_time_out(said[rank]) for rank in lost):
+    if not lost or len(left) != 1 or job.is_ending[left[0]] or any(names_time_out(errors[rank]) for rank in lost):
         return None
     rank, reported_s = int(left[0]), float(job.report_at_s[left[0]])
     is_clear = rank not in job.deaths or job.deaths[rank].exit.signal in REQUEST_SIGNALS

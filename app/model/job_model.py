@@ -2,7 +2,7 @@
 
 The arrays of `JobModel` make a question about 16,384 ranks, and the intake of their reports, a few vector operations.
 
-`SharesTogether` sums up what the nodes report of the job as a whole (`NodeAssignment`). Such reports come a few times a
+`AssignmentSummary` sums up what nodes report of the job as a whole (`NodeAssignment`). Such reports come a few times a
 second from each node and seldom hold anything new, so the sum is rebuilt only then (`is_news`).
 """
 
@@ -50,7 +50,7 @@ class JobModel(RankColumns):
         anomalies: Conditions that limit what can be seen of the ranks.
         output: Times at which the ranks print.
         step_rate: Step rate of the rank that is behind.
-        shares: Assignments by node.
+        assignments: Assignments by node.
         together: Summary of the assignments.
         reported_s: When each node last reported the job, by its index; NaN before, and not for all nodes.
         stop_began_s: When the stop of the job began; infinity before.
@@ -65,8 +65,8 @@ class JobModel(RankColumns):
         self._odd_bits = np.zeros(world_size, np.int64)
         self.anomalies, self.output, self.is_step_counted, self._reports_steps = AnomalyRanks(), Output(), False, False
         self.group_tables = GroupTables(world_size)
-        self.shares: dict[int, NodeAssignment] = {}
-        self.together = SharesTogether(self.shares)
+        self.assignments: dict[int, NodeAssignment] = {}
+        self.together = AssignmentSummary(self.assignments)
         self.reported_s = np.full(num_nodes, np.nan)
         self.stop_began_s = self.started_s = float("inf")
         self.num_ignored = 0
@@ -78,7 +78,7 @@ class JobModel(RankColumns):
             self.num_ignored += 1
             return
         first, last = status.first_rank, status.first_rank + status.local_world_size
-        before = self.shares.get(node)
+        before = self.assignments.get(node)
         if before is None or (before.status.first_rank, self._end_rank(before.status)) != (first, last):
             owners = self.node_of[first:last]
             if last > self.world_size or np.any((owners != -1) & (owners != node)):
@@ -86,12 +86,12 @@ class JobModel(RankColumns):
                 return
             self.node_of[self.node_of == node] = -1
             self.node_of[first:last] = node
-        self.shares[node] = NodeAssignment(status, now_s)
+        self.assignments[node] = NodeAssignment(status, now_s)
         if node >= len(self.reported_s):
             self.reported_s = np.concatenate([self.reported_s, np.full(node + 1, np.nan)])
         self.reported_s[node] = now_s
         if before is None or is_news(before.status, status):
-            self.together = SharesTogether(self.shares)
+            self.together = AssignmentSummary(self.assignments)
         if status.state is not JobState.PREPARED:
             # Of several reports, the one that was in transit for the shortest time is right.
             age_s = status.state_s if status.age_s is None else status.age_s
@@ -176,7 +176,7 @@ class JobModel(RankColumns):
         """Return whether it failed only on nodes that the stop did not reach: their ranks lost the stopped peers."""
         if self.stop_began_s == float("inf"):
             return False
-        failed = [assignment for assignment in self.shares.values() if assignment.status.state is JobState.FAILED]
+        failed = [assignment for assignment in self.assignments.values() if assignment.status.state is JobState.FAILED]
         is_before = self.died_badly & (self.died_at_s < self.stop_began_s - STOP_MARGIN_S)
         return all(assignment.began_s >= self.stop_began_s for assignment in failed) and not bool(is_before.any())
 
@@ -204,14 +204,14 @@ class JobModel(RankColumns):
 
     def is_only_prepared(self) -> bool:
         """Return whether it has begun on no node that has reported it."""
-        return all(assignment.status.state is JobState.PREPARED for assignment in self.shares.values())
+        return all(assignment.status.state is JobState.PREPARED for assignment in self.assignments.values())
 
     def is_over_on(self, node: int) -> bool:
         """Return whether a node reports the job as over."""
         return node in self.together.over_nodes
 
     def ranks_of(self, node: int) -> list[int]:
-        assignment = self.shares.get(node)
+        assignment = self.assignments.get(node)
         return (
             [] if assignment is None else list(range(assignment.status.first_rank, self._end_rank(assignment.status)))
         )
@@ -256,7 +256,7 @@ class JobModel(RankColumns):
         self.num_ignored += self.group_tables.put(batch, rank_of, self.report_at_s, self.stamp)
 
     def validate(self) -> None:
-        for node, assignment in self.shares.items():
+        for node, assignment in self.assignments.items():
             owned = np.flatnonzero(self.node_of == node)
             assert owned.tolist() == self.ranks_of(node)
             assert (assignment.status.job_id, assignment.status.attempt) == (self.job_id, self.attempt)
@@ -290,19 +290,19 @@ class NodeAssignment(NamedTuple):
 
     @property
     def began_s(self) -> float:
-        """Since when the job has been in its state on this node."""
+        """Time since which the job has been in its state on this node."""
         return self.received_s - self.status.state_s
 
 
-class SharesTogether:
+class AssignmentSummary:
     """Summary of all nodes' statuses of the job; rebuilt when `is_news` returns True."""
 
-    def __init__(self, shares: Mapping[int, NodeAssignment]) -> None:
-        self._shares = shares
+    def __init__(self, assignments: Mapping[int, NodeAssignment]) -> None:
+        self._assignments = assignments
 
     @cached_property
     def _worst_first(self) -> list[JobStatus]:
-        statuses = [assignment.status for _, assignment in sorted(self._shares.items())]
+        statuses = [assignment.status for _, assignment in sorted(self._assignments.items())]
         return sorted(statuses, key=lambda status: WORST_FIRST.index(status.state))
 
     @cached_property
@@ -317,7 +317,7 @@ class SharesTogether:
     @cached_property
     def over_nodes(self) -> list[int]:
         """Indices of the nodes that report the job as over."""
-        return [node for node, assignment in self._shares.items() if assignment.status.state in ENDED_STATES]
+        return [node for node, assignment in self._assignments.items() if assignment.status.state in ENDED_STATES]
 
     @cached_property
     def is_past(self) -> bool:
@@ -344,18 +344,18 @@ class SharesTogether:
     def why_unprobed(self) -> str:
         """Why ranks have no probe, from the first node that knows."""
         return next(
-            (assignment.status.unprobed for assignment in self._shares.values() if assignment.status.unprobed), ""
+            (assignment.status.unprobed for assignment in self._assignments.values() if assignment.status.unprobed), ""
         )
 
     @cached_property
     def unprobed_nodes(self) -> list[int]:
         """Indices of the nodes that know that their ranks have no probe."""
-        return [node for node, assignment in self._shares.items() if assignment.status.unprobed]
+        return [node for node, assignment in self._assignments.items() if assignment.status.unprobed]
 
     @cached_property
     def nodes_with_cause(self) -> list[int]:
         """Indices of the nodes that report why the job failed."""
-        return [node for node, assignment in self._shares.items() if assignment.status.root_cause is not None]
+        return [node for node, assignment in self._assignments.items() if assignment.status.root_cause is not None]
 
 
 def is_news(before: JobStatus, after: JobStatus) -> bool:

@@ -89,7 +89,7 @@ class RankColumns:
         stamp: Count of its probe's reports that have been folded in.
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives for which the last rank of its node to arrive is known.
-        num_last: Of these, those at which it was the last.
+        num_last: Collectives of these at which it was the last.
         lateness: The exact figures of a `LatenessReport`, in the order of `agent.wire.digest.LATENESS`, by rank.
         pss_bytes: Resident memory with shared pages split among their users; NaN when unknown.
         cpu_cores: Cores that its process keeps busy.
@@ -192,13 +192,13 @@ class RankColumns:
         has_report = flags & HAS_REPORT != 0
         self.report_age_s[ranks[has_report]] = seconds[SECOND["report_age_s"], has_report]
         for at in np.flatnonzero(~has_report & ~np.isnan(self.report_at_s[ranks])).tolist():
-            self._put_untold(int(ranks[at]), float(at_s[at]))
+            self._put_unreported(int(ranks[at]), float(at_s[at]))
         key = counts[[COUNT["pid"], COUNT["report_seq"]]]
         is_new: NDArray[np.bool_] = has_report & (self._report_key[:, ranks] != key).any(axis=0)
         self._report_key[:, ranks[has_report]] = key[:, has_report]
         return is_new
 
-    def _put_untold(self, rank: int, now_s: float) -> None:
+    def _put_unreported(self, rank: int, now_s: float) -> None:
         """Set the report age of a rank from which a restarted agent has no report, while this model has one."""
         worker = self.worker(rank)
         if worker is not None and worker.pid == self._report_key[0, rank]:

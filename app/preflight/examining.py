@@ -179,5 +179,5 @@ def _tried(link: AgentLink, targets: Sequence[str]) -> dict[str, Reached]:
     except MalformedMessageError as error:
         raise AgentUnreachableError(link.host, clean(str(error))) from error
     found = {one.target: one for one in report.reached}
-    unsaid = Reached("", error="nothing was said of it")
-    return {target: found.get(target, unsaid) for target in targets}
+    unreported = Reached("", error="nothing was reported of it")
+    return {target: found.get(target, unreported) for target in targets}

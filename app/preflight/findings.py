@@ -32,7 +32,7 @@ class Step(StrEnum):
 
     EXAMINING = "looks at itself"
     WAITING = "waits for the others"
-    LISTENING = "listens, and tells the time"
+    LISTENING = "listens, and answers the time"
     REACHING = "tries to reach the others"
     DONE = "has answered"
     FAILED = "does not answer"
@@ -86,7 +86,7 @@ class Answers(msgspec.Struct, frozen=True):
     clock: ClockDifference | None = None
     listening: Listening | None = None
     reached: dict[str, Reached] | None = None
-    """By host that was to be reached; None if this host could not be asked."""
+    """Results by host that was to be reached; None if this host could not be asked."""
     reach_error: str = ""
 
     @property

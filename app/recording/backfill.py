@@ -109,7 +109,7 @@ class NodePast:
             return
 
 
-async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> ReplayModel | None:
+async def replayed(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> ReplayModel | None:
     """Return the model that has replayed the nodes' reports up to just now; None where no node has any.
 
     Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of

@@ -55,8 +55,8 @@ _CONTENTS = f"""
 status.json          how nodes, ranks, waits and verdicts stood at the end
 stacks.txt, .json    where every rank stood, down to each frame, with its flight recorder and its versions
 logs/NODE.log        what the ranks printed last
-jobs/NODE.json       what the node was told to run
-{RECORDING_NAME}   all that was heard before and after, for `rankdeck replay`, which also takes the whole zip
+jobs/NODE.json       what the node was to run
+{RECORDING_NAME}   all that was received before and after, for `rankdeck replay`, which also takes the whole zip
 
 What looks like a secret is masked: by its name in environments and commands, by its form everywhere else. Look through
 the logs all the same before you pass this on."""
@@ -190,7 +190,7 @@ def _timeline_lines(evidence: Evidence) -> list[str]:
         f"{clock_text(recording, at_s)} ({seconds_text(recording.length_s - at_s)} before the end)  {text}"
         for at_s, text in timeline(Playback(recording, evidence.thresholds))
     ]
-    return ["What was said, as it began:", *entries, ""] if entries else []
+    return ["Messages, as it began:", *entries, ""] if entries else []
 
 
 def _version_lines(picture: StackPicture) -> list[str]:

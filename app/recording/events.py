@@ -159,7 +159,7 @@ class EventLog:
         whole = EventLog()
         own = [event for event in self._events if self._is_news(event, past)]
         if len(past):
-            sentence = "attached; what is above was told by the nodes"
+            sentence = "attached; what is above came from the nodes"
             own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence))
         events = sorted((*past._events, *own), key=lambda event: event.at_s)
         whole._events.extend(events)

@@ -28,7 +28,7 @@ from app.session.remote_job import (
     in_order,
     latest_status,
     next_attempt,
-    next_shares,
+    next_split,
     of_latest_attempt,
     unknown_job_text,
 )
@@ -148,7 +148,7 @@ class JobControl:
         found = {node: one for node, one in statuses.items() if node not in (without or ())}
         if not found:
             raise UsageError(f"no node is left on which job {job_id} could go on", "rankdeck up starts agents")
-        nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
+        nodes = list(next_split(found, num_ranks, takes_any=without is not None))
         # The nodes of the attempt are settled here: one that comes back while the job ends was not part of the request.
         statuses = {node: found[node] for node in nodes}
         addresses = [None] if without is None else self._master_addrs(statuses)
@@ -167,7 +167,7 @@ class JobControl:
         if begun is None:
             return self._logged(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
-        return self._logged(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+        return self._logged(f"job {job_id} restarts: attempt {begun.attempt} with {ranks}")
 
     def _master_addrs(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
         """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.
@@ -271,7 +271,7 @@ class JobControl:
                 async with self._beginning:
                     if wish != self._num_wishes:
                         return None
-                    self.doing = "restart: beginning again"
+                    self.doing = "restart: starting again"
                     commands = next_attempt(statuses, num_ranks, meet_at)
                     await self._fleet().start_again(commands)
             except AgentRefusedError as error:
@@ -330,7 +330,7 @@ class JobStarter:
         self._usual_python = usual_python
         self._start = start
         self._own: dict[str, Program] = {}
-        """By job id: programs that this session has started, unmasked."""
+        """Programs that this session has started, by job id, unmasked."""
 
     def remember(self, request: RunRequest) -> None:
         """Remember a job that this session starts."""
@@ -419,21 +419,21 @@ class AssignmentGuard:
         self._failed_at_s: dict[tuple[str, int], float] = {}
         self._done: set[tuple[str, int, str]] = set()
 
-    def to_end(self, shares: Mapping[str, JobStatus], now_s: float) -> list[str]:
+    def to_end(self, assignments: Mapping[str, JobStatus], now_s: float) -> list[str]:
         """Return the nodes on which a job should be ended now.
 
         Args:
-            shares: Status of one attempt of a job, by node, as far as nodes have reported it.
+            assignments: Status of one attempt of a job, by node, as far as nodes have reported it.
             now_s: Monotonic; infinite on the last call.
         """
-        first = next(iter(shares.values()), None)
-        if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in shares.values()):
+        first = next(iter(assignments.values()), None)
+        if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in assignments.values()):
             return []
         key = (first.job_id, first.attempt)
         failed_at_s = self._failed_at_s.setdefault(key, now_s)
         if now_s < failed_at_s + PATIENCE_S:
             return []
-        running = (node for node, status in shares.items() if status.state is JobState.RUNNING)
+        running = (node for node, status in assignments.items() if status.state is JobState.RUNNING)
         return [node for node in running if (*key, node) not in self._done]
 
     def end_has_come(self, status: JobStatus, node: str) -> None:

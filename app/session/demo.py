@@ -28,7 +28,7 @@ from app.inventory.inventory import HostEntry
 from app.paths import runtime_directory
 from app.session.hosts import HostDoctor, Hosts
 from app.session.options import SessionOptions  # noqa: TC001 - msgspec looks at it
-from app.session.remote_job import even_shares
+from app.session.remote_job import even_split
 from app.session.session import DEFAULT_OPTIONS, Session
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 from app.text import LINE_LIMIT, clean
@@ -61,7 +61,7 @@ class DemoOptions(msgspec.Struct, frozen=True):
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
     session: SessionOptions = DEFAULT_OPTIONS
-    """By default without evidence and recording, so that no file is left."""
+    """Options of the session; by default without evidence and recording, so that no file is left."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -75,10 +75,10 @@ def check_options(options: DemoOptions) -> None:
     if fault is not None:
         if fault.rank >= options.num_ranks:
             last = options.num_ranks - 1
-            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or say --ranks")
+            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {last}", "or give --ranks")
         if fault.at_step is not None and not 1 <= fault.at_step <= options.steps:
             strikes = f"--fault strikes at step {fault.at_step}"
-            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or say --steps")
+            raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or give --steps")
     if importlib.util.find_spec("torch") is None:
         raise SessionError(
             f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
@@ -162,8 +162,8 @@ class Demo(Session):
         first_rank = 0
         # All nodes are one machine, so they share one directory and one command.
         command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
-        shares = even_shares(options.num_ranks, len(self._nodes))
-        for node_rank, (node, local_size) in enumerate(zip(self._nodes, shares, strict=True)):
+        local_sizes = even_split(options.num_ranks, len(self._nodes))
+        for node_rank, (node, local_size) in enumerate(zip(self._nodes, local_sizes, strict=True)):
             workdir = self._agents.directories[node] / "work"
             specs[node] = JobSpec(
                 job_id=JOB_ID,
@@ -194,7 +194,7 @@ class Demo(Session):
         ]
 
 
-DOCTOR_HINT = "rankdeck doctor localhost says what is in the way"
+DOCTOR_HINT = "rankdeck doctor localhost shows what is in the way"
 READY_TIMEOUT_S = 30.0
 """Seconds for a Python to start on a busy machine."""
 FAREWELL_TIMEOUT_S = 6.0
@@ -268,7 +268,7 @@ class PrivateAgents:
             raise SessionError(f"the agent {name} did not start in {READY_TIMEOUT_S:.0f} s", DOCTOR_HINT) from None
         if not ready:
             output = (await process.stderr.read()).decode(errors="replace").strip()
-            why = clean(output, LINE_LIMIT) or "it said nothing"
+            why = clean(output, LINE_LIMIT) or "it printed nothing"
             raise SessionError(f"the agent {name} did not start: {why}", DOCTOR_HINT)
 
 

@@ -21,7 +21,7 @@ from app.model.unreachable_reason import UnreachableReason
 from app.preflight.examining import preflight
 from app.preflight.findings import Step, Wanted
 from app.session.reconnector import Reconnector, unreachable_reason_of
-from app.session.remote_job import even_shares
+from app.session.remote_job import even_split
 from app.text import nodes_text
 from app.threads import in_daemon_thread, run_parallel
 
@@ -104,7 +104,7 @@ class Connections:
             take_frame: Called from a thread with a node, a report of it from a relay, and the report's age in seconds.
             patience_s: Seconds for which a lost connection is tried again; 0 is not at all.
             is_unheard: Returns whether reports of a node have stopped.
-            may_ask: Whether a user can answer a host's questions; see `keepers_that_wait`.
+            may_ask: Whether a user can answer a host's questions; see `waiting_reconnectors`.
 
         Raises:
             AppError: No host can be reached.
@@ -143,7 +143,7 @@ class Connections:
         return Reconnector(link, self._notify, patience_s, unreachable_reason, unheard, may_ask=may_ask)
 
     @property
-    def absences(self) -> dict[str, UnreachableReason | None]:
+    def unreachable_reasons(self) -> dict[str, UnreachableReason | None]:
         """Why each host is unreachable at present; None where it is not."""
         own = {link.host: link.unreachable_reason for link in self._hosts.links if link.kept is not link}
         if not self._reconnectors:
@@ -162,7 +162,7 @@ class Connections:
 
     def unreachable_reason(self, host: str) -> AppError | None:
         """Return the error that makes a host's agent unreachable at present; None if it is reachable."""
-        unreachable_reason = self.absences.get(host)
+        unreachable_reason = self.unreachable_reasons.get(host)
         if unreachable_reason is None:
             return None
         link_reconnector = self._reconnectors.get(host)
@@ -170,7 +170,7 @@ class Connections:
         return error or HostUnreachableError(host, unreachable_reason.why)
 
     @property
-    def keepers_that_wait(self) -> dict[str, Reconnector]:
+    def waiting_reconnectors(self) -> dict[str, Reconnector]:
         """Reconnectors of hosts that want an answer of the user, where one can be asked."""
         return {
             link_reconnector.host: link_reconnector
@@ -223,7 +223,7 @@ class HostQuestions:
     @property
     def waiting(self) -> list[str]:
         """Hosts that want an answer; empty while a question is open."""
-        return [] if self._is_question_open else list(self._connections.keepers_that_wait)
+        return [] if self._is_question_open else list(self._connections.waiting_reconnectors)
 
     @property
     def question(self) -> Question | None:
@@ -247,7 +247,7 @@ class HostQuestions:
             gone_to: set[str] = set()
             while left := {
                 host: link_reconnector
-                for host, link_reconnector in self._connections.keepers_that_wait.items()
+                for host, link_reconnector in self._connections.waiting_reconnectors.items()
                 if host not in gone_to
             }:
                 host, link_reconnector = next(iter(left.items()))
@@ -319,15 +319,15 @@ class HostDoctor:
         kept = [wanted for wanted in all_wanted if wanted.host not in job.without]
         specs = await asyncio.gather(*(self._spec(wanted.host, job.job_id) for wanted in kept))
         parts = {wanted.host: spec for wanted, spec in zip(kept, specs, strict=True) if spec is not None}
-        shares = (
-            dict(zip(parts, even_shares(job.num_ranks, len(parts)), strict=True)) if job.num_ranks and parts else {}
+        local_sizes = (
+            dict(zip(parts, even_split(job.num_ranks, len(parts)), strict=True)) if job.num_ranks and parts else {}
         )
         return [
             wanted
             if (spec := parts.get(wanted.host)) is None
             else msgspec.structs.replace(
                 wanted,
-                num_ranks=None if spec.shares_gpus else shares.get(wanted.host, spec.local_world_size),
+                num_ranks=None if spec.shares_gpus else local_sizes.get(wanted.host, spec.local_world_size),
                 python=spec.python,
                 workdir=spec.workdir,
             )

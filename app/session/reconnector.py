@@ -138,14 +138,14 @@ class Reconnector:
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
             self.unreachable_reason = self._unreachable_reason_of(error)
-            self._notify(f"{self._error_text(error)}; it is looked for again, the job goes on meanwhile")
+            self._notify(f"{self._error_text(error)}; it is looked for again, the job keeps running")
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
         if self.unreachable_reason is None:
             self.unreachable_reason = UnreachableReason("the connection is lost")
-            self._notify(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+            self._notify(f"{host}: the connection is lost; it is tried again, the job keeps running")
         if self.failure is not None:
             await self._wake.wait()
         while True:

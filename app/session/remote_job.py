@@ -2,7 +2,7 @@
 
 Pure.
 
-`job_specs` gives each node its part of a job. `even_shares`, `next_shares` and `next_attempt` decide which ranks each
+`job_specs` gives each node its part of a job. `even_split`, `next_split` and `next_attempt` decide which ranks each
 node gets, in a job and in its next attempt.
 """
 
@@ -99,7 +99,7 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
         return running[0]
     if not running:
         raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
-    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
+    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "choose one by --job")
 
 
 def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
@@ -150,7 +150,7 @@ def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = 
     """
     patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
     attempt = next_number(request.job_id, (host.report for host in hosts))
-    shares = [request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report) for host in hosts]
+    local_sizes = [request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report) for host in hosts]
     return {
         host.entry.host: JobSpec(
             job_id=request.job_id,
@@ -160,9 +160,9 @@ def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = 
             workdir=_workdir(request.workdir or host.entry.workdir, host.place.home),
             num_nodes=len(hosts),
             node_rank=node_rank,
-            local_world_size=shares[node_rank],
-            first_rank=sum(shares[:node_rank]),
-            world_size=sum(shares),
+            local_world_size=local_sizes[node_rank],
+            first_rank=sum(local_sizes[:node_rank]),
+            world_size=sum(local_sizes),
             master_addr=LOOPBACK if len(hosts) == 1 else master_addr,
             max_restarts=request.max_restarts,
             abandon_s=request.abandon_s,
@@ -193,7 +193,7 @@ def _expanded(path: str, home: str) -> str:
     return home + path[1:] if path == "~" or path.startswith("~/") else path
 
 
-def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
+def even_split(num_ranks: int, num_nodes: int) -> list[int]:
     """Return how many ranks each node gets: as even as possible, the first ones more."""
     num_local, rest = divmod(num_ranks, num_nodes)
     return [num_local + (index < rest) for index in range(num_nodes)]
@@ -215,7 +215,7 @@ def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:
     return sorted(statuses, key=lambda node: statuses[node].node_rank)
 
 
-def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, takes_any: bool = False) -> dict[str, int]:
+def next_split(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, takes_any: bool = False) -> dict[str, int]:
     """Return how many ranks each node of a job gets in its next attempt, the one with node rank 0 first.
 
     Args:
@@ -235,8 +235,8 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
             f"only {count} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
             "name the others, too; to go on without them: rankdeck restart --on-these-hosts",
         )
-    shares: Sequence[int] = [statuses[node].local_world_size for node in nodes]
-    wanted = sum(shares) if num_ranks is None else num_ranks
+    local_sizes: Sequence[int] = [statuses[node].local_world_size for node in nodes]
+    wanted = sum(local_sizes) if num_ranks is None else num_ranks
     if not count <= wanted <= max_ranks(count):
         where = f"job {first.job_id} runs on {count} node{'' if count == 1 else 's'}"
         wrong = "few" if wanted < count else "many"
@@ -245,8 +245,8 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
             f"it can have {count} to {max_ranks(count)}",
         )
     if num_ranks is not None:
-        shares = even_shares(num_ranks, count)
-    return dict(zip(nodes, shares, strict=True))
+        local_sizes = even_split(num_ranks, count)
+    return dict(zip(nodes, local_sizes, strict=True))
 
 
 def next_attempt(
@@ -261,18 +261,18 @@ def next_attempt(
             of them at this address; empty is where they met before.
 
     Raises:
-        UsageError: The job still runs, or see `next_shares`.
+        UsageError: The job still runs, or see `next_split`.
     """
     job_id = next(iter(statuses.values())).job_id
-    shares = next_shares(statuses, num_ranks, takes_any=meet_at is not None)
-    if any(statuses[node].state not in ENDED_STATES for node in shares):
+    local_sizes = next_split(statuses, num_ranks, takes_any=meet_at is not None)
+    if any(statuses[node].state not in ENDED_STATES for node in local_sizes):
         raise UsageError(f"job {job_id} has not ended", f"rankdeck stop {job_id}")
     attempt = 1 + latest_status(statuses).attempt
     commands, first_rank = {}, 0
-    for node_rank, (node, num_local) in enumerate(shares.items()):
-        command = PrepareAgain(job_id, attempt, first_rank, num_local, sum(shares.values()))
+    for node_rank, (node, num_local) in enumerate(local_sizes.items()):
+        command = PrepareAgain(job_id, attempt, first_rank, num_local, sum(local_sizes.values()))
         if meet_at is not None:
-            command = msgspec.structs.replace(command, num_nodes=len(shares), node_rank=node_rank)
+            command = msgspec.structs.replace(command, num_nodes=len(local_sizes), node_rank=node_rank)
         if meet_at:
             command = msgspec.structs.replace(command, master_addr=meet_at, master_port=0)
         commands[node] = command

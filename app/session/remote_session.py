@@ -125,7 +125,7 @@ class RemoteSession(Session):
         self.guards_rest = False
         """Whether the rest of a job that failed on another node is ended, while this session is open and when it
         closes. Set it before `start`."""
-        self.looks_back = False
+        self.backfills = False
         """Whether events and charts of a found job reach back to before this session. Set it before `start`."""
         self._guard = AssignmentGuard()
         self._new_node_watch = NewNodeWatch()
@@ -160,9 +160,7 @@ class RemoteSession(Session):
     @property
     def away(self) -> set[str]:
         """Hosts that are unreachable at present: without a connection, or without an agent."""
-        return {
-            host for host, unreachable_reason in self._connections.absences.items() if unreachable_reason is not None
-        }
+        return {host for host, reason in self._connections.unreachable_reasons.items() if reason is not None}
 
     @property
     def title(self) -> str:
@@ -194,9 +192,9 @@ class RemoteSession(Session):
         await self.connect()
         if self._request is None:
             await self.check_job()
-            self.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
-            if self.looks_back:
-                self.look_back()
+            self.replay_history_soon(PAUSE_S if self.backfills else 0.0)
+            if self.backfills:
+                self.backfill()
             return
         reported = await self._start_and_report(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
@@ -333,9 +331,9 @@ class RemoteSession(Session):
             await self._end_what_hangs(time.monotonic())
 
     async def _end_what_hangs(self, now_s: float) -> None:
-        for shares in self.shares():
-            for node in self._guard.to_end(shares, now_s):
-                await self._end_rest(node, shares[node])
+        for assignments in self.assignments():
+            for node in self._guard.to_end(assignments, now_s):
+                await self._end_rest(node, assignments[node])
 
     async def _end_rest(self, node: str, status: JobStatus) -> None:
         """End a node's part of a job, unless the node now reports that it is over, or another one."""
@@ -371,7 +369,7 @@ class RemoteSession(Session):
         Raises:
             AppError: The connection is lost permanently.
         """
-        for host, unreachable_reason in self._connections.absences.items():
+        for host, unreachable_reason in self._connections.unreachable_reasons.items():
             self.put_unreachable(host, unreachable_reason)
         if self.patience_s:  # a console for one look finds new nodes at its next start
             self._look_for_new_nodes()

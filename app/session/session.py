@@ -25,7 +25,7 @@ from app.fleet.start_progress import Milestones
 from app.fleet.telemetry import Telemetry
 from app.model.cluster import Cluster
 from app.model.job_choice import JobChoice
-from app.recording.backfill import look_back
+from app.recording.backfill import replayed
 from app.recording.bundle import masked
 from app.recording.events import EventLog
 from app.recording.evidence import Answers, ask_agents, put_together
@@ -202,13 +202,13 @@ class Session:
             asyncio.create_task(self._logs.follow(), name="rankdeck-logs"),
         ]
 
-    def look_back(self) -> None:
+    def backfill(self) -> None:
         """Extend events and history back in time, in the background; after `connect`."""
-        self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-looking-back"))
+        self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-backfill"))
 
     async def reach_back(self) -> None:
         """Extend events and history back to what the nodes remember; after `connect`."""
-        before = await look_back(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
+        before = await replayed(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
             self.events = self.events.reaching_back(before.events, self._listening_since_s)
@@ -257,11 +257,11 @@ class Session:
         self.history.observe(view)
         return view
 
-    def shares(self) -> list[dict[str, JobStatus]]:
+    def assignments(self) -> list[dict[str, JobStatus]]:
         """Return the status of each job on each node that has reported its latest attempt."""
         names = self._cluster.node_names
         return [
-            {names[node]: assignment.status for node, assignment in job.shares.items()}
+            {names[node]: assignment.status for node, assignment in job.assignments.items()}
             for job in self._cluster.jobs.values()
         ]
 
@@ -313,7 +313,7 @@ class Session:
             AgentRefusedError: The agent refused.
         """
         if self.is_read_only:
-            raise UsageError("this console only looks on", "open it without --read-only")
+            raise UsageError("this console only watches", "open it without --read-only")
         view = self.view()
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:

@@ -139,7 +139,7 @@ def _why_not(word: str, name: str) -> str:
     if name in _ALWAYS_LEAVE:
         return f"{shown} always leaves the console, whatever else is set"
     if name in _SAME_KEYS:
-        return f"a terminal does not tell {shown} from {_SAME_KEYS[name]}: write that, or take another"
+        return f"a terminal sends the same for {shown} as for {_SAME_KEYS[name]}: write that, or take another"
     modifier, _, letter = name.rpartition("+")
     if modifier == "shift" and len(letter) == 1 and letter.isalpha():
         return f"{shown} is written as the capital letter: {letter.upper()!r}"

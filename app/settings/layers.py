@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 MAX_SHOWN = 400
 """Characters of one sentence about an error: the file may be another user's."""
-ELSEWHERE = {"thresholds.abandon_s": "say it where a job is started: rankdeck run --abandon-after"}
+ELSEWHERE = {"thresholds.abandon_s": "give it where a job is started: rankdeck run --abandon-after"}
 """Settings that are looked for here, and set in another place."""
 
 

@@ -169,7 +169,7 @@ def parse_settings(alias: str, printed: str, local_user: LocalUser) -> SshSettin
 
     hostname, port, user = one("hostname"), one("port"), one("user")
     if not hostname or not port.isdigit() or not user:
-        raise UsageError(f"ssh -G says nothing of how to reach {alias}", "try: ssh -G " + alias)
+        raise UsageError(f"ssh -G prints nothing of how to reach {alias}", "try: ssh -G " + alias)
     tokens = {
         "%": "%",
         "d": local_user.home,

@@ -102,7 +102,7 @@ class Introductions:
                     f"{settings.key_name} shows the key {shown}, not the one that was typed: "
                     "somebody may stand between; nothing was sent"
                 )
-                raise HostKeyError(settings.alias, message, "ask its keeper for the fingerprint")
+                raise HostKeyError(settings.alias, message, "ask its administrator for the fingerprint")
             text = "Please type 'yes', 'no' or the fingerprint: "
         return False
 

@@ -99,7 +99,7 @@ def _printed_without_ssh(destination: Destination, config_file: str) -> str:
     try:
         return printed_settings(destination, texts, _local_user())
     except ValueError as error:
-        message = f"ssh is not installed, and {' or '.join(files)} says {error}, which only ssh can follow"
+        message = f"ssh is not installed, and {' or '.join(files)} has {error}, which only ssh can follow"
         raise SessionError(message, "install the OpenSSH client") from error
 
 
@@ -160,7 +160,7 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
         case Verdict.KNOWN:
             return
         case Verdict.UNKNOWN:
-            hint = f"if that is what its keeper says, accept it once by: ssh {settings.alias} true"
+            hint = f"if its administrator confirms that, accept it once by: ssh {settings.alias} true"
             if known.has_authority(name):
                 hint = "host certificates are not supported: add the plain key to known_hosts"
             unknown = HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
@@ -173,9 +173,9 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             file = shlex.quote(places[0].rpartition(":")[0])
             message = (
                 f"THE HOST KEY OF {name} HAS CHANGED: it shows {shown}, another one is in {', '.join(places)}; "
-                "either the host was set up anew, or somebody stands between; nothing was sent"
+                "either the host was set up again, or somebody stands between; nothing was sent"
             )
-            hint = f"ask its keeper; only if the new key is right: ssh-keygen -R {shlex.quote(name)} -f {file}"
+            hint = f"ask its administrator; only if the new key is right: ssh-keygen -R {shlex.quote(name)} -f {file}"
             raise HostKeyError(settings.alias, message, hint)
         case Verdict.REVOKED:
             raise HostKeyError(
@@ -280,7 +280,7 @@ class ProxyCommand:
         if how is None:
             return None
         self._stderr_reader.join(END_S)
-        lines = self._error_output.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = self._error_output.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
         is_code = how.si_code == os.CLD_EXITED
         end = f"exit code {how.si_status}" if is_code else signal.Signals(how.si_status).name
         detail = f"ProxyCommand has ended ({end}): {clean(lines[-1], LINE_LIMIT)}"

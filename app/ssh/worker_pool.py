@@ -26,14 +26,14 @@ class WorkerPool:
         self._num_idle = 0
         self._is_closed = False
 
-    def do(self, errand: Callable[[], object]) -> None:
+    def do(self, task: Callable[[], object]) -> None:
         """Run a task immediately in some thread; never waits."""
         with self._called:
-            self._todo.append(errand)
+            self._todo.append(task)
             if len(self._todo) <= self._num_idle:
                 self._called.notify()
                 return
-        threading.Thread(target=self._work, name="rankdeck-errand", daemon=True).start()
+        threading.Thread(target=self._work, name="rankdeck-ssh", daemon=True).start()
 
     def close(self) -> None:
         """End the idle threads, and each other one after its task."""
@@ -49,8 +49,8 @@ class WorkerPool:
                 self._num_idle -= 1
                 if not self._todo:
                     return
-                errand = self._todo.popleft()
-            errand()
+                task = self._todo.popleft()
+            task()
 
 
 class SerialQueue:
@@ -62,10 +62,10 @@ class SerialQueue:
         self._lock = threading.Lock()
         self._is_busy = False
 
-    def put(self, errand: Callable[[], object]) -> None:
+    def put(self, task: Callable[[], object]) -> None:
         """Run a task after those put before; never waits."""
         with self._lock:
-            self._todo.append(errand)
+            self._todo.append(task)
             if self._is_busy:
                 return
             self._is_busy = True
@@ -77,10 +77,10 @@ class SerialQueue:
                 if not self._todo:
                     self._is_busy = False
                     return
-                errand = self._todo.popleft()
+                task = self._todo.popleft()
             is_done = False
             try:
-                errand()
+                task()
                 is_done = True
             finally:
                 if not is_done:  # its thread reports the error, and the next tasks must not wait for ever

@@ -132,7 +132,7 @@ def _group_lines(group: StackGroup, *, is_whole: bool) -> list[StackText]:
             lines.append(StackText(Tone.THREAD, f"  thread {thread.name or 'without a name'} of rank {row.rank}"))
             lines += _thread_lines(thread, is_whole=True)
         if row.calls:
-            lines.append(StackText(Tone.THREAD, f"  flight recorder of rank {row.rank}, the newest call last"))
+            lines.append(StackText(Tone.THREAD, f"  flight recorder of rank {row.rank}, the latest call last"))
             lines += [StackText(Tone.LIBRARY, f"    {call}") for call in row.calls]
     num_hidden = row.num_threads_left_out + (0 if is_whole else len(others))
     if num_hidden:

@@ -88,7 +88,7 @@ ACTIONS = (
         "app.show_view('stragglers')",
         "4",
         "Stragglers",
-        "Which rank costs the others time, and what it does meanwhile that they do not.",
+        "Which rank costs the others time, and what it does that they do not.",
     ),
     Action(
         "memory", "app.show_view('memory')", "5", "Memory", "Memory of every rank beside the median, and of every node."
@@ -186,7 +186,7 @@ ACTIONS = (
         "screen.freeze",
         "f",
         "Freeze picture",
-        "Let the picture stand still, or go on; what comes meanwhile is kept.",
+        "Let the picture stand still, or go on; what comes in between is kept.",
     ),
     Action(
         "sort",
@@ -316,7 +316,7 @@ ACTIONS = (
         "screen.play('pause')",
         "space",
         "Pause",
-        "Let the recording stand still, or go on; at its end, begin anew.",
+        "Let the recording stand still, or go on; at its end, start over.",
         footer=4,
         is_replay=True,
     ),
@@ -325,7 +325,7 @@ ACTIONS = (
         "screen.play('verdict')",
         "n",
         "Next verdict",
-        "Go on to where something new is said, and stand still there.",
+        "Go on to the next verdict, and stand still there.",
         footer=5,
         is_replay=True,
     ),

@@ -76,7 +76,7 @@ class Console(PersonalApp):
         yield self._footer
 
     def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, self.paint_anew)
+        self.app_resume_signal.subscribe(self, self.repaint)
         self._arrange()
         self.start_frames()
 

@@ -41,7 +41,7 @@ async def ask_for_control(console: PersonalApp) -> None:
     view, control = ui.latest_view, ui.source.control
     job = view.job() if view is not None else None
     if control is None:
-        console.show_notice("This console only looks on: nothing can be done to the job from here.", "warning")
+        console.show_notice("This console only watches: nothing can be done to the job from here.", "warning")
     elif view is None or job is None:
         if view is not None and ui.source.starter is not None:
             await ask_for_program(console)

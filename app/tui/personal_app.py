@@ -94,7 +94,7 @@ class PersonalApp(KeysInOrder, PacedApp):
         else:
             self.show_notice("No shell has started this console: there is nothing to go to.", "warning")
 
-    def paint_anew(self, _app: App[object]) -> None:
+    def repaint(self, _app: App[object]) -> None:
         """Paint every line, also unchanged ones: the shell has used the terminal."""
         for screen in self.screen_stack:
             for widget in screen.walk_children():

@@ -26,7 +26,7 @@ MAX_NODES_NAMED = 3
 MAX_PIDS_NAMED = 4
 """Process ids named per node."""
 
-NOT_AGAIN = "the job ends and will not begin again"
+NOT_AGAIN = "the job ends and is not restarted"
 """Effect of leaving the console while it restarts a job."""
 
 
@@ -42,7 +42,7 @@ class JobAction(StrEnum):
     """Restart on the nodes that are left, without the lost ones."""
 
     @property
-    def begins_again(self) -> bool:
+    def restarts(self) -> bool:
         """True when the job's next attempt follows."""
         return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
@@ -51,9 +51,9 @@ ACTION_EFFECTS = {
     JobAction.STOP: "finish a step, write a checkpoint where the program can, and end",
     JobAction.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
     JobAction.KILL: "are killed at once: what is not saved is lost",
-    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
-    JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
-    JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
+    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job restarts",
+    JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job restarts",
+    JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job restarts",
 }
 """What happens to the ranks."""
 
@@ -76,7 +76,7 @@ def action_title(action: JobAction, job: JobRow, *, has_ended: bool) -> str:
     """Return a button's text: `Stop job demo`."""
     if action is JobAction.RESTART_WITHOUT:
         return f"Restart job {job.job_id} without lost nodes"
-    if action.begins_again and has_ended:
+    if action.restarts and has_ended:
         return f"Start job {job.job_id} again"
     verb = {JobAction.STOP_NOW: "Stop job {} now", JobAction.RESTART_NOW: "Restart job {} now"}.get(action)
     return verb.format(job.job_id) if verb else f"{action.capitalize()} job {job.job_id}"
@@ -88,14 +88,14 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
     if action is JobAction.RESTART_WITHOUT:
         nodes = nodes_text(lost_nodes(view, job))
         return (
-            f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
+            f"{title}? It is killed where it runs, and restarts without {nodes}: the other nodes keep their ranks. "
             f"What may still run on {nodes} cannot be ended from here."
         )
     count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
     with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
     if has_ended:
         return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
-    again = f" with {count}{with_ranks}" if action.begins_again else ""
+    again = f" with {count}{with_ranks}" if action.restarts else ""
     return f"{title}? {whom(view)}: they {ACTION_EFFECTS[action]}{again}."
 
 

@@ -64,13 +64,13 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None =
         about_job = (
             [] if job is None else list(_concerned(job, np.flatnonzero(nodes.is_late), diagnosis.jobs[job.job_id]))
         )
-        absences = {
+        reasons = {
             name: unreachable_reason
             for name in late
             if (unreachable_reason := cluster.nodes[name].unreachable_reason) is not None
         }
-        if len(absences) == len(late):
-            parts = [_absent_text(cluster, nodes, absences, unreachable_kind) for unreachable_kind in UnreachableKind]
+        if len(reasons) == len(late):
+            parts = [_absent_text(cluster, nodes, reasons, unreachable_kind) for unreachable_kind in UnreachableKind]
             return _line(Severity.WARNING, "; ".join(filter(None, [*parts, *about_job])))
         has = "has" if len(late) == 1 else "have"
         text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
@@ -98,12 +98,12 @@ def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> I
 
 
 def _absent_text(
-    cluster: Cluster, nodes: AllNodes, absences: Mapping[str, UnreachableReason], unreachable_kind: UnreachableKind
+    cluster: Cluster, nodes: AllNodes, reasons: Mapping[str, UnreachableReason], unreachable_kind: UnreachableKind
 ) -> str:
     """Return which nodes are unreachable for this kind of reason, since when and why; empty when there are none."""
     whys = {
         name: unreachable_reason.why
-        for name, unreachable_reason in absences.items()
+        for name, unreachable_reason in reasons.items()
         if unreachable_reason.unreachable_kind is unreachable_kind
     }
     since = _since_text(cluster, nodes, list(whys))
@@ -289,7 +289,7 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
         return _row_of_hang(aborts[0])
     parts = [
         (assignment.received_s - assignment.status.root_cause.age_s, node, assignment.status.root_cause)
-        for node, assignment in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
+        for node, assignment in ((node, job.assignments[node]) for node in job.together.nodes_with_cause)
         if assignment.status.root_cause is not None
     ]
     # A rank that ends after the stop of its job ends because of it, also on a node that the stop did not reach.

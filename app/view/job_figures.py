@@ -40,7 +40,7 @@ def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: All
     is_up = np.append(nodes.is_up, False)
     is_seen = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
     ranks = np.flatnonzero(is_seen)
-    own = [node for node in cluster.nodes.values() if node.index in job.shares]
+    own = [node for node in cluster.nodes.values() if node.index in job.assignments]
     up = [node for node in own if is_up[node.index]]
     return [
         _over_ranks(FigureKey.LOSS, job.loss, ranks, job.has_loss),

@@ -155,7 +155,7 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
     verdicts = diagnosis.jobs[job.job_id].verdicts if job.job_id in diagnosis.jobs else []
     state, job_id = job.state(), clean_name(job.job_id)
     worst = verdicts[0] if verdicts and verdicts[0].severity is not Severity.QUIET else None
-    ended_s = max((assignment.began_s for assignment in job.shares.values()), default=0.0)
+    ended_s = max((assignment.began_s for assignment in job.assignments.values()), default=0.0)
     has_failed_beside = state in _BAD_ENDS and shown is not None and ended_s > shown.started_s
     if worst is None or job.is_ended():
         how = state

@@ -100,8 +100,8 @@ def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
     """Return the node of a rank; also a node that was never reached, when only one is possible."""
     if owner >= 0:
         return cluster.node_names[owner]
-    others = [node.name for node in cluster.nodes.values() if node.index not in job.shares and node.report is None]
-    return others[0] if len(others) == 1 and job.num_nodes == len(job.shares) + 1 else ""
+    others = [node.name for node in cluster.nodes.values() if node.index not in job.assignments and node.report is None]
+    return others[0] if len(others) == 1 and job.num_nodes == len(job.assignments) + 1 else ""
 
 
 def rank_call(row: RankRow) -> str:
@@ -144,7 +144,7 @@ def exit_text(exit_report: ExitReport) -> str:
 
 def _over_text(job: JobModel, rank: int) -> str:
     """Return why a node lost its part of the job, as the end of a sentence."""
-    detail = job.shares[int(job.node_of[rank])].status.detail
+    detail = job.assignments[int(job.node_of[rank])].status.detail
     return f": {detail}" if detail else ""
 
 

@@ -1,4 +1,4 @@
-"""Named barriers and first-one-first blocks: gates in the job's store that say who is missing, where, and why."""
+"""Named barriers and first-one-first blocks in the job's store; their errors name who is missing, where, and why."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
     missing: list[int] = []
     """Ranks that have not arrived."""
     ended: list[int] = []
-    """Those of them that have died, or left."""
+    """Ranks among these that have died, or left."""
     trace: str = ""
     """Traceback of the rank that went first."""
 
@@ -130,7 +130,7 @@ ARITY = 60
 """Bits of one counter that stand for ranks; a store adds signed numbers of 64 bits."""
 
 FAILED = 1 << ARITY
-"""Added to a counter: the gate cannot be passed any more, whoever comes now is to read why. Several that find this out
+"""Added to a counter: the barrier cannot be passed any more, and later ranks read why. Several that find this out
 at one time may each add it; there is room for seven."""
 
 

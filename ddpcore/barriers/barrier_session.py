@@ -60,7 +60,7 @@ def _clone_within(timeout_s: float, store: Store, clone: Callable[[], Store]) ->
 
 def store_lost(where: str) -> StoreLostError:
     host = "torchrun on the first node" if has_agent_store() else "rank 0, which hosts it,"
-    return StoreLostError(f"the job's store does not answer {where}: {host} has ended; start the job anew")
+    return StoreLostError(f"the job's store does not answer {where}: {host} has ended; start the job again")
 
 
 def has_agent_store() -> bool:

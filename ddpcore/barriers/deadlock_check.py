@@ -1,7 +1,7 @@
 """Who can never come: the rules by which a wait is given up before its time is over.
 
 Pure. A wait is given up only where its time-out is certain: a rank that has not come has ended, or it waits itself, for
-this very rank, and not in vain for a shorter time. Slow, silent and stopped ranks are waited for.
+this very rank, and not with a shorter time-out. Slow, silent and stopped ranks are waited for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OwnCalls(NamedTuple):
 
 
 def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
-    """Say whether the wait of another rank can only end when `rank`, this one, arrives."""
+    """Return whether the wait of another rank can only end when `rank`, this one, arrives."""
     if wait.kind is BarrierKind.COLLECTIVE:
         is_needed = rank in wait.needed
         if wait.label in SYMMETRIC_OPS:

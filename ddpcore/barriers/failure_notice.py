@@ -2,8 +2,8 @@
 
 A rank that raises or dies closes its connections, and the others get torch's "Connection closed by peer", which names
 an address. Before a rank that raises closes its group it leaves a notice here; the others read it and raise
-`RankFailedError` in place of torch's error. Of a rank that has died without one its process tells: whoever sees first
-that it is gone leaves the notice in its place. One notice a process group: the first one stands.
+`RankFailedError` in place of torch's error. Where a rank has died without one, the first rank that sees its process
+gone leaves the notice in its place. One notice a process group: the first one stands.
 """
 
 from __future__ import annotations

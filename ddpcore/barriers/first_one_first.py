@@ -1,8 +1,8 @@
 """Blocks that one rank runs before the others: it reads, downloads or converts, they find it done.
 
-The rank that goes first says in the store how its block has ended; the others wait for that, then run the block too. If
-it raised, they raise at once, with its error and traceback. If it dies, or can never come, its absence is told within
-seconds (`ddpcore.barriers.heartbeat`). If it is slow or stopped they wait, and a line in the log says so every 30 s.
+The rank that goes first reports in the store how its block ended; the others wait for that, then run the block too. If
+it raised, they raise at once, with its error and traceback. If it dies, or can never come, they raise within
+seconds (`ddpcore.barriers.heartbeat`). If it is slow or stopped they wait, and log a line every 30 s.
 """
 
 from __future__ import annotations

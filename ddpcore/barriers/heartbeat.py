@@ -141,7 +141,7 @@ class HeartbeatThread:
             self._send_heartbeat(store, time.monotonic(), has_left=True)
         except (StoreLostError, RuntimeError):
             # Torch's errors are RuntimeErrors. The store is gone, and with it whoever could hear: the main thread
-            # learns of it at its next gate.
+            # learns of it at its next barrier.
             return
 
     def _tick(self, store: Store, deadlock_checker: DeadlockCheck, now_s: float) -> None:
@@ -222,7 +222,7 @@ LOG_EVERY_S = 30.0
 """Seconds between two lines in the log about a long wait."""
 
 FAILURE_DELAY_S = 0.5
-"""Between the mark that makes newcomers read why, and the release of those who wait (see
+"""Seconds between the mark that makes later ranks read why, and the release of those who wait (see
 `ddpcore.barriers.store_barrier.TRUST_S`)."""
 
 MAX_LOOKED_AT = 64

@@ -1,18 +1,18 @@
-"""Gates with a name, where ranks meet or wait for the first one: they say who is missing, where it is, and why.
+"""Named barriers, where ranks meet or wait for the first one: errors name who is missing, where it is, and why.
 
     barrier("epoch end", timeout_s=600)
     texts = exchange("settings", my_text)
     with local_master_first("corpus"): ...          # the first rank of each node downloads, the others find it done
     @rank_zero_only / only_on_master()              # what needs every rank raises in there, instead of hanging
 
-A gate is made of a few keys in the job's store and is no collective: it costs a tenth to a half of
+A barrier is made of a few keys in the job's store and is no collective: it costs a tenth to a half of
 `dist.barrier()` on gloo, has a time-out of its own, works the same beside NCCL, and does not wait for work queued on
 an accelerator. Every rank that gives up names all ranks that are missing, with the line each stands at; ranks that can
 never come, because they have ended or wait elsewhere, are an error within seconds, whatever the time-out. A rank that
 is slow, silent or stopped is waited for.
 
-For that one thread a process (`ddpcore.barriers.heartbeat`) tells the others where this rank is, from its first gate
-on, or from `announce`. With it a rank has three connections to the store: torch's, the gates', the thread's.
+For that one thread a process (`ddpcore.barriers.heartbeat`) publishes where this rank is, from its first barrier
+on, or from `announce`. With it a rank has three connections to the store: torch's, the barriers', the thread's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
     `[value]`.
 
     Args:
-        label: As of `barrier`; a barrier of the same name is another gate.
+        label: As of `barrier`; a barrier of the same name is another one.
         value: This rank's text.
         timeout_s: How long to wait for the others.
 

@@ -96,7 +96,7 @@ def ticks_now() -> int:
 
 
 def process_state(pid: int, started: int) -> ProcessState:
-    """Return the state of a process of this machine; `started` tells it from others with its pid, 0 is not known."""
+    """Return the state of a process of this machine; `started` excludes others with its pid, 0 is not known."""
     if not started:
         return ProcessState.UNKNOWN
     fields = _stat(pid)

@@ -6,7 +6,7 @@
     with only_on_master() as is_mine:
         if is_mine: ...
 
-In such a block ddpcore's own gates raise at once, and so do the collectives of torch.distributed, also those inside
+In such a block ddpcore's own barriers raise at once, and so do the collectives of torch.distributed, also those inside
 DDP's forward and backward: a dispatch mode sees them before they are sent. What it cannot see hangs as it always does:
 `new_group`, `init_process_group`, and other ways to meet through a store.
 """
@@ -85,7 +85,7 @@ class only_on_master:  # noqa: N801 - used like a function
     The block itself runs on every rank, since `with` cannot skip one: ask what it yields, which is True on rank 0. To
     leave out a whole function on the others take `rank_zero_only`. Any thread; no rank waits.
 
-    Inside, on whichever rank, gates of ddpcore and collectives of torch.distributed raise `BarrierUseError` at once.
+    Inside, on whichever rank, barriers of ddpcore and collectives of torch.distributed raise `BarrierUseError` at once.
     Sending to one rank and receiving from one are allowed, and collectives in a group of this rank alone.
 
     Args:

@@ -1,4 +1,4 @@
-"""This process's session at the gates of its process group: opened at the first use of a gate, or by `announce`."""
+"""This process's barrier session: opened at the first use of a barrier, or by `announce`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process has called of torch.distributed, as far as its recorder tells."""
+"""What this process has called of torch.distributed, as far as its recorder shows."""
 
 from __future__ import annotations
 

@@ -187,18 +187,18 @@ def missing_rank_text(kind: BarrierKind, label: str, sighting: Sighting) -> str:
     """Return what a rank does that has not arrived, as a predicate of one rank."""
     heartbeat = sighting.heartbeat
     if heartbeat is None:
-        return "has told nothing of itself: it has come to no gate of ddpcore yet"
+        return "has reported nothing: it has come to no barrier of ddpcore yet"
     process = f"pid {heartbeat.pid} on {heartbeat.host}"
     calls = _calls_text(kind, label, heartbeat)
     if heartbeat.has_left:
         return f"has ended{f' with {heartbeat.error}' if heartbeat.error else ''} {calls}"
     if sighting.process is ProcessState.GONE:
-        return f"has died, last heard of{place_text(heartbeat.place)} {calls}"
+        return f"has died, last seen{place_text(heartbeat.place)} {calls}"
     if sighting.process is ProcessState.STOPPED:
-        return f"is stopped (SIGSTOP; {process}), last heard of{place_text(heartbeat.place)} {calls}"
+        return f"is stopped (SIGSTOP; {process}), last seen{place_text(heartbeat.place)} {calls}"
     if sighting.silent_s is not None:
         silent = f"has been silent for {sighting.silent_s:.0f} s ({process})"
-        return f"{silent}, last heard of{place_text(heartbeat.place)} {calls}"
+        return f"{silent}, last seen{place_text(heartbeat.place)} {calls}"
     if heartbeat.wait is not None:
         return f"{wait_text(heartbeat.wait)}{_block_text(heartbeat)}{_instead_text(kind, label, heartbeat)}"
     return f"is alive{_block_text(heartbeat)}{place_text(heartbeat.place)}, {calls}"
@@ -233,6 +233,6 @@ def _calls_text(kind: BarrierKind, label: str, heartbeat: RankHeartbeat) -> str:
     description = f"without a call of {name}"
     if heartbeat.calls:
         last = heartbeat.calls[0]
-        description += f" (its last gate: {barrier_text(last.kind, last.label)}, {ordinal(last.count)} call"
+        description += f" (its last barrier: {barrier_text(last.kind, last.label)}, {ordinal(last.count)} call"
         description += f"{place_text(last.place)})"
     return description

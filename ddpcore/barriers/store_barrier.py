@@ -1,11 +1,11 @@
-"""One passage of a gate that every rank comes to: a barrier, or an exchange of texts.
+"""One passage of a barrier that every rank comes to, alone or with an exchange of texts.
 
-A rank adds itself to the gate's tally. The last one sets `|go`, for which the others wait: two round trips, one for the
-last. Each key is deleted by one rank, in its heart, once a later gate is passed.
+A rank adds itself to the barrier's counters. The last one sets `|go`, for which the others wait: two round trips, one
+for the last. Each key is deleted by one rank's heartbeat thread, once a later barrier is passed.
 
-A gate may also be condemned (`heartbeat.DeadlockCheck`). To make that cost nothing where all is well, the mark in the
-tally comes half a second before `|go` is set to an error: who comes later sees the mark, and who came before has waited
-so long that it reads what `|go` says. A shorter wait than `TRUST_S` has ended well for certain.
+A barrier may also be failed (`heartbeat.DeadlockCheck`). To make that cost nothing where all is well, the mark in the
+counters comes half a second before `|go` is set to an error: who comes later sees the mark, and who came before has
+waited so long that it reads `|go`. A shorter wait than `TRUST_S` has certainly ended well.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _await(session: BarrierSession, store: Store, wait: OpenWait, *, is_main: bo
 
 def _timed_out(session: BarrierSession, store: Store, wait: OpenWait, missing: list[int]) -> BarrierTimeoutError:
     sightings = session.observer.look(store, missing[:MAX_MISSING], time.monotonic())
-    more = f"; {len(missing) - MAX_MISSING} more are not told" if len(missing) > MAX_MISSING else ""
+    more = f"; {len(missing) - MAX_MISSING} more are not listed" if len(missing) > MAX_MISSING else ""
     details = missing_ranks_text(wait.kind, wait.label, sightings) + more
     error = BarrierTimeoutError(wait.label, missing, wait.timeout_s or 0.0, details, did_not=f"reach {wait.kind}")
     error.ended = sorted(rank for rank, sighting in sightings.items() if sighting.has_ended)

@@ -35,7 +35,7 @@ PREFIX = "step_"
 
 
 class Listing(NamedTuple):
-    """Checkpoints of one directory: the usable ones, newest first, and by name why the others cannot be used."""
+    """Checkpoints of one directory: the usable ones, latest first, and by name why the others cannot be used."""
 
     published: list[Published]
     refused: dict[str, str]
@@ -85,7 +85,7 @@ class Catalog:
 
     Opening it waits at most `patience_s` for writers that have outlived their trainers, and deletes what dead runs have
     left. It raises CheckpointDirectoryError if the directory cannot be used, or another run uses it. `since` is the
-    sequence number of the first checkpoint that counts among the best: at first that of the newest one.
+    sequence number of the first checkpoint that counts among the best: at first that of the latest one.
     """
 
     def __init__(self, root: Path, *, retention: Retention, patience_s: float) -> None:
@@ -196,7 +196,7 @@ Mode = Literal["min", "max"]
 class Retention(NamedTuple):
     """Rule for which checkpoints stay.
 
-    The newest `keep_last` (None: all), steps that are a multiple of `keep_every`, and the `keep_best` with the best
+    The latest `keep_last` (None: all), steps that are a multiple of `keep_every`, and the `keep_best` with the best
     metric.
     """
 
@@ -260,10 +260,10 @@ def victims(
     metrics: Mapping[str, float] | None = None,
     invalid: Collection[str] = (),
 ) -> list[str]:
-    """Return the names of those to delete, oldest first, once the newest of `published` is known to be whole.
+    """Return the names of those to delete, oldest first, once the latest of `published` is known to be whole.
 
     A checkpoint that a later one of the same step has replaced goes first. One that is known to be damaged (`invalid`)
-    does not count among the last or the best ones, and the newest sound one never goes.
+    does not count among the last or the best ones, and the latest sound one never goes.
     """
     by_age = sorted(published, key=lambda one: one.sequence)
     latest_of_step = {one.step: one for one in by_age if one.name not in invalid}

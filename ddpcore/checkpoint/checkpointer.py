@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MEETING_TIMEOUT_S = 60.0
 
 LEFTOVER_PATIENCE_S = 60.0
-"""For writers that have outlived their trainers: what they are about to publish is worth waiting for."""
+"""Seconds to wait for writers that have outlived their trainers: what they publish is worth waiting for."""
 
 OPENING = "Checkpointer()"
 
@@ -76,10 +76,10 @@ class Checkpointer:
     Args:
         directory: Where the checkpoints lie. Nodes may share it, or each have one of their own under this name: then
             each node keeps a whole copy. Made if it is not there.
-        keep_last: How many of the newest stay; None keeps all.
-        keep_every: Checkpoints of steps that are a multiple of this stay for good.
+        keep_last: How many of the latest stay; None keeps all.
+        keep_every: Checkpoints of steps that are a multiple of this stay permanently.
         keep_best: How many of this training with the best `metric` stay besides; None for none. A run that saves
-            without having loaded a checkpoint begins a training anew: what lies there does not count.
+            without having loaded a checkpoint begins a new training: what lies there does not count.
         metric: Which of a save's `metrics` that is.
         mode: "min" if the least is best, or "max". Of equal ones the earlier.
         timeout_s: How long a call waits for ranks that do not make it.
@@ -151,7 +151,7 @@ class Checkpointer:
                 `keep_best` and `python -m ddpcore.checkpoint ls` find them.
 
         Raises:
-            StateNotStorableError: A part of it cannot be stored; the message says where it is.
+            StateNotStorableError: A part of it cannot be stored; the message names its place.
             CheckpointWriteError: An earlier save has failed. This one was not begun; save again once that is mended.
             CheckpointDirectoryError: The directory can no longer be written.
             CheckpointCallError: Some ranks did not come, or with another step or structure.
@@ -167,7 +167,7 @@ class Checkpointer:
             self._unsettled = [(own, value) for name, value in measured.items() if name == self._retention.metric]
 
     def would_keep(self, metrics: Mapping[str, float]) -> bool:
-        """Say whether a checkpoint with such metrics would now be among the best: the same on every rank.
+        """Return whether a checkpoint with such metrics would now be among the best: the same on every rank.
 
         Args:
             metrics: As of `save`.
@@ -194,12 +194,12 @@ class Checkpointer:
             self._saver.settle("wait()", None, {})
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the newest sound checkpoint, the same on every rank; None if there is none.
+        """Return the latest sound checkpoint, the same on every rank; None if there is none.
 
         Every rank calls it; blocks for reading all of it.
 
-        The newest is the one saved last: who loads an earlier step and trains on from there goes on with that. Every
-        byte is checked before anything is returned. What is damaged is passed over, and said in `Checkpoint.skipped`.
+        The latest is the one saved last: who loads an earlier step and trains on from there goes on with that. Every
+        byte is checked before anything is returned. What is damaged is passed over, and named in `Checkpoint.skipped`.
 
         Raises:
             CheckpointInvalidError: There are checkpoints, and none of them is sound.
@@ -230,7 +230,7 @@ class Checkpointer:
     def load_best(self) -> Checkpoint | None:
         """Return this training's sound checkpoint with the best metric; None if none has it. Else like `load_latest`.
 
-        Before anything is loaded or saved this training is that of the newest checkpoint.
+        Before anything is loaded or saved this training is that of the latest checkpoint.
 
         Raises:
             CheckpointInvalidError: Some have it, and none of them is sound.

@@ -42,7 +42,7 @@ def cli() -> None:
 @_directory
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def list_(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
-    """List the checkpoints of DIRECTORY, newest first. Looks at sizes, not at every byte: that is `verify`."""
+    """List the checkpoints of DIRECTORY, latest first. Looks at sizes, not at every byte: that is `verify`."""
     rows = [_row(directory / name) for name in _names(directory)]
     in_work = sorted(path.name for path in directory.glob(f"{TEMPORARY}step_*"))
     if as_json:
@@ -87,7 +87,7 @@ def verify_(directory: Path) -> None:
 @cli.command()
 @_directory
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), help="Instead of the newest sound one.")
+@click.option("--step", type=click.IntRange(0), help="Instead of the latest sound one.")
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
 def consolidate(directory: Path, output: Path, step: int | None, force: bool) -> None:  # noqa: FBT001 - see above
     """Write a checkpoint of DIRECTORY as one file: OUTPUT.safetensors, or OUTPUT.pt as `torch.load` reads it.
@@ -97,7 +97,7 @@ def consolidate(directory: Path, output: Path, step: int | None, force: bool) ->
     """
     kind = SUFFIXES.get(output.suffix)
     if kind is None:
-        raise _UseError(f"{output.name}: say what to write by the suffix, one of {', '.join(SUFFIXES)}")
+        raise _UseError(f"{output.name}: choose what to write by the suffix, one of {', '.join(SUFFIXES)}")
     if output.exists() and not force:
         raise _UseError(f"{output} exists: give another name, or --force")
     if not output.absolute().parent.is_dir():

@@ -156,7 +156,7 @@ class RunLock:
             who = json.loads(os.pread(self._fd, 4096, 0))
             return f"process {int(who['pid'])} on {who['host']} since {who['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            return "which has not said its name"
+            return "which has not written its name"
 
 
 def _open_lock(root: Path, path: str) -> int:

@@ -299,7 +299,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: dict[str, float] = {}
     """Metrics by the program, finite, by name; left out where there are none, for earlier versions."""
     since: _Count = 0
-    """Sequence number of the first checkpoint of its training, which began anew there; what is older does not count
+    """Sequence number of the first checkpoint of its training, which was a new one there; what is older does not count
     among the best. Left out of a directory's first training, for earlier versions."""
 
 
@@ -353,7 +353,7 @@ def decode_manifest(raw: bytes) -> Manifest:
 
 
 def specs_of_file(manifest: Manifest, file: str) -> list[tuple[Spec, Piece]]:
-    """Return the pieces of the state that lie in a file, each with what its header must say of it."""
+    """Return the pieces of the state that lie in a file, each with its tensor's name, dtype and shape."""
     return [
         (
             Spec(name, tensor.dtype, piece_shape(tensor.shape, piece.begin, piece.end)),

@@ -39,7 +39,7 @@ READ_BYTES_PER_S = 5e6
 """Bytes a second of the slowest disk for which ranks wait while others read."""
 
 MAX_LISTED = 1000
-"""Newest checkpoints of a directory that the ranks exchange."""
+"""Latest checkpoints of a directory that the ranks exchange."""
 
 
 class Loaded(NamedTuple):
@@ -69,7 +69,7 @@ class Loader:
         self._invalid: set[str] = set()
 
     def load(self, step: int | None) -> Loaded | None:
-        """Return the newest sound checkpoint, of this step if one is given; None if there is none at all.
+        """Return the latest sound checkpoint, of this step if one is given; None if there is none at all.
 
         Raises CheckpointInvalidError if all are damaged, CheckpointDirectoryError if the directory cannot be read.
         """
@@ -78,7 +78,7 @@ class Loader:
             if found is not None:
                 return found
         if self._skipped:
-            what, advice = "no checkpoint", "Move them away to begin anew"
+            what, advice = "no checkpoint", "Move them away to start over"
             if step is not None:
                 what = f"no checkpoint of step {step}"
                 advice = "Load another one: `python -m ddpcore.checkpoint verify` lists which are sound"
@@ -88,7 +88,7 @@ class Loader:
         return None
 
     def _candidates(self, step: int | None) -> list[tuple[Published, dict[int, str]]]:
-        """Return all checkpoints of all sites, newest first, each with its name in the directory of each leader."""
+        """Return all checkpoints of all sites, latest first, each with its name in the directory of each leader."""
         error: CheckpointDirectoryError | None = None
         published: list[Published] = []
         refused: list[tuple[str, str]] = []

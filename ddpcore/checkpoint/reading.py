@@ -77,7 +77,7 @@ def read_manifest(path: Path) -> Manifest:
         if size != record.bytes:
             raise CheckpointInvalidError(f"{name} has {size} bytes instead of {record.bytes}")
         if sum(spec.num_bytes for spec, _ in specs_of_file(manifest, name)) > record.bytes:
-            raise CheckpointInvalidError(f"{name} cannot hold what the manifest says")
+            raise CheckpointInvalidError(f"{name} cannot hold what the manifest lists")
     return manifest
 
 
@@ -154,7 +154,7 @@ def _read_all(
     for entry in entries:
         wanted, piece = expected.pop(entry.spec.name, (entry.spec, None))
         if entry.spec != wanted:
-            raise CheckpointInvalidError(f"its header says {entry.spec}, the manifest {wanted}")
+            raise CheckpointInvalidError(f"its header has {entry.spec}, the manifest {wanted}")
         view = place(entry, piece)
         if view is None:
             reader.pass_over(entry.end - entry.begin)

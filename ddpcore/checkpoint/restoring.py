@@ -221,8 +221,8 @@ class Fit(NamedTuple):
     """How a checkpoint's parts fit the objects that they are loaded into.
 
     Attributes:
-        missing: Places of the objects that the checkpoint lacks, "model.head.weight" or a whole object's name.
-        unexpected: Places of the checkpoint's parts that the objects lack.
+        missing: Places of the objects that are not in the checkpoint, "model.head.weight" or a whole object's name.
+        unexpected: Places of the checkpoint's parts that are not in the objects.
         mismatched: What is of another shape, dtype or kind there and here, a sentence each.
     """
 
@@ -261,7 +261,7 @@ def join_fits(fits: Sequence[Fit]) -> Fit:
 
 
 def is_same_kind(saved: object, wanted: object) -> bool:
-    """Say whether a module can take what was saved in place of what it has."""
+    """Return whether a module can take what was saved in place of what it has."""
     if not isinstance(wanted, Tensor):
         return True
     # What is loaded into a meta tensor is lost without an error.
@@ -359,7 +359,7 @@ class Rows(NamedTuple):
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Say whether something is a DTensor: what a rank holds of it is `to_local()`."""
+    """Return whether something is a DTensor: what a rank holds of it is `to_local()`."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(value, module.DTensor)
 
@@ -408,7 +408,7 @@ def _holders(
 def cut_rows(num: int, mesh_shape: Sequence[int], coordinate: Sequence[int], cuts: Sequence[bool]) -> tuple[int, int]:
     """Return the first row at a place of a mesh and the one behind its last, where rows are cut as `torch.chunk` does.
 
-    `cuts` says for each dimension of the mesh whether it cuts rows, each cutting what the one before has left.
+    `cuts` has for each dimension of the mesh whether it cuts rows, each cutting what the one before has left.
     """
     begin, end = 0, num
     for size, number, is_cut in zip(mesh_shape, coordinate, cuts, strict=True):

@@ -46,7 +46,7 @@ END_S = 600.0
 class WriterProcess:
     """Keeps one writer process, replaced if it has died. It does one job at a time.
 
-    Methods do not block unless they say so. `memory_fd` is the memfd that holds its jobs.
+    Methods do not block unless documented. `memory_fd` is the memfd that holds its jobs.
     """
 
     def __init__(self, memory_fd: int) -> None:
@@ -192,7 +192,7 @@ class WriterProcess:
 _log = logging.getLogger(__name__)
 
 SLICE_S = 0.1
-"""How long ranks look at their writers before they tell each other again."""
+"""How long ranks look at their writers before they exchange the results again."""
 
 ABANDON_S = 10.0
 """How long a writer may take to give up; one that hangs in the disk is killed."""
@@ -289,7 +289,7 @@ class Saver:
             answers = self._meeting.agree(call, error, own)
             problems = [answer["status"] or "" for answer in answers]
             causes = ["" if answer["follows"] else problem for answer, problem in zip(answers, problems, strict=True)]
-            # Who only follows may be heard before the one that it follows, whose writer then is still at work.
+            # Who only follows may report before the one that it follows, whose writer then is still at work.
             is_busy = any(answer["status"] is None for answer in answers)
             if any(causes) or (any(problems) and not is_busy):
                 self._fail(causes if any(causes) else problems)
@@ -364,7 +364,7 @@ class Saver:
         self._step_in_flight = None
 
     def _fail(self, problems: list[str]) -> None:
-        """Give up what is in flight, on every rank, and say why."""
+        """Give up what is in flight, on every rank, and raise the reason."""
         step = self._step_in_flight
         self._step_in_flight = None
         self._writer.forget(ABANDON_S)

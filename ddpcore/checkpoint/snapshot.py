@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOUCH_BYTES = 16 << 20
-"""Touched at a time, about 15 ms: a save that comes meanwhile does not wait longer for it."""
+"""Bytes touched at a time, about 15 ms: a save that begins then does not wait longer for it."""
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Tensors are copied as integers of their elements' size: some dtypes have no copy, and a NaN keeps its bits."""
@@ -130,7 +130,7 @@ class Snapshot:
         for first in range(begin, self.num_bytes, TOUCH_BYTES):
             if self._enough.is_set():
                 return
-            # torch lets the interpreter go meanwhile, which an assignment to the map would not.
+            # torch releases the interpreter while it writes, which an assignment to the map would not.
             self._bytes[first : first + TOUCH_BYTES : mmap.PAGESIZE].zero_()
         if cuda_device is not None:
             self._pin(cuda_device)

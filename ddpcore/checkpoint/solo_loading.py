@@ -1,6 +1,6 @@
 """Checkpoints read by one process for itself: it owns no directory, takes no lock, writes nothing, meets no rank.
 
-    loaded = load_checkpoint("runs/gpt/checkpoints", model=model)             # the newest sound one, into the model
+    loaded = load_checkpoint("runs/gpt/checkpoints", model=model)             # the latest sound one, into the model
     state = load_checkpoint("checkpoints/step_00000100", device="cuda").state  # all of this one
     loaded = load_checkpoint("checkpoints", metric="val_loss", model=model)   # the best one of those that are there
     weight = load_tensors("checkpoints", ["model.head.weight"])["model.head.weight"]
@@ -89,10 +89,10 @@ def load_checkpoint(
     the objects, or for all where there are none.
 
     Args:
-        path: The directory of a run: its newest sound checkpoint is loaded. Or the directory of one checkpoint, then
+        path: The directory of a run: its latest sound checkpoint is loaded. Or the directory of one checkpoint, then
             that one or none.
-        step: Of the checkpoint, instead of the newest.
-        metric: Load the sound checkpoint of the newest training with the best value of it, instead of the newest: as
+        step: Step of the checkpoint, instead of the latest.
+        metric: Load the sound checkpoint of the latest training with the best value of it, instead of the latest: as
             given to `Engine.checkpoint` or in `Checkpointer.save(metrics=...)`.
         mode: "min" if the least value is best, or "max". Of equal ones the earlier.
         device: Where the tensors of the returned state are brought to. The objects stay where they are.
@@ -145,13 +145,13 @@ def load_tensors(
     Args:
         path: The directory of a run, or of one checkpoint.
         names: Places in the state, keys joined by dots: "model.layers.0.weight".
-        step: Of the checkpoint, instead of the newest.
+        step: Step of the checkpoint, instead of the latest.
         metric: As of `load_checkpoint`.
         mode: As of `load_checkpoint`.
         device: Where they are brought to.
 
     Raises:
-        CheckpointContentError: The newest sound checkpoint has no tensor of such a name; near ones are named.
+        CheckpointContentError: The latest sound checkpoint has no tensor of such a name; near ones are named.
         CheckpointInvalidError: There is no checkpoint, none is sound, or they do not fit into memory.
         CheckpointDirectoryError: The directory is not there or cannot be read.
         CheckpointCallError: An argument makes no sense.
@@ -176,7 +176,7 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """One search for the newest sound checkpoint below a path, or at it.
+    """One search for the latest sound checkpoint below a path, or at it.
 
     `step` is that of the only one that counts. With a metric the `best` of those that have it is searched for.
     """
@@ -192,7 +192,7 @@ class _Search:
         self._num_vanished = 0
 
     def run(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found:
-        """Return the newest checkpoint that `read` can read and check."""
+        """Return the latest checkpoint that `read` can read and check."""
         if self._is_one:
             return self._run_on_one(read)
         deadline_s = time.monotonic() + PATIENCE_S
@@ -231,7 +231,7 @@ class _Search:
         raise CheckpointInvalidError(f"{self._path} cannot be used: {self._skipped[0]}", self._skipped)
 
     def _look(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found | None:
-        """Try what is there now, newest or best first."""
+        """Try what is there now, latest or best first."""
         try:
             listing = list_checkpoints(self._path)
         except CheckpointDirectoryError as error:
@@ -252,7 +252,7 @@ class _Search:
         return None
 
     def _best_first(self, published: list[Published]) -> list[Published]:
-        """Return those of the newest training with the metric, the best first; all where none is asked for."""
+        """Return those of the latest training with the metric, the best first; all where none is asked for."""
         if self._best.metric is None:
             return published
         manifests = {}
@@ -307,7 +307,7 @@ class _Search:
 
 
 def _is_there(path: Path) -> bool:
-    """Say whether something has this name, as far as is known: what may not be looked at is not gone."""
+    """Return whether something has this name, as far as is known: what may not be looked at is not gone."""
     try:
         path.lstat()
     except OSError as error:

@@ -51,7 +51,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_DEPTH = 100
 MAX_INT_BITS = 8192
-"""Python reads no longer numbers from a text unless told to."""
+"""Python reads no longer numbers from a text, unless its limit is raised."""
 
 _TAG = "$"
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)

@@ -42,7 +42,7 @@ def read_checkpoint(
 ) -> Contents:
     """Read a checkpoint, checking every byte of it.
 
-    `rank` is whose own state to return too. `parts` are keys of the state to return, None for all; those that it lacks,
+    `rank` is whose own state to return too. `parts` are keys of the state to return, None for all; absent ones,
     and a state that is no dict of texts, are no error. Raises CheckpointInvalidError, and MemoryError if it does not
     fit into memory.
     """

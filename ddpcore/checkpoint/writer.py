@@ -12,7 +12,7 @@ shares:
 1. Each writer: `rank-N.safetensors.part`, fsync, rename; then `rank-N.json` with size and checksum.
 2. The first rank's writer, once all shares are there: `manifest.json`, `COMMITTED`, both fsynced; fsync of the
    directory; rename to the checkpoint's name; fsync of the parent. Then it deletes those that are not kept.
-3. A writer that fails says so in `rank-N.failed`, so that the first one need not wait for it.
+3. A writer that fails writes `rank-N.failed`, so that the first one need not wait for it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ PIECE_BYTES = 1 << 20
 """Summed up between two looks at the clock: 0.5 ms of a processor."""
 
 LEAST_FRAC = 0.06
-"""Of a core, where others want all: with less a checkpoint is not written for minutes on a crowded machine."""
+"""Fraction of a busy core: with less a checkpoint is not written for minutes on a crowded machine."""
 
 AMPLE_FRAC = 0.1
-"""Of a core: who gets so much may stand back further."""
+"""Fraction of a core that is ample: the writer may become more modest."""
 
 LEVEL_S = 0.2
 """How long a niceness is kept at least; the kernel takes ten changes of sessions' own a second."""
@@ -63,10 +63,10 @@ NAME = "rankdeck-writer"
 at most 15 characters."""
 
 LONELY_S = 1.0
-"""After the trainer's death, how long shares may be missing with no other writer at work on them."""
+"""Seconds for which shares may be missing after the trainer's death, with no other writer at work on them."""
 
 SILENT_S = 60.0
-"""The same where the file system has no locks that would tell: how long nothing may change."""
+"""The same where the file system has no locks to show it: how long nothing may change."""
 
 Job = dict[str, Any]
 """A job's JSON: {"number", "directory", "file", "bytes", "publish": None or see `_publish`}."""
@@ -123,7 +123,7 @@ class Modesty:
 
 
 class FailedError(Exception):
-    """This job cannot be done; the message says why."""
+    """This job cannot be done; the message gives the reason."""
 
 
 class FollowingError(FailedError):
@@ -165,7 +165,7 @@ class Channel:
         return message
 
     def send(self, message: Job) -> None:
-        """Send a result, if anybody is left to hear it."""
+        """Send a result, if the trainer is still there."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -192,7 +192,7 @@ def main() -> None:
 
 
 def serve(job: Job, memory: int, channel: Channel, modesty: Modesty | None = None) -> None:
-    """Do one job and say how it went. Without `modesty` this process keeps the niceness that it has."""
+    """Do one job and report its result. Without `modesty` this process keeps the niceness that it has."""
     directory = job["directory"]
     lock = -1
     try:
@@ -222,7 +222,7 @@ def serve(job: Job, memory: int, channel: Channel, modesty: Modesty | None = Non
 
 
 def leave_word(path: str, problem: str) -> None:
-    """Tell the first rank's writer what has failed, in one piece, or as much of it as the disk takes."""
+    """Report a failure to the first rank's writer, in one piece, or as much of it as the disk takes."""
     with contextlib.suppress(OSError), open(f"{path}.part", "w", errors="replace") as failed:
         failed.write(problem)
     with contextlib.suppress(OSError):
@@ -393,14 +393,14 @@ def sizes(directory: str) -> dict[str, int]:
     """Return the files of a directory and their sizes."""
     found = {}
     for name in os.listdir(directory):
-        # Others rename theirs meanwhile.
+        # Others rename theirs at the same time.
         with contextlib.suppress(FileNotFoundError):
             found[name] = os.stat(f"{directory}/{name}").st_size
     return found
 
 
 def is_alone(lock: int) -> bool:
-    """Say whether no other writer is at work in the directory of this lock."""
+    """Return whether no other writer is at work in the directory of this lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         alone = True

@@ -85,4 +85,4 @@ def parse_cadence(text: str, *units: Unit) -> Cadence:
 
 def _not_a_cadence(text: object, allowed: tuple[Unit, ...]) -> CadenceError:
     examples = {Unit.STEP: "'100 steps'", Unit.EPOCH: "'1 epoch'", Unit.SECOND: "'10 min'"}
-    return CadenceError(f"{text!r} says no cadence: write it like {' or '.join(examples[unit] for unit in allowed)}")
+    return CadenceError(f"{text!r} is no cadence: write it like {' or '.join(examples[unit] for unit in allowed)}")

@@ -90,7 +90,7 @@ class Engine(Measuring):
         device: Where models and batches are brought to.
 
     Args:
-        seed: Of the weights, of the order of samples, and of what steps draw.
+        seed: Seed of the weights, of the order of samples, and of what steps draw.
         precision: "fp32", "bf16" (autocast) or "fp16" (autocast with a scaled loss).
         log_dir: Rank 0 writes metrics.jsonl, and TensorBoard's files if tensorboard is installed, here; None for none.
         log_every: Steps or epochs between lines of metrics.
@@ -98,7 +98,7 @@ class Engine(Measuring):
             before Slurm ends the job, if Slurm runs it.
         stop_patience_s: How long after SIGTERM the rank may take to reach an agreed stop before it ends like any
             other program; by default ten steps, at least 2 and at most 25 s.
-        group_options: Of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
+        group_options: Options of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
             `GroupOptions`.
 
     Raises:
@@ -198,7 +198,7 @@ class Engine(Measuring):
         Args:
             model: With equal weights on all ranks or not: rank 0's count. Compiled by `torch.compile` or not. One that
                 `fully_shard` has sharded stays as it is.
-            options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
+            options: Options of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
         if not isinstance(model, nn.Module):
             raise refuse(WrapError, "model", model, "a torch.nn.Module")
@@ -241,7 +241,7 @@ class Engine(Measuring):
         Args:
             dataset: Map-style, the same on every rank.
             global_batch_size: Samples of one step, over all ranks and micro-batches.
-            order: Of the samples; by default shuffled anew each epoch.
+            order: Order of the samples; by default another random one each epoch.
             shuffle: False for the data set's own order; not together with `order`.
             drop_last: Leave out an epoch's last global batch if it is not full. Otherwise it is smaller, and counts
                 accordingly.
@@ -264,7 +264,7 @@ class Engine(Measuring):
                 "loader.dataset, and options such as num_workers or collate_fn by name"
             )
         if order is not None and not shuffle:
-            raise EngineUseError("order and shuffle=False say two things: leave out shuffle, the order is as it is")
+            raise EngineUseError("order and shuffle=False are two orders: leave out shuffle, the order is as it is")
 
         def make_sampler() -> ElasticBatchSampler:
             num_samples = num_samples_of_dataset(dataset)
@@ -290,7 +290,7 @@ class Engine(Measuring):
         resume: bool = True,
         **objects: Stateful,
     ) -> bool:
-        """Save checkpoints here, and go on from the newest valid one if there is one. Every rank calls it; blocks.
+        """Save checkpoints here, and go on from the latest valid one if there is one. Every rank calls it; blocks.
 
         Call it once, when model and optimizer are ready and before `steps`. Saved are the objects, the cursors of all
         loaders, random states, the step and the goodput.
@@ -298,7 +298,7 @@ class Engine(Measuring):
         Args:
             directory: The same path on every rank.
             every: "100 steps", "1 epoch" or "10 min"; where gradients add up over steps, at steps with an update.
-            keep_last: Newest checkpoints that stay; None keeps all.
+            keep_last: Latest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
             keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
                 logs the metric is saved at once if it is among them.
@@ -306,12 +306,12 @@ class Engine(Measuring):
                 `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean. What is logged between
                 two `steps` decides nothing, and is an error in the second.
             mode: "min" if the least value is best, or "max".
-            resume: False starts anew: what lies there goes when it is too old for `keep_last`, and does not count for
+            resume: False starts over: what lies there goes when it is too old for `keep_last`, and does not count for
                 `keep_best`.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
 
         Returns:
-            True if training goes on from a checkpoint: `step` says from where.
+            True if training goes on from a checkpoint: `step` is where.
 
         Raises:
             CheckpointMismatchError: The checkpoint is one of other objects. Nothing has been touched.
@@ -366,7 +366,7 @@ class Engine(Measuring):
         To end it early call `stop`. A rank that leaves it alone, by `break` or `return`, is an error that names it.
 
         Args:
-            batches: Of `loader`.
+            batches: Batches of `loader`.
             until: "1000 steps" or "3 epochs", counted from the first attempt's beginning.
 
         Raises:
@@ -449,7 +449,7 @@ class Engine(Measuring):
         """Unscale and clip the gradients, take the optimizer's step and clear them.
 
         Args:
-            optimizer: Of a wrapped model; with several, call it for each.
+            optimizer: Optimizer of a wrapped model; with several, call it for each.
             clip_norm: The most that the gradients' norm may be, above 0; `math.inf` only measures it. None leaves them.
 
         Returns:
@@ -475,7 +475,7 @@ class Engine(Measuring):
         self._loop.add_logger(logger)
 
     def is_due(self, every: str) -> bool:
-        """Say whether the running step completes a multiple of so many steps or epochs: the same on every rank.
+        """Return whether the running step completes a multiple of so many steps or epochs: the same on every rank.
 
         Args:
             every: "200 steps" or "1 epoch".

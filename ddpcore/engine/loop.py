@@ -158,7 +158,7 @@ class Loop:
     def set_saving(self, saving: Saving, *, resume: bool) -> bool:
         """Save checkpoints from now on; return whether training continues from one. Every rank calls it; blocks.
 
-        With `resume` it continues from the newest one, if there is one; the engine's parts follow when the steps begin.
+        With `resume` it continues from the latest one, if there is one; the engine's parts follow when the steps begin.
         """
         self._saving = saving
         self._resumed = saving.resume() if resume else None
@@ -267,7 +267,7 @@ class Loop:
         if resumed is not None and resumed.per_rank is not None:
             restore_random_state(resumed.per_rank, self._options.device)
         elif resumed is not None or self.step == 0:
-            # At another world size there is no state of this rank: begin anew, and differently at each resumption.
+            # At another world size there is no state of this rank: start one, and a different one at each resumption.
             seed_everything(self._options.seed, self.step, 1 + self._options.rank)
         if any(early.is_over for early in self._early):
             self.stop_reason = StopReason.EARLY

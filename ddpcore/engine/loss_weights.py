@@ -9,7 +9,7 @@ micro-batch's backward. Nothing waits for it before the update; with weights on 
 
 The reference is a power of two near a rank's sum of weights, the same on all ranks: gradients travel with nearly the
 size that they end up with, which fp16 and its comm hook need, and no digit depends on it. Ranks agree on the first one
-at a gate, the sums of the last update give the next.
+at a barrier, the sums of the last update give the next.
 
 Source: a division after the reduction is also what torchtune's recipes do, with a blocking all_reduce (`scale_grads_`).
 """

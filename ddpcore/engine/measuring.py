@@ -98,7 +98,7 @@ class Measuring:
         Args:
             model: Wrapped or not; it runs in eval mode and without its wrapper, with rank 0's buffers.
             dataset: Map-style, the same on every rank, which reads its own share of it.
-            function: Of the module and a batch on the device: a tree of tensors with a row for each sample.
+            function: Function of the module and a batch on the device: a tree of tensors with a row for each sample.
             batch_size: Samples of a forward pass on one rank.
             loader_options: As of `evaluate`.
 

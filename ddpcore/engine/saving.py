@@ -72,7 +72,7 @@ class Saving:
         return self._every
 
     def resume(self) -> Resumed | None:
-        """Set the objects back to the newest valid checkpoint; None without one. Blocks.
+        """Set the objects back to the latest valid checkpoint; None without one. Blocks.
 
         Raises CheckpointMismatchError if it is one of other objects, none of which has been touched;
         CheckpointContentError if no engine wrote it.
@@ -119,7 +119,7 @@ class Saving:
 
         Raises EngineUseError if there is none, CheckpointMismatchError as of `resume`.
         """
-        # Before the first save of a training that has begun anew there is nothing but another one's.
+        # Before the first save of a training that has started over there is nothing but another one's.
         checkpoint = self._checkpointer.load_best() if self.last_step is not None else None
         if checkpoint is None:
             raise EngineUseError(

@@ -5,7 +5,7 @@ none: a handler alone would make it deaf to SIGTERM. So the handler does nothing
 descriptor that the interpreter's C handler writes to at once. It notes the wish; and when the main thread reaches no
 boundary in time, or a second SIGTERM comes, it gives the signal back its default action and sends it again.
 
-Children that are forked meanwhile, a DataLoader's workers, inherit none of it: they would write into the same pipe.
+Children that are forked during this, a DataLoader's workers, inherit none of it: they would write into the same pipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a micro-batch's loss to new weights: scaled and weighted backwards, one optimizer step, averages that follow."""
+"""Updates, from a micro-batch's loss to new weights: scaled and weighted backwards, one optimizer step, averages."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Updates:
     def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> StepEnd:
         """End a step of training: averages follow, the loss's scale is set for the next one.
 
-        `is_due` says whether the step completes a multiple of a cadence. Raises EngineUseError as
+        `is_due` is whether the step completes a multiple of a cadence. Raises EngineUseError as
         `LossWeights.finish_step`.
         """
         has_stepped, self._has_stepped = self._has_stepped, False

@@ -4,7 +4,7 @@
 
 A mean over the padded batch, or a mean of the ranks' means, would give bytes of short lines another weight than those
 of long ones, and other weights again with another number of ranks. Here each loss is a mean over its micro-batch's
-bytes and says how many these are: the gradient is that of the mean over all bytes of the global batch.
+bytes and gives `backward` their number: the gradient is that of the mean over all bytes of the global batch.
 
 Shape suffixes: B lines of a rank, S bytes of the longest line, T = S - 1 predicted bytes, V byte values.
 """

@@ -1,7 +1,7 @@
 """torch's c10d rendezvous with rounds that are counted (entry point `torchrun.handlers`), for elastic jobs.
 
 Runs in the launcher. Each gathering of the nodes is a round; all nodes agree on its number, which torch itself does not
-tell (`TORCHELASTIC_RESTART_COUNT` differs between nodes). The names of variables are those of `ddpcore.wire`.
+expose (`TORCHELASTIC_RESTART_COUNT` differs between nodes). The names of variables are those of `ddpcore.wire`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ LAUNCHER_LOG = "launcher.log"
 
 
 class RankLogsSpecs(LogsSpecs):
-    """Names log files by global rank, and tells each worker who launched it.
+    """Names log files by global rank, and puts the launcher's pid into each worker's variables.
 
     torch's own specs number files by local rank and delete those of an earlier start.
     Source: torch/distributed/elastic/multiprocessing/api.py; `reify` may add to the workers' variables.
@@ -77,7 +77,7 @@ class RankLogsSpecs(LogsSpecs):
         return destination
 
     def _begin_round(self, envs: dict[int, dict[str, str]]) -> Path:
-        """Make each start of an elastic job's ranks an attempt, with a directory beside the launcher's; say which."""
+        """Make each start of an elastic job's ranks an attempt, with a directory beside the launcher's; return it."""
         number = int(os.environ[ENV_ROUND])
         if number > 1:
             os.environ.pop(ENV_FAULTS, None)  # a fault is tried out once

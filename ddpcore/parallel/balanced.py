@@ -35,7 +35,7 @@ class BalancedDataParallel(nn.DataParallel[nn.Module]):
 
     A 0-dim output is one figure for several samples, and devices have different numbers of them: `nn.DataParallel`
     returns a vector of such figures, whose mean is not that of the samples. Here it becomes one figure again, as
-    `scalars` says; 0-dim integers are counts and always added up.
+    `scalars` asks for; 0-dim integers are counts and always added up.
 
     Which GPUs there are is decided by CUDA_VISIBLE_DEVICES before anything touches CUDA. On a machine without an
     accelerator, or with one device, the module simply runs. As in `nn.DataParallel`, what `forward` stores on the
@@ -147,7 +147,7 @@ def _check_device(name: str, device: int | torch.device) -> None:
 
 
 def gathered(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device, scalars: Scalars) -> Any:
-    """Put the devices' outputs together, as `BalancedDataParallel` says; `scalars` is what 0-dim floats are."""
+    """Put the devices' outputs together, as described at `BalancedDataParallel`; `scalars` is what 0-dim floats are."""
 
     def join(leaves: list[Any]) -> Any:
         if not isinstance(leaves[0], Tensor):

@@ -45,7 +45,7 @@ class PowerSGD:
         warm_start: Begin with the last step's factors.
         min_compression_rate: A matrix that would not shrink by this factor travels as it is.
         orthogonalization_epsilon: Added to a factor's norms where gradients vanish and fp16 would divide by 0.
-        random_seed: Of the first factors; the same on every rank.
+        random_seed: Seed of the first factors; the same on every rank.
         batch_tensors_with_same_shape: One matrix product for all tensors of one shape: faster, more memory.
     """
 
@@ -132,7 +132,7 @@ def register(ddp: DistributedDataParallel, comm_hook: Literal["none", "fp16", "b
 
 
 def _try_bf16(ddp: DistributedDataParallel) -> None:
-    """Add up one number: a backend that cannot says so here and not in the middle of a backward."""
+    """Add up one number: a backend that cannot do it raises here, not in the middle of a backward."""
     try:
         dist.all_reduce(torch.ones(1, dtype=torch.bfloat16, device=ddp.device), group=ddp.process_group)
     except RuntimeError as error:

@@ -53,7 +53,7 @@ class DdpArguments(TypedDict, total=False):
         broadcast_buffers: Not given: the old name of forward_sync_buffers, deprecated in 2.13, where False also leaves
             buffers out of the first synchronisation. Give one of the two.
         init_sync: True: ranks begin with rank 0's parameters and buffers. False only where something else has seen to
-            equal weights, a loaded checkpoint say: DDP never compares values again.
+            equal weights, such as a loaded checkpoint: DDP never compares values again.
         process_group: All ranks.
         bucket_cap_mb: 25: bigger buckets are fewer collectives, smaller ones overlap earlier with backward.
         find_unused_parameters: False: True walks the graph in every step. Without it a parameter without a gradient
@@ -63,7 +63,7 @@ class DdpArguments(TypedDict, total=False):
             of all gradients in memory and time. A program that calls `detach_()` on gradients must turn it off.
         static_graph: False: True is faster with unused parameters and allows re-entrant checkpointing, but every step
             must use the same parameters in the same way. `_get_ddp_logging_data()["can_set_static_graph"]` of a run
-            without it tells. `accumulate` sees to it that the first backward is a synchronised one, without which
+            without it shows that. `accumulate` sees to it that the first backward is a synchronised one, without which
             torch 2.13 fails an internal assertion.
         delay_all_reduce_named_params: None; a pair with the next. DDP itself then ignores these parameters.
         param_to_hook_all_reduce: None.

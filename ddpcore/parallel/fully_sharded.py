@@ -24,7 +24,7 @@ _MODULE = "torch.distributed.fsdp"
 
 
 def is_fully_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
-    """Say whether `fully_shard` was applied to a module as a whole."""
+    """Return whether `fully_shard` was applied to a module as a whole."""
     fsdp = sys.modules.get(_MODULE)
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 

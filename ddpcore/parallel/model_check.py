@@ -31,7 +31,7 @@ _LABEL = "wrap model"
 
 
 class _Claim(msgspec.Struct):
-    """What a rank says first."""
+    """A rank's first message."""
 
     problem: str
     digest: str
@@ -125,7 +125,7 @@ def agree(problem: str, listing: Mapping[str, str], group: dist.ProcessGroup | N
 def _exchange(value: str, group: dist.ProcessGroup | None) -> list[str]:
     if group is None or group is dist.group.WORLD:
         return exchange(_LABEL, value)
-    # The gate is for all ranks of the job; a part of them has only its own collectives.
+    # The barrier is for all ranks of the job; a part of them has only its own collectives.
     values = [""] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

@@ -1,1 +1,1 @@
-"""What the rank says of itself: the probe, what it reads, and how it gets into an unmodified script."""
+"""What a rank reports of itself: the probe, what it reads, and how it gets into an unmodified script."""

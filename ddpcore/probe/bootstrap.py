@@ -80,7 +80,7 @@ def _is_orphaned(launcher_pid: int, launcher_namespace: str) -> bool:
 
 
 def pid_namespace() -> str:
-    """Return the name of this process's pid namespace, empty where /proc does not tell."""
+    """Return the name of this process's pid namespace, empty where /proc does not show it."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,6 +1,6 @@
 """Injected harm: what strikes a rank at a step, on its own main thread.
 
-One place calls it: `Probe._finish_step`, where the program says a step or its optimizers make one. What needs torch is
+One place calls it: `Probe._finish_step`, where the program or its optimizers end a step. What needs torch is
 in `torch_faults`, which the probe loads when such a fault strikes.
 """
 

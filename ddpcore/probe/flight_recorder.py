@@ -1,7 +1,7 @@
 """The only file that touches torch's private flight recorder, and the private map of process groups beside it.
 
 The recorder is a ring in C++ that every collective passes, also those that DDP issues inside `backward()`. Everything
-here is feature-detected and tolerant: on a torch that lacks it or has changed it, the answers are empty and
+here is feature-detected and tolerant: on a torch without it, or with another one, the answers are empty and
 `is_available` is False.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and distributed_c10d.py, torch 2.8 to 2.13. Gloo and NCCL each
@@ -93,7 +93,7 @@ class FlightRecorder:
 
     @property
     def is_available(self) -> bool:
-        """False when this torch has no recorder: only stacks tell what a rank does."""
+        """False when this torch has no recorder: only stacks show what a rank does."""
         return bool(self._rings)
 
     def counters(self) -> Counters:
@@ -139,7 +139,7 @@ class FlightRecorder:
         return members
 
     def has_process_group(self) -> bool:
-        """Say whether `init_process_group` has made the default group."""
+        """Return whether `init_process_group` has made the default group."""
         return getattr(self._world(), "_default_pg", None) is not None
 
     def num_openings(self) -> int:

@@ -153,7 +153,7 @@ class Cuda(Protocol):
     """The part of `torch.cuda` that is used."""
 
     def is_initialized(self) -> bool:
-        """Say whether the program uses CUDA."""
+        """Return whether the program uses CUDA."""
 
     def device_count(self) -> int:
         """Return how many GPUs it sees."""

@@ -25,7 +25,7 @@ MAX_PAST = 16
 """Last calls in a report: gloo's ranks get one or two calls past the first that differs, NCCL's a backward."""
 
 MAX_LATER = 2
-"""Of these, calls behind the one that the rank waits in."""
+"""Calls among these behind the one that the rank waits in."""
 
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
@@ -155,7 +155,7 @@ class GroupTrack:
         """Take this group's part of a full dump: its collectives in the ring.
 
         `counters` are as the dump shows them: when they differ from the last sample's, the rank has moved in between,
-        and the entries tell how far it has come but not what it waits in. `ends` are the program's latest steps.
+        and the entries show how far it has come but not what it waits in. `ends` are the program's latest steps.
         `first` is, of all groups' calls that follow each other on the GPU, the first that is not over.
         """
         is_current = counters == (self._enqueued, self._completed)

@@ -1,12 +1,12 @@
-"""The probe: one daemon thread that says what this rank does, and the marks a program may set.
+"""The probe: one daemon thread that reports what this rank does, and the marks a program may set.
 
 The thread never raises into training, never blocks on a socket, shares no lock with training and logs nothing. Four
 times a second, ten times while the rank waits in a collective, it reads the recorder's counters and the main thread's
 stack and folds them in `rank_state`. Four times a second, and at once when a wait begins or ends, it sends one
-datagram. A report that does not get through leaves a gap in `report_seq` and is forgotten: the next one says it all
+datagram. A report that does not get through leaves a gap in `report_seq` and is forgotten: the next one holds it all
 again.
 
-What the main thread says (`report_step`, `phase`, barriers) it leaves in `marks`, as whole immutable values.
+What the main thread reports (`report_step`, `phase`, barriers) it leaves in `marks`, as whole immutable values.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MAX_STEP_ENDS = 64
 
 
 class Marks:
-    """What the main thread has said. One thread writes, one reads; every value is replaced whole."""
+    """What the main thread has reported. One thread writes, one reads; every value is replaced whole."""
 
     __slots__ = (
         "barrier",
@@ -383,7 +383,7 @@ def start(
 
 
 def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:
-    """Say that a training step is done. Without a probe it does nothing.
+    """Report that a training step is done. Without a probe it does nothing.
 
     Call it on the main thread, once a step. It never raises, but for faults that were asked for (`StepFaults`): what is
     not a number is left out of the report. A loss on an accelerator costs a synchronisation, so give it only now and
@@ -409,7 +409,7 @@ def count_step(optimizer_id: int) -> None:
 def phase(name: Phase | str) -> AbstractContextManager[None]:
     """Mark a block of the program as one phase: `with ddpcore.phase("eval"):`. Main thread only; blocks may nest.
 
-    The probe tells data, forward, backward and optimizer apart by itself; evaluation and checkpoints need the mark.
+    The probe recognises data, forward, backward and optimizer; evaluation and checkpoints need the mark.
 
     Args:
         name: One of `ddpcore.wire.Phase`.

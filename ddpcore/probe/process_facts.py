@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 FIRST_PERIOD_S = 2.0
 LONGEST_PERIOD_S = 32.0
-"""Between looks, longer each time: what is odd is so from the beginning, and in a process with children a look takes
-0.7 ms with 30 threads beside training."""
+"""Longest pause in seconds between looks, which double: anomalies are there from the beginning, and in a process with
+children a look takes 0.7 ms with 30 threads beside training."""
 
 GROUPLESS_STEPS = 10
 """Steps without a process group after which a rank trains on its own."""
@@ -182,7 +182,7 @@ _MAX_CHAIN = 100
 def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
     """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then continue.
 
-    Without the file torchrun's report of a failed rank says only "to enable traceback see ...". torchrun's SIGTERM
+    Without the file torchrun's report of a failed rank has only "to enable traceback see ...". torchrun's SIGTERM
     takes effect once `note` has returned. Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """
     path = os.environ.get(_ENV_ERROR_FILE, "")
@@ -203,7 +203,7 @@ def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -
 
 
 def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
-    """Return the words and the place of an exception: those of the first one of its chain."""
+    """Return the text and the place of an exception: those of the first one of its chain."""
     first = _first_of_chain(error)
     lines = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
@@ -229,7 +229,7 @@ def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
 def _sigterm_waits() -> Iterator[None]:
     """Let SIGTERM end the process after the block instead of within it, unless the program handles it by itself.
 
-    When a rank has died, torchrun ends those that have lost it within 0.1 s: what they had called is told before.
+    When a rank has died, torchrun ends those that have lost it within 0.1 s: what they had called is reported before.
     """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

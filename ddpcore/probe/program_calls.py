@@ -132,7 +132,7 @@ call_roots = CallRoots()
 
 
 def note_roots() -> bool:
-    """Wrap the methods; return False where this torch lacks one of them."""
+    """Wrap the methods; return False where this torch has not all of them."""
     group_class: Any = getattr(sys.modules.get("torch._C._distributed_c10d"), "ProcessGroup", None)
     originals = {name: getattr(group_class, name, None) for name in TENSORS_AT}
     for name, original in originals.items():

@@ -33,7 +33,7 @@ MAX_GAP_S = 1.0
 
 
 class Standing:
-    """What the looks at a main thread say, one after another."""
+    """What successive looks at a main thread have found."""
 
     def __init__(self) -> None:
         self._clock = StepClock()
@@ -88,7 +88,7 @@ class Standing:
         return fields
 
     def _is_new(self, kind: str, seen: Hashable, now_s: float) -> bool:
-        """Note what is seen, None for nothing, and say whether it is something else than before."""
+        """Note what is seen, None for nothing, and return whether it is something else than before."""
         known = self._since.get(kind)
         if known is not None and known[0] == seen:
             return False
@@ -147,7 +147,7 @@ class StepClock:
         if self._began_s is None:
             self._began_s = self._moved_s = now_s
         if steps_done and not self._steps_done:
-            # The first step is known: what the collectives before it told is of another measure.
+            # The first step is known: what the collectives before it showed is of another measure.
             self._num_seen, self._usual_s, self._longest_s, self._own_s = 0, 0.0, 0.0, 0.0
         num_steps = max(0, steps_done - self._steps_done) if steps_done else int(has_moved)
         self._steps_done = steps_done
@@ -214,7 +214,7 @@ class CallsAtSteps:
             if place > 0:
                 seq = calls[place - 1].seq
                 if self._seq_of.get(end.step, seq) != seq:
-                    # The program counts its steps anew.
+                    # The program counts its steps from the start again.
                     self._seq_of = {known: before for known, before in self._seq_of.items() if known < end.step}
                 self._seq_of[end.step] = seq
         self._forget_undone()
@@ -226,7 +226,7 @@ class CallsAtSteps:
         return self._pairs
 
     def _forget_undone(self) -> None:
-        """Forget higher steps with lower seqs: the program has begun to count anew since."""
+        """Forget higher steps with lower seqs: the program has begun a new count since."""
         latest_seq = max(self._seq_of.values(), default=0)
         for step in sorted(self._seq_of, reverse=True):
             if self._seq_of[step] >= latest_seq:

@@ -1,14 +1,14 @@
 """Folds what the probe sees into a RankReport: where the rank stands in each process group, since when, at which line.
 
-Pure: time is an argument. Two sources tell about collectives, and each lies in its own way (Source: torch 2.13,
+Pure: time is an argument. Two sources show collectives, and each lies in its own way (Source: torch 2.13,
 ProcessGroupGloo and FlightRecorder):
 
 - Counters are cheap and taken at every sample, but count send, receive and monitored_barrier too, by amounts that
-  depend on the rank, and `completed` trails and may step back. They say that something moves, and that something is
+  depend on the rank, and `completed` trails and may step back. They show that something moves, and that something is
   pending; the second only once two samples agree.
 - A full dump costs 200 times as much and holds the one number that ranks can compare, `collective_seq_id`. It is wanted
   when a rank or a pending operation has been quiet for two samples, once per position: then a waiting rank learns what
-  it waits in, and a missing rank how far it had come. A slow beat keeps the numbers fresh while all goes well.
+  it waits in, and a missing rank how far it had come. A slow tick keeps the numbers fresh while all goes well.
 """
 
 from __future__ import annotations
@@ -331,9 +331,9 @@ class RankState:
                 assert group.ranks == sorted(group.ranks)
 
     def _reset(self) -> None:
-        """Forget the groups of a default group that has been destroyed: the new ones have their names, and count anew.
+        """Forget the groups of a default group that has been destroyed: the new ones have their names, and a new count.
 
-        Until this rank calls something in them it must say so, or the others' first wait would seem to be behind it.
+        Reports hold an idle default group until its next call, or the others' first wait would seem to be behind it.
         """
         self._past_keys |= self._tracks.keys()
         self._tracks.clear()
@@ -380,7 +380,7 @@ class RankState:
         named: dict[str, tuple[GroupTrack, list[int]]] = {}
         for key, (name, ranks) in self._labels.items():
             track = self._tracks[key]
-            # A group that was destroyed and made anew has the old name: the younger one stands for it.
+            # A group that was destroyed and made again has the old name: the younger one stands for it.
             if name not in named or track.changed_s >= named[name][0].changed_s:
                 named[name] = track, ranks
         order = list(named)

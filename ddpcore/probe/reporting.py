@@ -11,26 +11,26 @@ import socket
 from random import Random
 
 TICK_S = 0.24
-"""Between samples while the rank works, on average. Training empties the caches, and each line then costs four times
+"""Mean seconds between samples while the rank works. Training empties the caches, and each line then costs four times
 what it costs alone (tests/bench/bench_probe_cost.py)."""
 
 TICK_SPREAD_S = 0.04
-"""How much shorter or longer one tick is: a step that takes just as long as a tick would be seen at one place only, and
-the samples would say that it spends all its time there."""
+"""Random part of a tick in seconds: a step as long as a tick would be seen at one place only, and
+the samples would claim that it spends all its time there."""
 
 WAITING_TICK_S = 0.1
-"""Between samples while the rank waits: then it has time, and people want to know."""
+"""Seconds between samples while the rank waits: then it has time, and users want to know."""
 
 SECOND_LOOK_S = 0.05
-"""After this time what was first seen pending is looked at again: what is over by then, as in training nearly every
+"""Seconds after which a pending operation is looked at again: what is over by then, as in training nearly every
 collective is, costs no sample."""
 
 SLOW_TICK_S = 2.5
-"""Between full dumps of the recorder while nothing is quiet. The beat is the wall clock's, so that the rings of all
+"""Seconds between full dumps of the recorder while nothing is quiet, by the wall clock, so that the rings of all
 ranks of a machine hold the same collectives when they are read."""
 
 TICK_SLACK_S = 0.001
-"""Behind a beat, so that poll(), which rounds, does not wake before it."""
+"""Seconds of a sample behind its tick, so that poll(), which rounds, does not wake before it."""
 
 REPORT_SLACK_S = 0.02
 """Slack in seconds: a sample that comes a little early still sends its report, which would otherwise wait for the next

@@ -183,7 +183,7 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
 def _latest_calls(recorded: RecorderDump) -> list[RecordedCall]:
     """Return the latest calls of all recorders together, the oldest first."""
     now_s = time.time()  # noqa: TID251 - the recorder's clock
-    # Stable: where times are not told, the order is the recorder's.
+    # Stable: where times are missing, the order is the recorder's.
     entries = sorted(recorded.entries, key=lambda entry: entry.called_us)
     return [_recorded(entry, now_s) for entry in entries[-MAX_RECORDED:]]
 

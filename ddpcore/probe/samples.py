@@ -121,7 +121,7 @@ class Recorder(Protocol):
         """Return the process groups of this rank."""
 
     def has_process_group(self) -> bool:
-        """Say whether the default group exists."""
+        """Return whether the default group exists."""
 
     def num_openings(self) -> int:
         """Return how many default groups there have been."""
@@ -177,7 +177,7 @@ class MainLook(NamedTuple):
     """Where the main thread stands, and what it waits for there outside collectives, as far as that is known."""
 
     mark: int = 0
-    """Of all its frames: it has moved when another is found. 0 where nobody has looked."""
+    """Digest of all its frames: it has moved when another is found. 0 where nobody has looked."""
     peer_wait: PeerWait | None = None
     child_wait: ChildWait | None = None
     exit_wait: ExitWait | None = None
@@ -185,7 +185,7 @@ class MainLook(NamedTuple):
 
 
 NOTHING = MainLook()
-"""Of a main thread that nobody has looked at."""
+"""Value for a main thread that has not been sampled."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):

@@ -34,7 +34,7 @@ MAX_REMEMBERED_FRAMES = 4096
 """Bound of the memory for frames: programs that compile code at run time make new file names without end."""
 
 _COMPILED = "/torchinductor_"
-"""In the path of what torch.compile has written, TORCHINDUCTOR_CACHE_DIR aside. Source: torch 2.13,
+"""Part of the path of what torch.compile has written, TORCHINDUCTOR_CACHE_DIR aside. Source: torch 2.13,
 `torch._inductor.runtime.cache_dir_utils.default_cache_dir`."""
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
@@ -58,7 +58,7 @@ class CodeRoots(msgspec.Struct, frozen=True):
 
 
 class Reading(NamedTuple):
-    """What one stack says."""
+    """What one stack shows."""
 
     phase: Phase
     """Phase; `OTHER` when nothing in the stack shows one."""
@@ -77,7 +77,7 @@ class _Rule(NamedTuple):
 
 
 class FrameKind(NamedTuple):
-    """What a frame says whatever line it stands at."""
+    """What a frame is, whatever line it stands at."""
 
     weight: int
     phase: Phase
@@ -274,7 +274,7 @@ def stack_of(thread_id: int) -> list[StackLine]:
 
 
 class StackWalk:
-    """Reads what a thread's stack says, several times a second: what `StackReader.read` says of `stack_of`, for less.
+    """Reads a thread's stack several times a second: what `StackReader.read` finds in `stack_of`, for less.
 
     No line is looked up but the place's, and code that has been met is known by its id, so that nothing of it is
     touched again: in training all that is touched has to come from memory.
@@ -335,7 +335,7 @@ def _lines(frame: FrameType | None) -> list[StackLine]:
 def all_stacks(max_frames: int) -> dict[int, tuple[list[StackLine], bool]]:
     """Return each thread's innermost frames by its id, and whether there are more: 0.1 ms. No frame is kept.
 
-    Functions have their class before them. The threads run on meanwhile, so each stack is of its own moment.
+    Functions have their class before them. The threads keep running, so each stack is of its own moment.
     """
     stacks: dict[int, tuple[list[StackLine], bool]] = {}
     for thread_id, innermost in current_frames().items():

@@ -41,7 +41,7 @@ space."""
 def strike(kind: FaultKind) -> None:
     """Do one of the faults of this file to the calling rank.
 
-    Raises RuntimeError for `OOM`, in torch's words, and for `MISMATCH` when the group's time-out has passed.
+    Raises RuntimeError for `OOM`, with torch's text, and for `MISMATCH` when the group's time-out has passed.
     """
     if kind is FaultKind.SKIP_BARRIER:
         leave_out_next_meeting()

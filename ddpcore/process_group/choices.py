@@ -176,7 +176,7 @@ class NicChoice(NamedTuple):
 
 
 def check_interfaces(environ: Mapping[str, str], backends: Collection[str], interfaces: Collection[str]) -> None:
-    """Raise InterfaceError for names that this machine does not have: gloo tells nobody, and the others wait."""
+    """Raise InterfaceError for names that this machine does not have: gloo reports it nowhere, and the others wait."""
     for variable, names in _named(environ, backends):
         for name in names:
             if name not in interfaces:
@@ -193,7 +193,7 @@ def choose_nic(
     in_use = [name for name in _VARIABLES if name in backends]
     kept = {_VARIABLES[name]: environ[_VARIABLES[name]] for name in in_use if environ.get(_VARIABLES[name])}
     free = [name for name in in_use if _VARIABLES[name] not in kept]
-    lines = [f"{variable}={value} as the environment says" for variable, value in kept.items()]
+    lines = [f"{variable}={value} by the environment" for variable, value in kept.items()]
     names = [value for value in kept.values() if value.removeprefix("=") == "lo"]
     chosen: dict[str, str] = {}
     if free and route is not None:

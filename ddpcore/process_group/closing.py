@@ -6,7 +6,7 @@ Three things in torch 2.13 can hang or kill a rank that closes its group:
   last reference goes: in `destroy_process_group`, or with a DDP model at the end of the program. A group with such a
   collective gets a reference that never goes.
 - NCCL's shutdown may wait for kernels that never end: then the communicators are aborted.
-- A gloo thread that lets go of its last collective needs the interpreter. Where that has ended meanwhile, the rank is
+- A gloo thread that lets go of its last collective needs the interpreter. Where that has already ended, the rank is
   aborted ("terminate called without an active exception"): at exit such threads get a moment.
 
 Source: ProcessGroupGloo::~ProcessGroupGloo and runLoop; https://github.com/pytorch/pytorch/issues/190489 and

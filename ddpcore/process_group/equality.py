@@ -45,7 +45,7 @@ def differences(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> dic
     """Return a sentence for each fact that is not the same on all ranks, by its name; the largest group comes first.
 
     Args:
-        facts: Of each rank, in the order of ranks.
+        facts: Facts of each rank, in the order of ranks.
         hosts: Where each rank runs.
     """
     found = {}
@@ -144,7 +144,7 @@ def check_equal_everywhere(facts: Mapping[str, str], *, label: str = "equality",
 
     Args:
         facts: What to compare, by the name that people read.
-        label: Of the meeting; see `ddpcore.barriers.exchange`.
+        label: Name of the meeting; see `ddpcore.barriers.exchange`.
         timeout_s: How long to wait for the others.
 
     Raises:

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
 
 POLL_S = (0.001, 0.2)
-"""Between two looks at the verdict: the first, and the longest. 1,024 ranks then ask a store 5,000 times a second, of
-the 30,000 and more that one TCPStore answers."""
+"""Seconds between two looks at the verdict, the first and the longest. 1,024 ranks then ask a store 5,000 times a
+second, of the 30,000 and more that one TCPStore answers."""
 
 POLL_GROWTH = 1.3
 
@@ -119,7 +119,7 @@ def join(
 
 
 def publish_failure(store: Store, info: RankInfo, spec: RendezvousSpec, error: Exception) -> None:
-    """Tell the other ranks that this one never joins, and why; blocks some seconds at most."""
+    """Report to the other ranks that this one never joins, and why; blocks some seconds at most."""
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
         _JoinCheck(store, info, spec, 0.0).fail(error)
@@ -199,7 +199,7 @@ class _JoinCheck:
         else:
             verdict = Verdict(Refusal.CONTRADICTION, rank_info.duplicate_text(other, self._info, where))
         self._board.refuse(verdict)
-        # Whatever the others have been told before: this process is one too many.
+        # Whatever the others have read before: this process is one too many.
         self._board.raise_refusal(verdict)
 
     def _renew_if_past(self, other: RankInfo) -> None:
@@ -221,7 +221,7 @@ class _JoinCheck:
             return False
         if shares_machine and other.rank == self._info.rank and _is_gone(other):
             return True
-        # Who was started after a group was refused belongs to a new attempt; who only comes late is to be told.
+        # Who was started after a group was refused belongs to a new attempt; who only comes late is to read that.
         return verdict.machine == self._info.machine and self._info.started_ticks > verdict.at_ticks > 0
 
     def _look_for_dead(self) -> None:
@@ -324,7 +324,7 @@ class _JoinCheck:
         deadline_s = time.monotonic() + INFO_S
         while not self._board.is_set(number) and time.monotonic() < deadline_s:
             time.sleep(POLL_S[1])
-        text = f"the last rank to come to {self._spec.where} has not said what it found: look at the ranks' output"
+        text = f"the last rank to come to {self._spec.where} has not reported what it found: look at the ranks' output"
         return self._board.refuse(Verdict(Refusal.FAILED, text))
 
 

@@ -39,7 +39,7 @@ CLOSE_S = 300.0
 MAX_RANKS = 1 << 31
 
 TIMEOUT_S = 1800.0
-"""Of collectives, as torch has it for gloo."""
+"""Seconds of a collective's time-out, as torch has it for gloo."""
 
 
 class OpenGroup:
@@ -82,7 +82,7 @@ class OpenGroup:
     def close(self, *, has_failed: bool = False, timeout_s: float = CLOSE_S) -> None:
         """Meet the other ranks, and destroy the group. A second call, and one in a forked child, does nothing.
 
-        Main thread. Never raises for what other ranks do or do not: it says in the log who did not come. A program
+        Main thread. Never raises for what other ranks do or do not: it logs who did not come. A program
         that ends without it leaves the group as after an error.
 
         Args:
@@ -137,7 +137,7 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
         world_size: By default WORLD_SIZE of the environment; both must agree.
         backend: By default gloo on the CPU, and cpu:gloo,cuda:nccl on GPUs, so that both kinds of tensors can be sent.
         device: By default this node's GPU of the local rank's number, if GPUs are seen, else the CPU.
-        timeout_s: Of every collective.
+        timeout_s: Time-out of every collective.
         join_timeout_s: How long to wait for the other ranks here.
         allow_unequal: Only warn of ranks that run other code or versions.
 

@@ -38,7 +38,7 @@ FILE_PATIENCE_S = 5.0
 """Seconds that a file store may wait for a file that was removed; it does so with the interpreter's lock held."""
 
 PUBLISH_S = 3.0
-"""Seconds that a rank which cannot take part tries to tell the others."""
+"""Seconds for which a rank that cannot take part tries to reach the others."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Opening:
         check_version(self._backends, has_cuda=self._kind == "cuda")
 
     def _publish_to_others(self, own_info: RankInfo, error: DdpcoreError) -> None:
-        """Tell the other ranks not to wait for this one, if they can be reached immediately."""
+        """Report to the other ranks not to wait for this one, if they can be reached immediately."""
         with contextlib.suppress(DdpcoreError):
             store = open_store(self._spec, PUBLISH_S)
             store.set_timeout(timedelta(seconds=PUBLISH_S))

@@ -1,4 +1,4 @@
-"""How this rank was told to meet the others: arguments, URL and environment made one, or refused.
+"""How this rank is to meet the others: arguments, URL and environment made one, or refused.
 
 Pure: the environment is an argument. What contradicts itself is refused here, before any rank waits for another.
 """
@@ -80,7 +80,7 @@ def read_rendezvous(
 ) -> RendezvousSpec | None:
     """Return where and as which rank this process joins the others; None if it was not launched with others.
 
-    `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments say that
+    `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments mean that
     there are ranks. `rank` and `world_size` come from the URL or the environment where they are None. Raises
     NotLaunchedError if something is absent or no number, ContradictoryLaunchError if two sources disagree, a number is
     out of range, or the URL makes no sense.
@@ -153,10 +153,10 @@ def _agreed(variable: str, name: str, given: int | None, query: Mapping[str, str
         sources.append((f"{name}={given} was given", given))
     if name in query:
         number = _to_int(f"init_method's {name}", query[name])
-        sources.append((f"init_method says {name}={number}", number))
+        sources.append((f"init_method has {name}={number}", number))
     if environ.get(variable):
         number = _to_int(variable, environ[variable])
-        sources.append((f"the environment says {variable}={number}", number))
+        sources.append((f"the environment has {variable}={number}", number))
     if not sources:
         raise NotLaunchedError(f"{variable} is not set: {_foreign_hint(environ) or _HOW_TO_RUN}")
     first_text, first = sources[0]
@@ -170,7 +170,7 @@ def _foreign_hint(environ: Mapping[str, str]) -> str:
     for rank_name, size_name in _FOREIGN_RANKS.items():
         if environ.get(rank_name):
             return (
-                f"another launcher says {rank_name}={environ[rank_name]}; "
+                f"another launcher has set {rank_name}={environ[rank_name]}; "
                 f"give rank=int(os.environ['{rank_name}']) and world_size=int(os.environ['{size_name}'])"
             )
     return ""
@@ -179,7 +179,7 @@ def _foreign_hint(environ: Mapping[str, str]) -> str:
 def _env_master(environ: Mapping[str, str]) -> tuple[str, int]:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environ.get(name):
-            raise NotLaunchedError(f"{name} is not set: it says where rank 0 listens; {_HOW_TO_RUN}")
+            raise NotLaunchedError(f"{name} is not set: it is where rank 0 listens; {_HOW_TO_RUN}")
     return environ["MASTER_ADDR"], _port("MASTER_PORT", _to_int("MASTER_PORT", environ["MASTER_PORT"]))
 
 
@@ -190,7 +190,7 @@ def _tcp_master(parts: SplitResult, init_method: str) -> tuple[str, int]:
         raise ContradictoryLaunchError(f"init_method {init_method!r}: {error}; {_HOW_TO_MEET}") from None
     if not host or port is None or parts.path not in {"", "/"}:
         raise ContradictoryLaunchError(
-            f"init_method {init_method!r} does not say where rank 0 listens: write tcp://HOST:PORT"
+            f"init_method {init_method!r} does not name where rank 0 listens: write tcp://HOST:PORT"
         )
     return host, _port("init_method's port", port)
 
@@ -226,7 +226,7 @@ def _torch_url(parts: SplitResult, rank: int, query: Mapping[str, str]) -> str:
 
 
 def _local_numbers(environ: Mapping[str, str], world_size: int) -> LocalNumbers:
-    """Return what the launcher says of the node, if it does; LOCAL_RANK alone is enough to choose a device.
+    """Return the launcher's facts of the node, if there are any; LOCAL_RANK alone is enough to choose a device.
 
     torchrun calls a node's number GROUP_RANK, Lightning NODE_RANK.
     """

@@ -24,7 +24,7 @@ class PhysicalGpu:
     """A GPU of the machine, whoever sees it."""
 
     index: int
-    """As nvidia-smi counts: by PCI bus."""
+    """Index by nvidia-smi's count: by PCI bus."""
     uuid: str
     """GPU-8932f937-d72c-4106-c12f-20bd9faed9f6."""
     name: str = ""
@@ -42,7 +42,7 @@ class VisibleGpu:
 
     @property
     def uuid(self) -> str:
-        """What tells it apart from every other."""
+        """Name that no other device has."""
         return self.mig_uuid or self.gpu.uuid
 
 

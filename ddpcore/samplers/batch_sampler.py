@@ -1,7 +1,7 @@
 """Which samples this rank takes in each step: a batch sampler for an unmodified DataLoader that can resume anywhere.
 
 Three things are kept apart: the order of the samples (`order.py`), who takes which of them (`shares.py`), and how far
-training has come (`cursor.py`). The cursor is global and moves when the trainer says that a step is finished, not when
+training has come (`cursor.py`). The cursor is global and moves when the trainer reports a step as finished, not when
 a worker of the DataLoader fetches ahead. A run therefore resumes in the middle of an epoch with any number of ranks,
 any batch size and any shares, and no sample of the epoch is lost, repeated or padded.
 """
@@ -252,7 +252,7 @@ class _Pass(Iterator[list[int]]):
         return cursor_state(self._sampler.order, steps.after(cursor, self.progress.num_taken))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin this pass, and with it the sampler's cursor, anew from there."""
+        """Begin this pass, and with it the sampler's cursor, at that point."""
         self._sampler.load_state_dict(state_dict)
         begun = iter(self._sampler)
         self.progress, self.batches = begun.progress, begun.batches

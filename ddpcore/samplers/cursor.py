@@ -67,7 +67,7 @@ class Steps(NamedTuple):
 
 
 def cursor_state(order: Order, cursor: Cursor) -> dict[str, object]:
-    """Return a cursor as a JSON-able state that says of which order it is."""
+    """Return a cursor as a JSON-able state that names its order."""
     return {
         "version": STATE_VERSION,
         "order": order.fingerprint(),

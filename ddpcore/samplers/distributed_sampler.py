@@ -1,4 +1,4 @@
-"""In place of torch's DistributedSampler and torchdata's StatefulDistributedSampler: at once, and at any world size."""
+"""Replaces torch's DistributedSampler and torchdata's StatefulDistributedSampler: at once, and at any world size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         num_replicas: How many ranks; None asks the process group, then torchrun's variables, then it is alone.
         rank: This one; None likewise.
         shuffle: Another permutation each epoch; False is the data set's own order.
-        seed: Of the permutations, the same on every rank.
+        seed: Seed of the permutations, the same on every rank.
         drop_last: Cut the rest off instead of padding it.
         order: In place of `shuffle` and `seed`: another order, such as a weighted one.
 
@@ -105,7 +105,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             block_end = min(begin + num_indices, end)
             positions = first + self.num_replicas * np.arange(begin, block_end, dtype=np.int64)
             if positions[-1] >= num_samples:
-                # Padding begins anew at the first position, as often as a data set smaller than the world needs it.
+                # Padding starts over at the first position, as often as a data set smaller than the world needs it.
                 positions %= num_samples
             for index in self.order.take(epoch, positions).tolist():
                 self.yielded += 1
@@ -164,7 +164,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         return self.yielded >= len(self)
 
     def _begin_pass(self) -> None:
-        """Go on where a loaded state says, else to the beginning: of the next epoch if this one was read to its end."""
+        """Go to a loaded state's place, else to the beginning: of the next epoch if this one was read to its end."""
         resumed_at, self.next_yielded = self.next_yielded, None
         asked_epoch, self._asked_epoch = self._asked_epoch, None
         if resumed_at is not None:

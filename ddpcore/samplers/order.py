@@ -1,4 +1,4 @@
-"""In which order the samples of an epoch come: a pure function from a position in the epoch to a sample.
+"""The order in which the samples of an epoch come: a pure function from a position in the epoch to a sample.
 
 Nothing is stored for each sample. `ShuffledOrder` is a keyed bijection on 0..n-1, computed for a block of positions at
 a time: it starts in microseconds and takes the same memory for a thousand samples and for a trillion. Since an order
@@ -12,7 +12,7 @@ own, of
 
 Each half of a round can be undone, so the whole is a permutation of 0..2^b-1. A value that is n or more is sent through
 again until it is below n ("cycle walking"), which leaves a permutation of 0..n-1; fewer than half of the values walk.
-Statistically it cannot be told from `torch.randperm` (tests/unit/ddpcore/test_order_quality.py); it is no cipher.
+It passes the statistical tests of `torch.randperm` (test_order_quality.py of its unit tests); it is no cipher.
 Checkpoints carry the tag: numbers in this file never change, a better bijection gets a new tag.
 
 Source: the multiply and xor-shift rounds follow A. Kensler, Correlated Multi-Jittered Sampling, Pixar TM 13-01, 2013;
@@ -164,9 +164,9 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
     they are persistent, which keep their first copy).
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         epoch: From 0.
-        index: Of the sample in the data set.
+        index: Index of the sample in the data set.
 
     Returns:
         0 to 2^63 - 1: what torch.manual_seed, random.seed and numpy all take.
@@ -180,7 +180,7 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
 
 def key_of(*numbers: int) -> int:
-    """Return 64 bits that depend on all bits of all words and on their order."""
+    """Return 64 bits that depend on all bits of the numbers and on their order."""
     key = 0
     for word in numbers:
         key = _mix(((key ^ (word & _MASK_64)) + _GOLDEN) & _MASK_64)
@@ -261,7 +261,7 @@ def checked_positions(positions: object, num_samples: int) -> Indices:
 
 @lru_cache(maxsize=256)
 def _rounds(seed: int, epoch: int, num_samples: int) -> tuple[tuple[np.uint64, np.uint64], ...]:
-    """Return factor and addend of each round: the key depends on n, so that a data set that grows is shuffled anew."""
+    """Return factor and addend of each round: the key depends on n, so that a data set that grows gets a new order."""
     state = key_of(seed, epoch, num_samples)
     numbers = [_mix((state + number * _GOLDEN) & _MASK_64) for number in range(1, 2 * _NUM_ROUNDS + 1)]
     return tuple(

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _LABEL = "samplers agree"
 
 _MAX_SHOWN = 4
-"""Of several answers to one question, so many stand in the error."""
+"""Number of different answers to one question that an error shows."""
 
 
 PlannedT = TypeVar("PlannedT", bound="Planned")
 
 
 class Planned(Protocol):
-    """A sampler that can say how it cuts up an epoch."""
+    """A sampler that describes how it cuts up an epoch."""
 
     def plan(self) -> dict[str, Any]:
         """Return JSON-able facts that are equal on all ranks, except `rank`, of `num_replicas`."""
@@ -55,7 +55,7 @@ def make_same_everywhere(make: Callable[[], PlannedT], timeout_s: float = 1800.0
         sampler = make_same_everywhere(lambda: ElasticBatchSampler(ShuffledOrder(len(dataset)), 256))
 
     Where making it fails on one rank only, such as for a data set that is empty there, `check_same_everywhere` would
-    leave the others waiting for a rank that has raised; this tells them. Main thread; blocks until all have come.
+    leave the others waiting for a rank that has raised; this informs them. Main thread; blocks until all have come.
 
     Args:
         make: Makes this rank's sampler, and may load its state.
@@ -87,7 +87,7 @@ def make_same_everywhere(make: Callable[[], PlannedT], timeout_s: float = 1800.0
 
 
 def find_difference(plans: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words what the plans of ranks 0, 1, ... differ in, or ""."""
+    """Return as text what the plans of ranks 0, 1, ... differ in, or ""."""
     flat = [{**plan, **plan["order"]} for plan in plans]
     names = {name for plan in flat for name in plan} - {"order", "rank"}
     differences = []
@@ -106,7 +106,7 @@ def find_difference(plans: Sequence[Mapping[str, Any]]) -> str:
 
 
 def find_untaken(plans: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words which shares no rank takes although the plans are otherwise equal, or ""."""
+    """Return as text which shares no rank takes although the plans are otherwise equal, or ""."""
     untaken = sorted(set(range(plans[0]["num_replicas"])) - {plan["rank"] for plan in plans})
     if not untaken:
         return ""

@@ -107,7 +107,7 @@ class ShardedDataset(Dataset[Any], Generic[Shard]):
 
         Raises:
             SamplerIndexError: There is no such sample.
-            SamplerArgumentError: This is no number, or the shard has fewer samples than `lengths` says.
+            SamplerArgumentError: This is no number, or the shard has fewer samples than in `lengths`.
         """
         if not 0 <= checked_int("index", index) < len(self):
             raise SamplerIndexError(f"there is no sample {index}, there are {len(self)}")

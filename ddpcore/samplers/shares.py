@@ -148,13 +148,13 @@ def suggest_weights(
         memory: One for each rank.
         global_batch_size: Samples of a step over all ranks.
         speeds: Samples a second of each rank; None means equally fast ones.
-        reserve_frac: Of each capacity, kept free for fragmentation.
+        reserve_frac: Fraction of each capacity, kept free for fragmentation.
 
     Returns:
         One weight for each rank; they add up to `global_batch_size`.
 
     Raises:
-        SamplerArgumentError: The batch does not fit, and the message says how many samples do; or an argument is none.
+        SamplerArgumentError: The batch does not fit, and the message gives how many samples do; or an argument is none.
     """
     _check_list("memory", memory, "a RankMemory for each rank, in a list")
     reserve = "a number from 0 to below 1, of each capacity"

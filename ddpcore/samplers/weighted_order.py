@@ -118,7 +118,7 @@ class WeightedOrder(OrderByPositions):
 
 
 def drawn_by(bits: RandomBits, cumulated: npt.NDArray[np.float64]) -> Indices:
-    """Return the samples that 64-bit words choose: each word is a point, each sample an interval as wide as its weight.
+    """Return the samples that 64-bit numbers choose: each is a point, each sample an interval as wide as its weight.
 
     `cumulated` are sums of the weights up to and including each sample's.
     """

@@ -151,4 +151,4 @@ class _Watch:
 
     def _has_ended(self) -> bool:
         job = self._cluster.jobs.get("train")
-        return job is not None and all(share.status.state in ENDED_STATES for share in job.shares.values())
+        return job is not None and all(share.status.state in ENDED_STATES for share in job.assignments.values())

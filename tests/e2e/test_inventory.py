@@ -74,7 +74,7 @@ def test_hosts_come_from_the_configuration_of_ssh(shell: Shell) -> None:
     assert shell.hosts == [HostEntry("gpu1"), HostEntry("gpu2")]
     assert (shell.directory / "rankdeck.toml").read_text() == stdout
     code, _, stderr = shell.run("init", "--yes")
-    assert (code, "rankdeck.toml tells of a cluster already" in stderr) == (2, True)
+    assert (code, "rankdeck.toml describes a cluster already" in stderr) == (2, True)
 
 
 def test_hosts_come_from_a_hostfile_and_settings_stay(shell: Shell) -> None:
@@ -194,7 +194,7 @@ def test_a_file_that_tells_of_a_cluster_is_left_alone(shell: Shell, before: str)
     (shell.directory / "rankdeck.toml").write_text(before)
     code, _, stderr = shell.run("init", "--yes")
 
-    assert (code, "rankdeck.toml tells of a cluster already" in stderr) == (2, True)
+    assert (code, "rankdeck.toml describes a cluster already" in stderr) == (2, True)
     assert (shell.directory / "rankdeck.toml").read_text() == before
 
 

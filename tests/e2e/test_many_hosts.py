@@ -44,11 +44,11 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     assert "1 of 3 hosts cannot take part" in stderr
 
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--max-restarts", "2", "--", "train.py")
-    assert (code, "a job over several hosts is not begun again by itself" in stderr) == (2, True)
+    assert (code, "a job over several hosts is not restarted by itself" in stderr) == (2, True)
     assert (len(stderr.splitlines()), "and then: rankdeck restart gpt)" in stderr) == (1, True), "what to do instead"
     network["h2"].exec("ip", "route", "add", "unreachable", f"{network['h1'].address}/32")
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--", "train.py")
-    assert (code, "in the way of job gpt (rankdeck doctor says more" in stderr) == (1, True), stderr
+    assert (code, "in the way of job gpt (rankdeck doctor shows more" in stderr) == (1, True), stderr
     assert "rankdeck: h2: " in stderr
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--no-doctor", "--", "train.py")
     assert (code, "h2 refused (unreachable): no way from here to" in stderr) == (4, True), stderr

@@ -187,4 +187,4 @@ def test_a_job_in_an_allocation_is_started_watched_and_ended_through_its_relay(
     allocation.cancel()
     until(lambda: allocation.pids("agent serve") == [], SOON_S, "the agents have ended with their step")
     code, _, stderr = desk.run("status")
-    assert (code, "it has ended, as it told the relay on h1" in stderr) == (3, True), stderr
+    assert (code, "it has ended, as it reported to the relay on h1" in stderr) == (3, True), stderr

@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_one_error_on_every_rank(how: str, message: str) ->
     [
         ("other call", "BarrierDeadlockError", "rank 1 waits in its 1st call of exchange 'engine.reduce'"),
         ("did not come", "BarrierTimeoutError", "rank 1 did not reach exchange 'engine.gather' in 8 s"),
-        ("dead", "BarrierDeadlockError", "rank 1 has died, last heard of at "),
+        ("dead", "BarrierDeadlockError", "rank 1 has died, last seen at "),
     ],
 )
 def test_a_rank_that_does_not_come_is_named(how: str, name: str, words: str) -> None:

@@ -198,7 +198,7 @@ def test_a_killed_master_is_told_within_seconds() -> None:
     for outcome in outcomes[1:]:
         kind, message, _, after_s = outcome.value
         assert kind == "MasterFailedError"
-        assert message.startswith(f"first 'corpus' can never end: rank 0 has died, last heard of at {HERE}:")
+        assert message.startswith(f"first 'corpus' can never end: rank 0 has died, last seen at {HERE}:")
         assert after_s < AT_ONCE_S
 
 

@@ -91,6 +91,6 @@ def test_a_rank_that_ends_of_a_full_disk_is_told_though_it_could_not_write_why(d
         report = agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES, START_S, "the job has ended")
         (job,) = report.jobs
         assert (job.state, job.exit_code) == (JobState.FAILED, 1)
-        assert job.detail == "rank 1 exited with code 1: disk full: what it said of its end is lost"
+        assert job.detail == "rank 1 exited with code 1: disk full: what it wrote of its end is lost"
         assert job.root_cause is not None
         assert job.root_cause.rank == 1

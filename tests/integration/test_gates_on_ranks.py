@@ -154,10 +154,11 @@ def test_every_survivor_names_all_missing_ranks_with_their_lines() -> None:
         assert message.startswith("ranks 2-3 did not reach barrier 'epoch' in 6 s: rank 2 is alive at ")
         assert f"rank 2 is alive at {HERE}:" in message
         assert (
-            "in linger_for, without a call of barrier 'epoch' (its last gate: barrier 'start', 1st call at" in message
+            "in linger_for, without a call of barrier 'epoch' (its last barrier: barrier 'start', 1st call at"
+            in message
         )
         assert (
-            f"rank 3 is stopped (SIGSTOP; pid {ranks.pids[3]} on {socket.gethostname()}), last heard of at {HERE}:"
+            f"rank 3 is stopped (SIGSTOP; pid {ranks.pids[3]} on {socket.gethostname()}), last seen at {HERE}:"
             in message
         )
 
@@ -178,7 +179,7 @@ def test_a_killed_rank_is_an_error_within_seconds() -> None:
     for rank in (0, 2):
         kind, message, after_s = outcomes[rank].value
         assert kind == "BarrierDeadlockError"
-        assert f"rank 1 has died, last heard of at {HERE}:" in message
+        assert f"rank 1 has died, last seen at {HERE}:" in message
         assert after_s < AT_ONCE_S
 
 

@@ -325,12 +325,12 @@ async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_be
         await until_async(lambda: bool(session.job_control.doing), 10, "the job is asked to end")
         session.view()
 
-        assert session.leaving == "the job ends and will not begin again"
+        assert session.leaving == "the job ends and is not restarted"
         restart.cancel()
         with pytest.raises(asyncio.CancelledError):
             await restart
         words = session.farewell()
-        assert words.startswith("rankdeck: the job ends and will not begin again; watch it: rankdeck attach")
+        assert words.startswith("rankdeck: the job ends and is not restarted; watch it: rankdeck attach")
         assert words.endswith("begin it again: rankdeck restart stay --host h1")
     finally:
         link.shut_down(kill_jobs=True)
@@ -352,7 +352,7 @@ INSTALL = "rankdeck install h1 --python '~/python'"
 @pytest.mark.parametrize(
     ("answer", "kind", "words", "hint"),
     [
-        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else", INSTALL),
+        ("echo 'hello \033[2J'", IncompatibleAgentError, "answers something else", INSTALL),
         ("exit 126", AgentUnreachableError, "does not run there", "name one: --python"),
         ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck", INSTALL),
         ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J", ""),

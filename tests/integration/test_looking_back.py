@@ -122,7 +122,7 @@ async def test_after_the_console_was_killed_a_new_one_shows_what_was_before(
 
 async def _attached_anew() -> None:
     session = RemoteSession(these(found()), options=SessionOptions(is_read_only=True))
-    session.looks_back = True
+    session.backfills = True
     try:
         await session.start()
         await until_async(lambda: session.view().job() is not None, 10, "the job is seen")

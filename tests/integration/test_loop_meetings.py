@@ -96,7 +96,7 @@ def test_until_that_differs_is_one_error_on_every_rank() -> None:
 def test_until_that_only_one_rank_gives_wrongly_is_one_error_on_every_rank() -> None:
     for outcome in try_ranks(train, 2, "", [], ["8 steps", "soon"], has_group=False):
         assert outcome.error.startswith(
-            "EngineUseError: the ranks would not train for the same steps: rank 1: 'soon' says no cadence"
+            "EngineUseError: the ranks would not train for the same steps: rank 1: 'soon' is no cadence"
         )
 
 

@@ -126,7 +126,7 @@ def test_what_the_user_has_set_stays_and_is_warned_of() -> None:
     for outcome in outcomes:
         assert outcome.value["gloo"] == "lo"
         assert "lo reaches only this machine, and the job's ranks are on 2" in outcome.log
-        assert "GLOO_SOCKET_IFNAME=lo as the environment says" in outcome.log
+        assert "GLOO_SOCKET_IFNAME=lo by the environment" in outcome.log
 
 
 def open_again_and_again(init_method: str | None) -> list[float]:
@@ -252,7 +252,7 @@ def ask_for_what_is_not_there(arguments: dict[str, Any]) -> str:
         ({"device": "cuda:0"}, "BackendMissingError: cuda is asked for"),
         ({"backend": "mpi"}, "BackendMissingError: backend 'mpi' is not in torch"),
         ({"backend": "smoke"}, "BackendMissingError: backend 'smoke' is not in torch"),
-        ({"rank": 1, "world_size": 1}, "ContradictoryLaunchError: rank=1 was given, but the environment says RANK=0"),
+        ({"rank": 1, "world_size": 1}, "ContradictoryLaunchError: rank=1 was given, but the environment has RANK=0"),
     ],
 )
 def test_what_is_not_there_is_said_before_any_waiting(arguments: dict[str, Any], words: str) -> None:

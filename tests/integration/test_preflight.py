@@ -62,8 +62,8 @@ def test_hosts_that_say_nothing_of_others_are_told(tmp_path: Path) -> None:
 
     assert [(host, name) for host, name, _ in unwell(found)] == [("", "clock"), ("h1", "reach"), ("h2", "reach")]
     assert {detail for _, name, detail in unwell(found) if name == "reach"} == {
-        "it does not reach h2 at 10.9.9.9:40000: nothing was said of it",
-        "it does not reach h1 at 10.9.9.9:40000: nothing was said of it",
+        "it does not reach h2 at 10.9.9.9:40000: nothing was reported of it",
+        "it does not reach h1 at 10.9.9.9:40000: nothing was reported of it",
     }
     assert found.exit_code is ExitCode.JOB_FAILED
 

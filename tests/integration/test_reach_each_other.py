@@ -192,10 +192,10 @@ def test_lines_come_whole_and_what_a_login_prints_before_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("piece", "timeout_s", "told"),
     [
-        (TimeoutError(), 5.0, "says nothing"),
+        (TimeoutError(), 5.0, "answers nothing"),
         (OSError("Socket is closed"), 5.0, "the connection broke: Socket is closed"),
-        (b"x" * (MAX_LINE_BYTES + 1), 5.0, "says something else"),
-        (b"no end", -1.0, "says nothing"),
+        (b"x" * (MAX_LINE_BYTES + 1), 5.0, "answers something else"),
+        (b"no end", -1.0, "answers nothing"),
     ],
 )
 def test_a_host_that_does_not_answer_is_not_waited_for(piece: bytes | Exception, timeout_s: float, told: str) -> None:

@@ -81,7 +81,7 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
 
 
 def hub_trouble(session: RemoteSession, node: str) -> str:
-    unreachable_reason = session._connections.absences[node]
+    unreachable_reason = session._connections.unreachable_reasons[node]
     return "" if unreachable_reason is None else unreachable_reason.why
 
 
@@ -119,7 +119,7 @@ async def test_nodes_are_found_in_order_and_seen_and_spoken_to(hub: RelayHub, ag
 async def test_what_the_nodes_of_a_relay_remember_is_in_front_of_what_the_console_sees(hub: RelayHub) -> None:
     hub.connect()
     async with session_over(hub, *hub.nodes) as session:
-        session.look_back()
+        session.backfill()
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
         seen_s = session.events[0].at_s
 
@@ -145,7 +145,7 @@ async def test_a_node_that_leaves_is_lost_with_its_reason_and_comes_back_by_itse
         gone.process.send_signal(signal.SIGTERM)
         await until_async(lambda: session.away == {"gpu2"}, 20, "one is gone")
         await until_async(
-            lambda: troubles(session)["gpu2"].startswith("no agent: it has ended, as it told the relay on "),
+            lambda: troubles(session)["gpu2"].startswith("no agent: it has ended, as it reported to the relay on "),
             20,
             "it says why",
         )
@@ -270,7 +270,7 @@ def test_an_agent_that_comes_back_as_something_else_is_told_and_is_no_end_of_the
 
         unreachable_reason = RelayedLink("x", hub, 0).unreachable_reason
         assert unreachable_reason is not None
-        assert (unreachable_reason.unreachable_kind, "its agent says something else" in unreachable_reason.why) == (
+        assert (unreachable_reason.unreachable_kind, "its agent answers something else" in unreachable_reason.why) == (
             UnreachableKind.FITTING_AGENT,
             True,
         )

@@ -379,7 +379,7 @@ def test_without_ssh_what_is_plain_is_read_and_the_rest_refused(
         with connected(network) as connection:
             assert connection.run(["hostname"], 10).stdout == b"h1\n"
         network.configure("Match host h1\n  User nobody")
-        with pytest.raises(SessionError, match=r"ssh is not installed, and .*ssh_config says match"):
+        with pytest.raises(SessionError, match=r"ssh is not installed, and .*ssh_config has match"):
             connect("h1", str(network.ssh_config))
         with pytest.raises(UsageError, match="nowhere cannot be read: No such file"):
             connect("h1", str(tmp_path / "nowhere"))

@@ -105,7 +105,7 @@ def test_a_proxy_command_is_told_names_port_and_user(network: Network) -> None:
         f"Host h1\n  ProxyCommand echo %n %h %p %r %% > {shlex.quote(str(said))}; exec {relay_of(network)} %h %p",
     )
     # As ssh has it: the first command becomes the shell's own process.
-    with pytest.raises(HostUnreachableError, match=r"ProxyCommand has ended \(exit code 0\): it said nothing"):
+    with pytest.raises(HostUnreachableError, match=r"ProxyCommand has ended \(exit code 0\): it printed nothing"):
         connect("h1", str(network.ssh_config))
 
     assert said.read_text().split() == ["h1", network["h1"].address, "22", "root", "%"]

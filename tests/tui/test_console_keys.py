@@ -129,7 +129,7 @@ async def test_q_leaves_a_restart_undone_only_when_asked_again() -> None:
             *_, told = console.console._notifications
             assert told.message == (
                 f"restart: waiting for attempt {number} to end. "
-                "Without this console the job ends and will not begin again; q again leaves."
+                "Without this console the job ends and is not restarted; q again leaves."
             )
             assert source.num_closed == 0
         await console.press("q")

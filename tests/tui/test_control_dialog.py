@@ -122,9 +122,7 @@ async def test_a_job_that_has_lost_a_node_can_go_on_without_it() -> None:
     async with desk(source) as console:
         await choose(console, 5)
         text = inside(console)
-        assert (
-            "Restart job demo without lost nodes? It is killed where it runs, and begins again without demo-1" in text
-        )
+        assert "Restart job demo without lost nodes? It is killed where it runs, and restarts without demo-1" in text
         assert "What may still run on demo-1 cannot be ended from here." in text
         assert not console.console.screen.query_one("#control-size").display
         await console.press("enter", "right", "enter")
@@ -183,4 +181,4 @@ async def test_who_only_looks_on_has_no_key_for_it() -> None:
         await console.press("question_mark")
         assert "Stop, restart" not in console.text()
         await console.press("escape", "x")
-        assert "This console only looks on" in console.text()
+        assert "This console only watches" in console.text()

@@ -150,7 +150,7 @@ async def test_while_it_looks_each_host_is_followed_and_keys_work() -> None:
         await console.press("d")
         assert "6 hosts to look at, 2 done; it takes some seconds" in console.text()
         assert "gpu1  looks at itself" in console.text()
-        assert "gpu3  listens, and tells the time" in console.text()
+        assert "gpu3  listens, and answers the time" in console.text()
         assert "Again" not in console.lines()[-1]
         await console.press("escape")
         assert not is_open(console)

@@ -200,7 +200,7 @@ async def test_of_more_lines_than_are_collapsed_it_says_of_how_many() -> None:
         await console.press("c")
         await until_frames(console, "LOGS  12,5")
 
-        assert "LOGS  12,501 of the newest 50,000 lines" in console.text()
+        assert "LOGS  12,501 of the latest 50,000 lines" in console.text()
 
 
 async def until_frames(console: Desk, words: str) -> None:

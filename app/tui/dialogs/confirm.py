@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 from app.diagnosis.causes import RankState
 from app.manual import markdown
 from app.tui.actions import available
-from app.tui.dialogs.control import AskingScreen
+from app.tui.dialogs.control import DialogScreen
 from app.tui.widgets.drawing import GRID_FROM
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
@@ -70,7 +70,7 @@ HARMS = (
     Harm(
         "Mismatch",
         FaultKind.MISMATCH,
-        "it calls a collective that the others do not call: all hang for good",
+        "it calls a collective that the others do not call: all hang permanently",
         "Call out of turn in",
     ),
     Harm("OOM", FaultKind.OOM, "an allocation of torch fails, and with it the rank and its job", "Exhaust memory of"),
@@ -148,7 +148,7 @@ def _verdicts() -> Group:
     return Group(*parts)
 
 
-class FaultScreen(AskingScreen[Fault]):
+class FaultScreen(DialogScreen[Fault]):
     """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:

@@ -60,7 +60,7 @@ ANOTHER_TITLE = "Start another program"
 Result = TypeVar("Result")
 
 
-class AskingScreen(ModalScreen[Result | None]):
+class DialogScreen(ModalScreen[Result | None]):
     """The common part of dialogs before an action: the last question starts on `Do nothing`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -81,7 +81,7 @@ class AskingScreen(ModalScreen[Result | None]):
         self.dismiss(None)
 
 
-class ControlScreen(AskingScreen[Wish | Literal["another"]]):
+class ControlScreen(DialogScreen[Wish | Literal["another"]]):
     """Asks what to do to the job, then for confirmation; pressing only Enter does nothing."""
 
     def __init__(self, ui: UiState, view: View, job: JobRow) -> None:
@@ -154,7 +154,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
             return
         num_ranks = self._num_ranks
         is_other = self._asks_ranks and num_ranks != self._job.world_size
-        looks_first = self._job_action.begins_again and self._look_first is not None and self._look_first.is_on
+        looks_first = self._job_action.restarts and self._look_first is not None and self._look_first.is_on
         self.dismiss(Wish(self._job_action, num_ranks if is_other else None, self._lost, looks_first))
 
     @property
@@ -173,7 +173,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
     @property
     def _asks_ranks(self) -> bool:
         """Whether the marked action lets the job have another number of ranks."""
-        return self._job_action.begins_again and self._job_action is not JobAction.RESTART_WITHOUT
+        return self._job_action.restarts and self._job_action is not JobAction.RESTART_WITHOUT
 
     @property
     def _num_ranks(self) -> int:
@@ -189,7 +189,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
         action, num_ranks, least = self._job_action, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = self._asks_ranks
         if self._look_first is not None:
-            self._look_first.display = action.begins_again
+            self._look_first.display = action.restarts
         is_sound = bool(num_ranks) or not self._asks_ranks
         sentence = (
             action_question(
@@ -197,7 +197,7 @@ class ControlScreen(AskingScreen[Wish | Literal["another"]]):
                 self._view,
                 self._job,
                 has_ended=self._has_ended,
-                num_ranks=num_ranks if action.begins_again else self._job.world_size,
+                num_ranks=num_ranks if action.restarts else self._job.world_size,
             )
             if is_sound
             else f"That many ranks cannot be: at least {least}, one on each node, and at most {max_ranks(least):,}."

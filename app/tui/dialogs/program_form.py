@@ -11,7 +11,7 @@ from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
 from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
-from app.tui.dialogs.control import AskingScreen, LookFirst
+from app.tui.dialogs.control import DialogScreen, LookFirst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ class ProgramForm(Vertical):
         return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
 
 
-class ProgramScreen(AskingScreen[Program]):
+class ProgramScreen(DialogScreen[Program]):
     """Asks which program to start on some hosts; pressing only Enter starts nothing."""
 
     def __init__(
@@ -133,7 +133,7 @@ class ProgramScreen(AskingScreen[Program]):
     def compose(self) -> ComposeResult:
         body = Vertical(
             self._form,
-            Static("", id="program-told", markup=False),
+            Static("", id="program-summary", markup=False),
             self.buttons("program", "Start it"),
             classes="dialog program",
         )
@@ -163,7 +163,7 @@ class ProgramScreen(AskingScreen[Program]):
 
     def _show_summary(self) -> None:
         trouble = self._form.trouble
-        summary = self.query_one("#program-told", Static)
+        summary = self.query_one("#program-summary", Static)
         summary.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
         summary.set_class(bool(trouble), "trouble")
         self.query_one("#program-yes", Button).disabled = bool(trouble)

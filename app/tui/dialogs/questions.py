@@ -63,7 +63,7 @@ class QuestionScreen(ModalScreen[None]):
         self._is_over = False
 
     def compose(self) -> ComposeResult:
-        notes = [Static(self._shown(line), classes="question-told", markup=False) for line in self._question.notes]
+        notes = [Static(self._shown(line), classes="question-note", markup=False) for line in self._question.notes]
         lines = [Static(self._shown(line), markup=False) for line in self._question.lines]
         field = AnswerInput(password=not self._question.is_shown, max_length=MAX_CHARS, compact=True, id="answer")
         body = Vertical(*notes, *lines, field, classes="dialog wide question")

@@ -100,10 +100,10 @@ class LogMatches:
             return True
         if self.has_all_old:
             return False
-        self._look_back()
+        self._search_before()
         return True
 
-    def _look_back(self) -> None:
+    def _search_before(self) -> None:
         """Search the piece just before the searched range."""
         piece = self.logs.piece_before(self._low, self.piece_bytes)
         self._take_old(self._low - len(piece.ends), lines_of(piece, self.wish))

@@ -114,11 +114,11 @@ class LogSearch(LogMatches):
             self._end_threads()
         return is_more
 
-    def _look_back(self) -> None:
+    def _search_before(self) -> None:
         if self.piece_bytes == MAX_PIECE_BYTES:
             self._ask()
         if not self._tasks:
-            super()._look_back()
+            super()._search_before()
             return
         try:
             found = self._tasks[0].places.result(PIECE_S)

@@ -133,7 +133,7 @@ class EventsView(FilteredView):
         if log.num_dropped:
             title.put(f", {log.num_dropped:,} older dropped", palette.heading)
         if not self.is_following:
-            title.put("   End: follow the newest", palette.heading)
+            title.put("   End: follow the latest", palette.heading)
         if not len(log):
             title.put("   nothing has happened yet", palette.heading)
         return title.fit(self.size.width, palette.heading)

@@ -270,7 +270,7 @@ class LogsView(FilteredView):
         shown = "" if self._listed is None else f"{self.num_rows:,} of "
         num_lines = len(logs)
         if self._collapsed is not None and self._collapsed.num_lines < num_lines:
-            shown, num_lines = f"{shown}the newest ", self._collapsed.num_lines
+            shown, num_lines = f"{shown}the latest ", self._collapsed.num_lines
         line = self.line().put(f" LOGS  {shown}{num_lines:,} lines", palette.heading)
         if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)

@@ -75,9 +75,9 @@ KINDS: Mapping[str, ChartKind] = {
     FigureKey.WAIT_FRAC: ChartKind("WAIT SHARE", "no rank observed", percent_text, (LOWEST, HIGHEST), _whole),
     FigureKey.GPU_USE: ChartKind("GPU USE", "no fresh figures of GPUs", percent_text, (LOWEST,), _whole),
     FigureKey.GPU_MEMORY: ChartKind("GPU MEMORY", "no fresh figures of GPUs", bytes_text, (HIGHEST,), _bytes_above),
-    FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process heard of", rate_text, (LOWEST,), nice_above),
-    FigureKey.RANK_MEMORY: ChartKind("MEMORY A RANK", "no process heard of", bytes_text, (HIGHEST,), _bytes_above),
-    FigureKey.HOST_CPU: ChartKind("CPU OF THE HOSTS", "no node heard of", percent_text, (HIGHEST,), _whole),
+    FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process seen", rate_text, (LOWEST,), nice_above),
+    FigureKey.RANK_MEMORY: ChartKind("MEMORY A RANK", "no process seen", bytes_text, (HIGHEST,), _bytes_above),
+    FigureKey.HOST_CPU: ChartKind("CPU OF THE HOSTS", "no node seen", percent_text, (HIGHEST,), _whole),
 }
 
 

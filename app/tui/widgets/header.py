@@ -177,14 +177,14 @@ class Header(LineView):
         nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
         each = self.line().pad(3)
         for place, node in enumerate(nodes):
-            stage = progress.stage(node)
-            text, more = f"{node} {stage}", f"and {len(nodes) - place} more"
+            step = progress.stage(node)
+            text, more = f"{node} {step}", f"and {len(nodes) - place} more"
             is_last = place == len(nodes) - 1
             if each.width + len(text) + (0 if is_last else len(more) + 3) + 1 > width:
                 each.put(more, palette.muted)
                 break
-            style = palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
-            each.put(f"{node} ", palette.strong).put(f"{stage}   ", style)
+            style = palette.critical if step in START_FAILED else palette.ok if step in START_DONE else palette.muted
+            each.put(f"{node} ", palette.strong).put(f"{step}   ", style)
         return [content, each]
 
     def _is_expecting(self, severity: Severity) -> bool:

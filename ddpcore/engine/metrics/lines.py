@@ -1,4 +1,4 @@
-"""When a line of metrics is due, and what it says."""
+"""When a line of metrics is due, and its text."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ What a step logs stays a tensor where it was computed, so that nothing waits for
 ranks' sums are added up on a gloo group of their own while the next step computes, and read at the boundary after it:
 waiting for them at once costs two processes' wake-up, a millisecond on a virtual machine.
 
-A reduction needs one layout on all ranks. It is that of the names known so far; a rank that has logged a new one says
-so in the first place of the vector, and then all ranks tell each other their names.
+A reduction needs one layout on all ranks. It is that of the names known so far; a rank that has logged a new one
+sets the first place of the vector, and then all ranks exchange their names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metrics that decide something: which checkpoints are best, when training stops early, how a schedule goes on.
 
 A decision is the same on all ranks, so they agree on the value: at the boundary behind the step that has logged such a
-metric they meet at a gate, and take the mean over samples and ranks.
+metric they meet at a barrier, and take the mean over samples and ranks.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_full_disk_is_no_reason_to_fall_silent(monkeypatch: pytest.MonkeyPatch
 
     ((_, status, detail),) = told(sample_gpus(), pci_devices=tmp_path)
 
-    assert (status, detail.startswith("none: its answer cannot be heard: ")) == (Health.OK, True)
+    assert (status, detail.startswith("none: its answer cannot be received: ")) == (Health.OK, True)
 
 
 def test_gpus_without_a_driver_are_bad_where_some_are_plugged_in(

@@ -61,7 +61,7 @@ def test_undoing_harm_is_never_forbidden(fault: Fault) -> None:
         (Fault(FaultKind.FREEZE, 3, at_step=9), 9, RefusalReason.WRONG_STATE, "rank 3 has done step 9 already"),
         (Fault(FaultKind.LEAVE, 3, at_step=9), 40, RefusalReason.WRONG_STATE, "rank 3 has done step 40 already"),
         (Fault(FaultKind.THAW, 3, at_step=9), None, RefusalReason.MALFORMED, "thaw it without one"),
-        (Fault(FaultKind.GIL, 3), None, RefusalReason.WRONG_STATE, "rank 3 has told of no step yet"),
+        (Fault(FaultKind.GIL, 3), None, RefusalReason.WRONG_STATE, "rank 3 has reported no step yet"),
         (Fault(FaultKind.OOM, 3), None, RefusalReason.WRONG_STATE, "only freeze, thaw and kill act without steps"),
     ],
 )

@@ -47,7 +47,7 @@ def test_running_jobs_say_that_a_disk_fills_up_and_ended_ones_do_not(
         assert space.with_warning(job_status(state=JobState.FAILED)).detail == ""
         found = space.failure_of(3)
         assert found is not None
-        assert (found.rank, found.text.exception) == (3, "disk full: what it said of its end is lost")
+        assert (found.rank, found.text.exception) == (3, "disk full: what it wrote of its end is lost")
         (disk / "filler").unlink()
         space.look(2 * PERIOD_S)
         assert space.warning.startswith("disk nearly full")

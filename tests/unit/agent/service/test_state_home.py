@@ -33,9 +33,9 @@ def test_hosts_that_share_a_home_do_not_share_a_directory() -> None:
     ("environ", "hostname", "words"),
     [
         ({"HOME": "/" + "h" * 90}, "gpu1", "the kernel takes 107"),
-        ({}, "gpu1", "say --dir"),
-        ({"HOME": "/h"}, "../gpu1", "say --dir"),
-        ({"HOME": "/h"}, "", "say --dir"),
+        ({}, "gpu1", "give --dir"),
+        ({"HOME": "/h"}, "../gpu1", "give --dir"),
+        ({"HOME": "/h"}, "", "give --dir"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ: dict[str, str], hostname: str, words: str) -> None:

@@ -121,12 +121,12 @@ def test_a_node_that_goes_is_told_at_once_to_a_console_that_is_too_slow_for_the_
 def test_a_node_that_has_gone_is_told_with_its_reason_and_without_its_old_report() -> None:
     newest = newest_of("a")
     newest.put_report("a", b"old", 1.0)
-    newest.put_node(RosterEntry("a", is_here=False, why="nothing has been heard of it"), 3.0)
+    newest.put_node(RosterEntry("a", is_here=False, why="nothing has come from it"), 3.0)
 
     merged = taken(ReportSubscriber(newest, "r"))
 
     assert merged.reports == []
-    assert (merged.nodes[0].why, merged.nodes[0].silent_ms) == ("nothing has been heard of it", 7000)
+    assert (merged.nodes[0].why, merged.nodes[0].silent_ms) == ("nothing has come from it", 7000)
     assert newest.num_bytes == 0
 
 

@@ -42,7 +42,7 @@ def test_a_place_that_is_no_object_is_none() -> None:
     for place in (b"", b"[]", b"{", b'{"a":\xff}'):
         with pytest.raises(MalformedMessageError):
             known_node(RosterEntry("a", is_here=True, place=place))
-    assert known_node(RosterEntry("a", is_here=False, silent_ms=1500, place=b"{}")).heard_s == 1.5
+    assert known_node(RosterEntry("a", is_here=False, silent_ms=1500, place=b"{}")).silent_s == 1.5
     assert decode_roster(b'{"relay":"r","dir":"/d","num_expected":2,"num_here":1,"nodes":[]}') == Roster(
         "r", "/d", 2, 1, []
     )

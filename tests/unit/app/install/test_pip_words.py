@@ -40,7 +40,7 @@ NO_CLICK = "ERROR: No matching distribution found for click>=8.2"
         ),
         (["ERROR: ResolutionImpossible: for help visit https://pip.pypa.io"], "", "does not go with", "--venv DIR"),
         (["Processing", "ERROR: broken \x1b[2J", "at the end", ""], "", r"pip fails there: broken \x1b[2J", ""),
-        ([], "", "pip fails there: it says nothing", ""),
+        ([], "", "pip fails there: it prints nothing", ""),
     ],
 )
 def test_a_failure_is_said_with_what_to_do(lines: list[str], wheelhouse: str, what: str, hint: str) -> None:

@@ -57,7 +57,7 @@ def test_what_cannot_be_is_said_with_what_to_type_instead(fields: Typed, said: s
 
 def test_the_question_names_host_ranks_and_command() -> None:
     assert start_question("gpu1", WHOLE) == (
-        "Start train.py --name 'a b' on gpu1 in ~/project? 8 ranks, with /opt/python; after a failure it begins again, "
+        "Start train.py --name 'a b' on gpu1 in ~/project? 8 ranks, with /opt/python; after a failure it restarts, "
         "3 times at most."
     )
     assert start_question("gpu1", Program(("a.py",), 1)) == "Start a.py on gpu1? 1 rank."

@@ -67,7 +67,7 @@ def test_an_allocation_has_its_tasks_or_its_gpus_as_ranks(environ: dict[str, str
 
 @pytest.mark.parametrize("text", ["many", "0(x2)", "8(x99999)", "8(x2", "8,,4"])
 def test_what_slurm_does_not_say_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is nothing that Slurm says"):
+    with pytest.raises(UsageError, match="is nothing that Slurm sets"):
         allocated_hosts(["n1"], {"SLURM_TASKS_PER_NODE": text})
 
 

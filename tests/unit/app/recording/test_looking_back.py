@@ -22,7 +22,7 @@ from app.diagnosis.rank_facts import Thresholds
 from app.errors import AgentUnreachableError
 from app.fleet.fleet import Fleet
 from app.recording import backfill
-from app.recording.backfill import MAX_REPORTS, MIN_AGE_S, look_back, plan
+from app.recording.backfill import MAX_REPORTS, MIN_AGE_S, plan, replayed
 from app.recording.events import EventKind
 from app.recording.playback import ReplayModel
 from app.view.rows import FigureKey
@@ -283,7 +283,7 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
     }
     began_s = time.monotonic()
 
-    past = await look_back(Fleet(channels), list(channels), Thresholds())
+    past = await replayed(Fleet(channels), list(channels), Thresholds())
 
     assert past is not None
     assert began_s - 5 < past.at_s <= time.monotonic()
@@ -298,13 +298,13 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
 
 @pytest.mark.usefixtures("at_once")
 async def test_where_nobody_remembers_anything_nothing_changes() -> None:
-    assert await look_back(Fleet({"away": Road([], lambda _: b"")}), ["away"], Thresholds()) is None
+    assert await replayed(Fleet({"away": Road([], lambda _: b"")}), ["away"], Thresholds()) is None
 
 
 @pytest.mark.usefixtures("at_once")
 async def test_a_page_of_nonsense_ends_what_its_node_tells_and_raises_nothing() -> None:
     broken = Road([], lambda _: b"", PackedHistory([1], [0.1], [4], b"no zlib"))
-    past = await look_back(Fleet({"demo-0": broken}), ["demo-0"], Thresholds())
+    past = await replayed(Fleet({"demo-0": broken}), ["demo-0"], Thresholds())
     assert past is not None
     assert past.view().job() is None
 
@@ -314,7 +314,7 @@ async def test_the_loop_has_its_turn_while_the_past_is_looked_at() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=8)
     sim.run(40)
     channels = {node: Road(ages(20), frames_of(sim, node, 20)) for node in ("demo-0", "demo-1")}
-    looking = asyncio.create_task(look_back(Fleet(channels), list(channels), Thresholds()))
+    looking = asyncio.create_task(replayed(Fleet(channels), list(channels), Thresholds()))
     num_turns = 0
     while not looking.done():
         num_turns += 1

@@ -30,7 +30,7 @@ async def test_a_host_that_is_given_up_while_another_one_asks_is_waited_for_by_n
         question = await until_async(lambda: questions.question, WAIT_S, "the first one asks")
         assert question is not None
         locked.refusal = HostKeyError("h2", "THE HOST KEY OF h2 HAS CHANGED")
-        await until_async(lambda: not connections.keepers_that_wait.get("h2"), WAIT_S, "the other one is given up")
+        await until_async(lambda: not connections.waiting_reconnectors.get("h2"), WAIT_S, "the other one is given up")
 
         questions.answer(question.number, "1")
         await asyncio.wait_for(going, WAIT_S)

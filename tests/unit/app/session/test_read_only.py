@@ -18,7 +18,7 @@ async def test_control_and_faults_are_there_unless_only_looking_is_allowed(is_re
     try:
         assert (demo.control is None) == is_read_only
         assert demo.can_inject == (not is_read_only)
-        refusal = "this console only looks on" if is_read_only else "no node has rank 0"
+        refusal = "this console only watches" if is_read_only else "no node has rank 0"
         with pytest.raises(UsageError, match=refusal):
             await asyncio.wait_for(demo.inject(Fault(FaultKind.KILL, 0)), 5)
     finally:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.wire.commands import PrepareAgain, decode_command, encode_command
 from agent.wire.jobs import JobState, JobStatus
 from app.errors import UsageError
-from app.session.remote_job import even_shares, next_attempt
+from app.session.remote_job import even_split, next_attempt
 
 
 def status(node_rank: int, share: int, first_rank: int, world_size: int, **changes: object) -> JobStatus:
@@ -35,11 +35,11 @@ def two_nodes(**changes: object) -> dict[str, JobStatus]:
 
 @given(st.integers(1, 10_000), st.integers(1, 200))
 def test_shares_are_as_even_as_can_be_and_leave_no_rank_out(num_ranks: int, num_nodes: int) -> None:
-    shares = even_shares(num_ranks, num_nodes)
-    assert len(shares) == num_nodes
-    assert sum(shares) == num_ranks
-    assert max(shares) - min(shares) <= 1
-    assert shares == sorted(shares, reverse=True)
+    local_sizes = even_split(num_ranks, num_nodes)
+    assert len(local_sizes) == num_nodes
+    assert sum(local_sizes) == num_ranks
+    assert max(local_sizes) - min(local_sizes) <= 1
+    assert local_sizes == sorted(local_sizes, reverse=True)
 
 
 def test_every_node_keeps_its_ranks_in_the_next_attempt() -> None:

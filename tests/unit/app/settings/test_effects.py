@@ -122,5 +122,5 @@ def test_evidence_tells_what_was_said_by_the_thresholds_of_its_session() -> None
         with zipfile.ZipFile(io.BytesIO(encode_bundle(kept))) as bundle:
             return next(bundle.read(name).decode() for name in bundle.namelist() if name.endswith("about.txt"))
 
-    assert "What was said" not in about(Thresholds())
-    assert "rank 1" in about(Thresholds(stall_s=3.0)).partition("What was said")[2]
+    assert "Messages, as it began" not in about(Thresholds())
+    assert "rank 1" in about(Thresholds(stall_s=3.0)).partition("Messages, as it began")[2]

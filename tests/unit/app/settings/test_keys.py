@@ -54,8 +54,8 @@ def test_a_key_is_taken_as_people_write_it(word: str, key: str, shown: str) -> N
     [
         ("ctrl+c", "'ctrl+c' always leaves the console, whatever else is set"),
         ("CTRL+Q", "'CTRL+Q' always leaves the console, whatever else is set"),
-        ("ctrl+i", "a terminal does not tell 'ctrl+i' from tab: write that, or take another"),
-        ("ctrl+m", "a terminal does not tell 'ctrl+m' from enter: write that, or take another"),
+        ("ctrl+i", "a terminal sends the same for 'ctrl+i' as for tab: write that, or take another"),
+        ("ctrl+m", "a terminal sends the same for 'ctrl+m' as for enter: write that, or take another"),
         ("shift+g", "'shift+g' is written as the capital letter: 'G'"),
         ("pagedwon", "'pagedwon' is no key; the nearest is pagedown"),
         ("escpae", "'escpae' is no key; the nearest is escape"),

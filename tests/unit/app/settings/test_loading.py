@@ -159,7 +159,7 @@ def test_xdg_config_home_is_honoured_where_it_is_absolute(tmp_path: Path) -> Non
         (
             "[thresholds]\nabandon_s = 60\n",
             2,
-            "thresholds.abandon_s: say it where a job is started: rankdeck run --abandon-after",
+            "thresholds.abandon_s: give it where a job is started: rankdeck run --abandon-after",
         ),
         (
             "[thresholds]\nsilent_s = 20\nlost_s = 60\n",

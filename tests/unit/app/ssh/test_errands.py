@@ -25,7 +25,7 @@ def errands() -> Iterator[WorkerPool]:
 
 
 def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "rankdeck-errand"]
+    return [thread for thread in threading.enumerate() if thread.name == "rankdeck-ssh"]
 
 
 def test_an_errand_that_blocks_holds_up_no_other(errands: WorkerPool) -> None:

@@ -112,7 +112,7 @@ def test_a_key_is_known_by_name_port_or_alias(lines: str, name: str) -> None:
 
 @pytest.mark.parametrize("printed", ["", "hostname h\nport 22", "hostname h\nuser u\nport x"])
 def test_output_that_says_too_little_is_an_error(printed: str) -> None:
-    with pytest.raises(UsageError, match="ssh -G says nothing of how to reach gpu1"):
+    with pytest.raises(UsageError, match="ssh -G prints nothing of how to reach gpu1"):
         settings(printed)
 
 

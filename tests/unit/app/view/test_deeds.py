@@ -38,7 +38,7 @@ def test_another_number_of_ranks_is_said_beside_the_old_one(sim: SimCluster) -> 
     job = sim.view().job()
     assert job is not None
     told = action_question(JobAction.RESTART, sim.view(), job, has_ended=False, num_ranks=1)
-    assert told.endswith("then the job begins again with 1 rank instead of 4.")
+    assert told.endswith("then the job restarts with 1 rank instead of 4.")
     told = action_question(JobAction.RESTART, sim.view(), job, has_ended=True, num_ranks=8)
     assert told.startswith("Start job demo again? Its next attempt has 8 ranks instead of 4, and goes on from its")
 

@@ -87,7 +87,7 @@ def test_every_rank_that_gives_up_names_all_that_are_missing(sessions: list[Barr
     assert (caught.value.missing, caught.value.label, caught.value.timeout_s) == ([0, 2], "load", 0.1)
     assert str(caught.value) == (
         "ranks 0, 2 did not reach barrier 'load' in 0.1 s: "
-        "each of ranks 0, 2 has told nothing of itself: it has come to no gate of ddpcore yet"
+        "each of ranks 0, 2 has reported nothing: it has come to no barrier of ddpcore yet"
     )
 
 

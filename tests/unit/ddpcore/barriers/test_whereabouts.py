@@ -58,12 +58,12 @@ def test_a_rank_that_has_never_come_is_told_with_the_gate_it_came_to_last() -> N
 
     assert words == (
         "rank 1 has ended without a call of barrier 'load' "
-        "(its last gate: barrier 'epoch', 2nd call at train.py:12 in main)"
+        "(its last barrier: barrier 'epoch', 2nd call at train.py:12 in main)"
     )
 
 
 def test_a_process_that_has_gone_or_stopped_is_told_with_where_it_was_seen() -> None:
-    seen = "last heard of at train.py:33 in step after 2 calls of barrier 'epoch' (the last at train.py:12 in main)"
+    seen = "last seen at train.py:33 in step after 2 calls of barrier 'epoch' (the last at train.py:12 in main)"
     assert told(Sighting(tick(), ProcessState.GONE)) == f"rank 1 has died, {seen}"
     stopped = told(Sighting(tick(), ProcessState.STOPPED))
     assert stopped == f"rank 1 is stopped (SIGSTOP; pid 77 on node-1), {seen}"
@@ -72,7 +72,7 @@ def test_a_process_that_has_gone_or_stopped_is_told_with_where_it_was_seen() -> 
 def test_silence_is_told_with_its_length_and_never_as_an_end() -> None:
     sighting = Sighting(tick(), silent_s=12.4)
 
-    assert "rank 1 has been silent for 12 s (pid 77 on node-1), last heard of at train.py:33 in step" in told(sighting)
+    assert "rank 1 has been silent for 12 s (pid 77 on node-1), last seen at train.py:33 in step" in told(sighting)
     assert not sighting.has_ended
 
 
@@ -95,7 +95,7 @@ def test_a_rank_in_another_first_block_is_told_with_that_one() -> None:
 
 
 def test_a_rank_that_has_told_nothing_is_said_to_have() -> None:
-    assert told(Sighting()) == "rank 1 has told nothing of itself: it has come to no gate of ddpcore yet"
+    assert told(Sighting()) == "rank 1 has reported nothing: it has come to no barrier of ddpcore yet"
 
 
 def test_ranks_of_one_fate_are_told_together_and_many_fates_are_counted() -> None:

@@ -201,5 +201,5 @@ def test_a_damaged_step_that_was_asked_for_is_no_reason_to_begin_anew(tmp_path: 
         with pytest.raises(CheckpointInvalidError, match=r"no checkpoint of step 2 in .*Load another one: ") as refused:
             checkpointer.load(2)
 
-        assert "begin anew" not in str(refused.value)
+        assert "start over" not in str(refused.value)
         assert checkpointer.load(1).step == 1

@@ -125,7 +125,7 @@ def test_consolidate_passes_over_what_is_damaged_and_says_so(root: Path, tmp_pat
         (
             ["consolidate", "{root}", "{tmp}/x.npz"],
             2,
-            "Error: x.npz: say what to write by the suffix, one of .safetensors, .pt, .pth, .bin\n",
+            "Error: x.npz: choose what to write by the suffix, one of .safetensors, .pt, .pth, .bin\n",
         ),
         (
             ["consolidate", "{root}", "{tmp}/there.pt"],

@@ -99,7 +99,9 @@ def test_the_lock_is_another_process_s_until_that_one_dies(tmp_path: Path, monke
         with pytest.raises(CheckpointDirectoryError, match=f"is in use by another run, process {holder.pid} on "):
             RunLock(tmp_path)
         (tmp_path / ".run.lock").write_text("garbage")
-        with pytest.raises(CheckpointDirectoryError, match="which has not said its name: end that one, or give this"):
+        with pytest.raises(
+            CheckpointDirectoryError, match="which has not written its name: end that one, or give this"
+        ):
             RunLock(tmp_path)
         holder.kill()
 

@@ -25,7 +25,7 @@ def test_what_the_user_has_set_stays() -> None:
 
     assert choice.environment == {"GLOO_SOCKET_IFNAME": "eth0"}
     assert choice.line == (
-        "NCCL_SOCKET_IFNAME=^docker as the environment says; gloo over eth0 (10.0.0.2), the way to the other ranks"
+        "NCCL_SOCKET_IFNAME=^docker by the environment; gloo over eth0 (10.0.0.2), the way to the other ranks"
     )
 
 

@@ -94,7 +94,7 @@ def test_an_absent_variable_is_named(missing: str) -> None:
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 def test_another_launcher_s_numbers_are_pointed_at(name: str) -> None:
-    with pytest.raises(NotLaunchedError, match=rf"another launcher says {name}=3; give rank=int\(os.environ"):
+    with pytest.raises(NotLaunchedError, match=rf"another launcher has set {name}=3; give rank=int\(os.environ"):
         read_rendezvous("tcp://gpu1:4711", None, None, {name: "3"})
 
 
@@ -112,9 +112,9 @@ def test_what_is_no_number_in_the_url_is_named() -> None:
 @pytest.mark.parametrize(
     ("init_method", "rank", "world_size", "variables", "words"),
     [
-        (None, 2, None, {}, "rank=2 was given, but the environment says RANK=1"),
-        (None, None, 3, {}, "world_size=3 was given, but the environment says WORLD_SIZE=4"),
-        ("env://?rank=0", None, None, {}, "init_method says rank=0, but the environment says RANK=1"),
+        (None, 2, None, {}, "rank=2 was given, but the environment has RANK=1"),
+        (None, None, 3, {}, "world_size=3 was given, but the environment has WORLD_SIZE=4"),
+        ("env://?rank=0", None, None, {}, "init_method has rank=0, but the environment has RANK=1"),
         (None, None, None, {"RANK": "4"}, "rank 4 is outside the world of 4: ranks count from 0 to 3"),
         (None, None, None, {"RANK": "-1"}, "rank -1 is outside the world of 4"),
         (None, None, None, {"WORLD_SIZE": "0"}, "world size 0: there is at least one rank"),
@@ -131,9 +131,9 @@ def test_what_is_no_number_in_the_url_is_named() -> None:
         (None, None, None, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 in a world of 4"),
         (None, None, None, {"MASTER_PORT": "0"}, "MASTER_PORT is 0: ports count from 1"),
         (None, None, None, {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000"),
-        ("tcp://gpu1", None, None, {}, "does not say where rank 0 listens"),
-        ("tcp://:4711", None, None, {}, "does not say where rank 0 listens"),
-        ("tcp://gpu1:4711/x", None, None, {}, "does not say where rank 0 listens"),
+        ("tcp://gpu1", None, None, {}, "does not name where rank 0 listens"),
+        ("tcp://:4711", None, None, {}, "does not name where rank 0 listens"),
+        ("tcp://gpu1:4711/x", None, None, {}, "does not name where rank 0 listens"),
         ("tcp://gpu1:99999", None, None, {}, "Port out of range"),
         ("tcp://gpu1:0", None, None, {}, "init_method's port is 0"),
         (

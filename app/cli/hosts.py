@@ -1,4 +1,4 @@
-"""The commands that watch a job on some hosts: `attach`, `status`, `stacks`, `serve`, and `rankdeck` alone.
+"""The commands that watch jobs on some hosts: `attach`, `status`, `stacks`, `inspect`, `serve`, and `rankdeck` alone.
 
 `serve` shows the console in a browser. `rankdeck` alone opens the console on the hosts of the nearest rankdeck.toml
 (`console_argv`), else it prints what to type first (`first_lines`).
@@ -15,12 +15,13 @@ import signal
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
+from app.cli.chosen_hosts import HostsWanted, Watch, on_each, reached, takes_hosts, watch
 from app.cli.headless import print_line
 from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
@@ -29,6 +30,7 @@ from app.cli.options import (
     follow_one_job,
     json_option,
     no_evidence_option,
+    print_json,
     read_only_option,
     record_option,
     session_options,
@@ -36,8 +38,13 @@ from app.cli.options import (
 )
 from app.cli.presenting import print_summary
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
-from app.errors import AgentUnreachableError, ExitCode, SessionError, UsageError
+from app.diagnosis.causes import Severity
+from app.errors import AgentUnreachableError, AppError, ExitCode, SessionError, UsageError
 from app.fleet.agent_link import AgentLink
+from app.inspect.comparison import finding_of, standing_of
+from app.inspect.inspection_text import job_lines, job_object, unseen_lines
+from app.inspect.inspector import look_at_host, own_py_spy
+from app.inspect.seen import jobs_of
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
@@ -49,6 +56,7 @@ from app.view.summary import exit_code, headline_text, is_over, status_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from app.inspect.seen import HostSeen, SeenJob
     from app.settings.schema import Settings
     from app.stacks.groups import StackPicture
     from app.view.view import View
@@ -208,6 +216,86 @@ def _print_status(view: View, *, is_json: bool) -> None:
             click.echo(view.other_jobs_text)
         if view.job() is not None:
             print_summary(view, is_json=False)
+
+
+LOOK_PERIOD_S = 1.0
+"""Seconds between two looks at a rank from outside."""
+
+
+@click.command()
+@click.option("--looks", type=click.IntRange(2, 60), default=3, show_default=True, help="How often to look, 1 s apart")
+@click.option("--watch", "is_watching", is_flag=True, help="Inspect again and again, until Ctrl-C")
+@click.option(
+    "--evidence",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write everything that was seen into a new file, as JSON",
+)
+@json_option
+@takes_hosts
+@click.argument("which", metavar="[PID|JOB]", required=False)
+def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any) -> None:
+    """Name the rank that holds up training that anything has launched; nothing has to be prepared.
+
+    Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit code 10 when a rank holds
+    the others up.
+    """
+    if wanted.hub is not None:
+        raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
+    spy = own_py_spy()
+    while True:
+        code = _inspect(wanted, which, spy, is_json=is_json, num_looks=how["looks"], evidence=how["evidence"])
+        if not how["is_watching"]:
+            raise SystemExit(code)
+        time.sleep(LOOK_PERIOD_S)
+
+
+def _inspect(
+    wanted: HostsWanted, which: str | None, spy: str, *, is_json: bool, num_looks: int, evidence: Path | None
+) -> ExitCode:
+    seen: dict[str, HostSeen] = {}
+    code = ExitCode.WELL
+    answers = on_each(
+        wanted.entries, wanted.python, wanted.ssh_config, lambda link: look_at_host(link, spy, num_looks, LOOK_PERIOD_S)
+    )
+    for host, answer in answers:
+        if isinstance(answer, AppError):
+            code = code or ExitCode(answer.exit_code)
+            print_line(f"rankdeck: {answer.whole}")
+        else:
+            seen[host] = answer
+    jobs = [job for job in jobs_of(seen.items()) if which is None or _is_meant(job, which)]
+    if which is not None and not jobs:
+        raise UsageError(f"no rank of {clean(which)} runs on {nodes_text(list(seen))}", "rankdeck inspect shows all")
+    if evidence is not None:
+        _write(evidence, seen)
+    found = [(job, [standing_of(rank) for rank in job.ranks]) for job in jobs]
+    findings = [(job, standings, finding_of(job, standings)) for job, standings in found]
+    if is_json:
+        print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen)})
+    else:
+        for one in findings:
+            click.echo("\n".join(job_lines(*one)))
+        if not findings and seen:
+            click.echo(f"no training ranks run on {nodes_text(list(seen))}")
+        for line in unseen_lines(seen):
+            print_line(f"rankdeck: {line}")
+    if any(finding.severity is Severity.CRITICAL for _, _, finding in findings):
+        return ExitCode.VERDICT_STANDS
+    return code
+
+
+def _is_meant(job: SeenJob, which: str) -> bool:
+    return which in (job.name, job.ranks[0].program) or any(which == str(rank.pid) for rank in job.ranks)
+
+
+def _write(path: Path, seen: dict[str, HostSeen]) -> None:
+    text = msgspec.json.format(msgspec.json.encode(seen))
+    try:
+        path.touch(0o600, exist_ok=False)
+        path.write_bytes(text)
+    except OSError as error:
+        raise UsageError(f"{clean(str(path))} cannot be written: {error.strerror}", "name a new file") from error
 
 
 FIRST_LINES = """\

@@ -58,7 +58,7 @@ COMMANDS = {
     "fault": ("app.cli.control", "freeze --rank 2 --job gpt"),
     "help": ("app.cli.help", "verdicts"),
     "init": ("app.cli.config", "--hostfile hosts"),
-    "inspect": ("app.cli.inspect", "--host gpu1 --host gpu2"),
+    "inspect": ("app.cli.hosts", "--host gpu1 --host gpu2"),
     "install": ("app.cli.agents", "gpu1 --venv ~/venvs/rankdeck"),
     "kill": ("app.cli.control", "gpt"),
     "logs": ("app.cli.listing", "-f --since 10m --rank 0,3-5 --grep loss"),

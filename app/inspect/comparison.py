@@ -61,7 +61,7 @@ class Kind(StrEnum):
     ELSEWHERE = "is elsewhere"
     FROZEN = "frozen"
     BLOCKED = "blocked"
-    """In the kernel, uninterruptible."""
+    """Uninterruptible sleep in the kernel."""
     UNSEEN = "not seen"
     ENDED = "ended"
 
@@ -82,7 +82,7 @@ class What(StrEnum):
     """No rank moves, and none waits in a call."""
     MOVING = "moving"
     UNSEEN = "unseen"
-    """Of these ranks no stack could be read."""
+    """Ranks whose stacks could not be read."""
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -114,7 +114,7 @@ def _child_text(child: SeenChild) -> str:
 
 
 def doing_text(one: Standing) -> str:
-    """Return what the kernel says that a rank's main thread does: `sleeps`."""
+    """Return what a rank's main thread does, by the kernel: `sleeps`."""
     last = one.rank.looks[-1]
     if last.state in ("R", "T", "t"):
         return STATE_TEXTS[last.state]

@@ -84,7 +84,7 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float) -> 
         unpacked = zlib.decompressobj().decompress(base64.b64decode(answer, validate=True), MAX_SEEN_BYTES)
         return msgspec.json.decode(unpacked, type=HostSeen)
     except (*DECODE_ERRORS, binascii.Error, zlib.error) as error:
-        raise AgentUnreachableError(link.host, f"its Python says something else: {clean(str(error))}") from error
+        raise AgentUnreachableError(link.host, f"its Python answers something else: {clean(str(error))}") from error
 
 
 def _sent(link: AgentLink, binary: bytes) -> str:

@@ -74,9 +74,9 @@ def integer(text: str | None) -> int | None:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return what /proc says of a Python process; None for any other."""
-    words = [word.decode(errors="replace") for word in read(pid, "cmdline").split(b"\0")]
-    name = base(words[0])
+    """Return the facts of a Python process; None for any other."""
+    argv = [part.decode(errors="replace") for part in read(pid, "cmdline").split(b"\0")]
+    name = base(argv[0])
     fields = read(pid, "stat").rpartition(b")")[2].split()
     if not fields or not re.match(r"python|pt_|ray::|torchrun|accelerate", name):
         return None
@@ -88,10 +88,10 @@ def process_of(pid: int) -> Process | None:
         "parent": int(fields[1]),
         "start": int(fields[19]),
         "uid": uid_of(pid),
-        "program": program_of(words),
+        "program": program_of(argv),
         "variables": variables,
         "is_readable": bool(environ),
-        "is_spawned": any("spawn_main(" in word for word in words),
+        "is_spawned": any("spawn_main(" in word for word in argv),
     }
 
 
@@ -103,9 +103,9 @@ def uid_of(pid: int) -> int:
         return -1
 
 
-def program_of(words: list[str]) -> str:
+def program_of(argv: list[str]) -> str:
     """Return the script or module that a Python runs: no argument, since that may be a secret."""
-    rest = iter(words[1:])
+    rest = iter(argv[1:])
     for word in rest:
         if word == "-m":
             return "-m " + next(rest, "")[:MAX_TEXT]
@@ -115,7 +115,7 @@ def program_of(words: list[str]) -> str:
             next(rest, None)
         elif not word.startswith("-"):
             return word[:MAX_TEXT]
-    return base(words[0])
+    return base(argv[0])
 
 
 def has_torch(process: Process) -> bool:
@@ -249,7 +249,7 @@ def stack_of(pid: int, spy: str) -> dict[str, Any]:
 
 
 def look_at(pid: int, spy: str) -> dict[str, Any]:
-    """Return a process's stack, and what the kernel says of its main thread."""
+    """Return a process's stack, and what its main thread does by the kernel."""
     stack = stack_of(pid, spy)
     fields = read(pid, "stat").rpartition(b")")[2].split()
     switches = re.search(rb"^voluntary_ctxt_switches:\s+(\d+)", read(pid, f"task/{pid}/status"), re.MULTILINE)
@@ -269,12 +269,12 @@ def children_of(pid: int, spy: str) -> list[dict[str, Any]]:
     """Return the children of a rank that may wait for one, each with its stack where it is a Python."""
     children = []
     for child in map(int, read(pid, f"task/{pid}/children").split()[:MAX_CHILDREN]):
-        words = [word.decode(errors="replace") for word in read(child, "cmdline").split(b"\0")]
-        if "resource_tracker" in " ".join(words):
+        argv = [part.decode(errors="replace") for part in read(child, "cmdline").split(b"\0")]
+        if "resource_tracker" in " ".join(argv):
             continue
         is_python = process_of(child) is not None
         look = look_at(child, spy if is_python else "")
-        children.append(dict(look, pid=child, name=base(words[0])))
+        children.append(dict(look, pid=child, name=base(argv[0])))
     return children
 
 

@@ -45,7 +45,7 @@ class Look(msgspec.Struct, frozen=True):
     """The kernel's letter; empty once it has ended."""
     cpu_s: float
     switches: int | None
-    """How often its main thread has waited; None where the kernel does not say."""
+    """Number of waits of its main thread; None where the kernel does not count them."""
     wchan: Text
 
 
@@ -91,9 +91,9 @@ class SeenJob(msgspec.Struct, frozen=True):
     name: str
     how: str
     size: int
-    """World size; the number of ranks seen where nobody says it."""
+    """World size; the number of ranks seen where no environment has it."""
     ranks: list[SeenRank]
-    """In their order."""
+    """Ranks in their order."""
 
     @property
     def missing(self) -> list[int]:

@@ -6,16 +6,21 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
+from app.diagnosis.causes import Severity
 from app.fleet.local_link import LocalLink
 from app.inspect.comparison import finding_of, standing_of
 from app.inspect.inspection_text import sentence
 from app.inspect.inspector import look_at_host, own_py_spy
 from app.inspect.seen import jobs_of
+from tests.corpus.reported.faults import FAULTS, SLOW
+from tests.corpus.reported.lives import HEALTHY
 from tests.corpus.reported.playing import ROOT
 from tests.support.waiting import until
 

@@ -72,13 +72,21 @@ def test_the_commands_for_ones_own_program_do_what_readme_says(tmp_path: Path) -
     with DemoHouse() as house:
         shell = Shell(house, tmp_path)
         run, *others, down = fenced("README.md", "## Your own program, on this machine")
-        assert [line.split()[1] for line in (run, *others, down)] == ["run", "status", "logs", "attach", "down"]
+        assert [line.split()[1] for line in (run, *others, down)] == [
+            "run",
+            "status",
+            "logs",
+            "attach",
+            "inspect",
+            "down",
+        ]
 
         assert "succeeded" in shell.type(run)
         assert "succeeded" in shell.type(others[0])
         printed = shell.type(others[1])
         assert re.search(r"^localhost:0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
         assert "succeeded" in shell.type(others[2])
+        assert "rank" in shell.type(others[3])
         assert "is down" in shell.type(down)
         assert house.processes() == []
 

@@ -123,7 +123,7 @@ class HelpScreen(ModalScreen[None]):
             Static(keys),
             Static("\nStates of a rank:", markup=False),
             Static(states),
-            Static("\nVerdicts: what each says, from what, and what to do:", markup=False),
+            Static("\nVerdicts: sentence, evidence, and what to do:", markup=False),
             Static(_verdicts()),
             id="help-scroll",
             classes="dialog wide",

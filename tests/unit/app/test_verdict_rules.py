@@ -22,5 +22,7 @@ def test_each_section_says_what_the_console_says_and_what_to_do() -> None:
     said = {text for _, text in SENTENCES}
     for name, items in SECTIONS:
         kinds = dict.fromkeys(item.partition(": ")[0] for item in items)
-        assert list(kinds) == ["Says", "From", "Not known", "Do"], name
-        assert [item for item in items if item.startswith("Says: ") and item.removeprefix("Says: ") not in said] == []
+        assert list(kinds) == ["Sentence", "From", "Not known", "Do"], name
+        assert [
+            item for item in items if item.startswith("Sentence: ") and item.removeprefix("Sentence: ") not in said
+        ] == []

@@ -147,7 +147,7 @@ def test_on_a_terminal_a_pager_shows_it_with_bold_headings(tmp_path: Path) -> No
     text = shown_on_a_terminal(tmp_path)
 
     assert text.startswith("paged with LESS=-FRX\r\n")
-    assert f"{BOLD}Verdicts: what each says" in text
+    assert f"{BOLD}Verdicts: each with its sentence" in text
     assert f"{BOLD}frozen" in text
 
 
@@ -155,5 +155,5 @@ def test_on_a_terminal_a_pager_shows_it_with_bold_headings(tmp_path: Path) -> No
 def test_who_wants_no_escapes_gets_none(variable: dict[str, str], tmp_path: Path) -> None:
     text = shown_on_a_terminal(tmp_path, **variable)
 
-    assert "Verdicts: what each says" in text
+    assert "Verdicts: each with its sentence" in text
     assert "\x1b" not in text

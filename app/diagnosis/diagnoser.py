@@ -43,6 +43,7 @@ from app.diagnosis.rank_facts import (
     is_in_known_phase,
     rank_facts,
 )
+from app.diagnosis.slow_ranks import UsualPlace
 from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
@@ -217,6 +218,7 @@ class _JobDiagnoser:
         self._explains_failure = False
         self._joined_s: dict[tuple[str, int], float] = {}
         self._input_place: Place | None = None
+        self._usual_place = UsualPlace()
 
     def change(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -382,7 +384,11 @@ class _JobDiagnoser:
             habit=self._fractions.habit,
             earlier_cost=self._fractions.trend.earlier(evidence.now_s),
         )
-        return [blamed]
+        first = evidence.job.worker(laggards.ranks[0])
+        habit = self._fractions.habit
+        report = None if first is None else first.report
+        usual = self._usual_place.observe(laggards.ranks, report, None if habit is None else habit.phase)
+        return [blamed if usual is None else msgspec.structs.replace(blamed, place=usual, is_usual_place=True)]
 
     def _put(self, found: list[Verdict], evidence: Evidence) -> None:
         """Merge the verdicts found now with those that stood before."""

@@ -6,6 +6,7 @@ They lose least of all, by a gap that is beyond chance, come last to collectives
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.diagnosis.rank_pace import LostTime
+    from ddpcore.wire import Phase, Place, RankReport
 
 MIN_COST = 0.1
 """Least cost, as a fraction of the step time, for a verdict: the work of healthy ranks differs by some percent."""
@@ -63,6 +65,10 @@ IN_TURNS = 0.25
 MAX_IN_TURNS = 1.25
 """Multiple of what others lose that ranks which are slow in turns cost together, at most."""
 MAJORITY_IN_TURNS = 0.4
+MIN_LOOKS = 4
+"""Reports that show a line before it is named as the usual one."""
+MAX_LOOKS = 120
+"""Reports after which older ones count half."""
 MAJORITY_LAST = 0.95
 
 
@@ -80,6 +86,35 @@ class Laggards(msgspec.Struct, frozen=True):
     """Whether they are slow at different times."""
     is_at_times: bool = False
     """Whether they are slow in some steps only, as far as a longer window shows."""
+
+
+class UsualPlace:
+    """The line at which slow ranks are seen most often while they do what makes them slow."""
+
+    def __init__(self) -> None:
+        self._ranks: tuple[int, ...] = ()
+        self._counts: Counter[Place] = Counter()
+        self._latest_report: RankReport | None = None
+
+    def observe(self, ranks: tuple[int, ...], report: RankReport | None, phase: Phase | None) -> Place | None:
+        """Take the latest report of the first slow rank; return the line, None until it has been seen a few times.
+
+        Args:
+            ranks: The slow ranks.
+            report: The report.
+            phase: The phase in which they spend more time than others; None where that is not known.
+        """
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._counts.clear()
+        if report is not None and report is not self._latest_report and report.place is not None:
+            self._latest_report = report
+            if phase is None or report.phase is phase:
+                self._counts[report.place] += 1
+        if self._counts.total() > MAX_LOOKS:
+            self._counts = Counter({place: count // 2 for place, count in self._counts.items() if count > 1})
+        most = self._counts.most_common(1)
+        return most[0][0] if most and most[0][1] >= MIN_LOOKS else None
 
 
 class Limits(NamedTuple):

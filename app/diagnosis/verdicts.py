@@ -125,6 +125,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
     """Where the first culprit stands, or was last seen."""
     is_seen_outside: bool = False
+    is_usual_place: bool = False
+    """For STRAGGLER: whether `place` is where it is seen most often, not where it was last seen."""
     """Whether the place has been seen from outside, since the rank has not reported."""
     phase: Phase | None = None
     """Phase of the first culprit."""

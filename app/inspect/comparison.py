@@ -44,10 +44,16 @@ PHASES = (
     ("loads data", re.compile(r"torch/utils/data/.*\.py$")),
     ("imports", re.compile(r"^<frozen importlib\._bootstrap")),
 )
+ENDINGS = {"_shutdown", "_python_exit", "_exit_function", "_run_exitfuncs", "_run_finalizers", "_finalize_join"}
+"""Functions in which a Python waits for its threads and children once the program is over."""
 BUSY = 0.2
 """Fraction of a core from which a rank computes."""
 MAX_SWITCHES_HZ = 3.0
-"""A main thread that waits in a call gives up its core less often; one that trains does so at each step."""
+"""A main thread that stands gives up its core less often; one that trains does so at each step."""
+START_S = 60.0
+"""Seconds in which a rank may still be on its way to init_process_group."""
+STANDSTILL_S = 8.0
+"""Seconds for which all ranks must have been seen at one place: all may load a first batch for a while."""
 
 
 class Kind(StrEnum):
@@ -63,6 +69,8 @@ class Kind(StrEnum):
     BLOCKED = "blocked"
     """Uninterruptible sleep in the kernel."""
     UNSEEN = "not seen"
+    ENDING = "has finished its program"
+    """Its process waits for a thread or a child of its own."""
     ENDED = "ended"
 
 
@@ -78,6 +86,8 @@ class What(StrEnum):
     """All that were seen wait in one call; others have ended, or run where nobody looked."""
     SAME_CALL = "same_call"
     """All wait in one call."""
+    NOT_EXITING = "not_exiting"
+    """Ranks have finished their program, and their processes do not end."""
     STANDSTILL = "standstill"
     """No rank moves, and none waits in a call."""
     MOVING = "moving"
@@ -115,7 +125,7 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity
     culprits: list[Standing]
     waiting: list[list[Standing]]
-    """Ranks that wait, by their call, the fewest first."""
+    """Ranks that wait, by their call, the fewest first; in a standstill all ranks, by their line."""
 
 
 def standing_of(rank: SeenRank) -> Standing:
@@ -139,7 +149,9 @@ def standing_of(rank: SeenRank) -> Standing:
     elif last.frames and _in_backward(last.frames):
         # DDP's all-reduce runs under backward, without a frame of its own: a rank that computes there is busy.
         kind, op = (Kind.WAITS, "backward") if busy_frac < BUSY and not is_moving else (Kind.ELSEWHERE, "backward")
-    if kind in (Kind.WAITS, Kind.DEVICE) and _switches_hz(looks, seconds) > MAX_SWITCHES_HZ:
+    elif last.frames and place is None and any(frame.name in ENDINGS for frame in last.frames):
+        kind = Kind.ENDING
+    if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _switches_hz(looks, seconds) > MAX_SWITCHES_HZ:
         is_moving = True
     phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
     return Standing(rank, kind, op, place, is_moving, busy_frac, steps, phase, last.trouble)
@@ -200,7 +212,11 @@ def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
     if frozen:
         return Finding(What.FROZEN, Severity.CRITICAL, frozen, by_call)
     if by_call and others:
-        return Finding(What.ELSEWHERE, Severity.CRITICAL if at_rest else Severity.WARNING, at_rest or others, by_call)
+        is_starting = all(one.kind is Kind.JOINS for group in by_call for one in group) and all(
+            one.rank.age_s < START_S for one in others
+        )
+        severity = Severity.CRITICAL if at_rest and not is_starting else Severity.WARNING
+        return Finding(What.ELSEWHERE, severity, at_rest or others, by_call)
     if unseen:
         return Finding(What.UNSEEN, Severity.WARNING, unseen, by_call)
     if by_call and (job.missing or ended):
@@ -212,10 +228,14 @@ def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
         return Finding(What.MISMATCH, Severity.CRITICAL, fewest, by_call)
     if by_call:
         return Finding(What.SAME_CALL, Severity.CRITICAL, [], by_call)
+    if ending := [one for one in at_rest if one.kind is Kind.ENDING]:
+        return Finding(What.NOT_EXITING, Severity.CRITICAL, ending, [])
     if at_rest and len(at_rest) == len(others) and all(one.busy_frac < BUSY for one in others):
         places = _by_place(others)
         fewest = places[0] if len(places[0]) < len(places[-1]) else []
-        return Finding(What.STANDSTILL, Severity.CRITICAL, fewest, [])
+        seconds = min(one.rank.looks[-1].at_s - one.rank.looks[0].at_s for one in others)
+        is_sure = seconds >= STANDSTILL_S and job.size > 1
+        return Finding(What.STANDSTILL, Severity.CRITICAL if is_sure else Severity.WARNING, fewest, places)
     return Finding(What.MOVING, Severity.OK, [], [])
 
 

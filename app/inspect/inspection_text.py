@@ -49,7 +49,15 @@ def sentence(job: SeenJob, finding: Finding) -> str:
     elif finding.what is What.ELSEWHERE and finding.severity is Severity.CRITICAL:
         parts = [f"{who} {has} not come to the call in which others wait: {stands}", waits]
     elif finding.what is What.ELSEWHERE:
-        parts = [waits, f"{who} {has} not come to it, and {it} {_moves(finding)}: {stands}"]
+        why = "no alarm while " + ("it moves" if len(finding.culprits) == 1 else "they move")
+        why = (
+            why
+            if finding.culprits[0].is_moving
+            else "and it has just started"
+            if it == "it"
+            else "and they have just started"
+        )
+        parts = [waits, f"{who} {has} not come to it, {why}: {stands}"]
     elif finding.what is What.MISSING:
         missing = sorted({*job.missing, *(one.rank.rank for one in finding.culprits)})
         is_ = "is" if len(missing) == 1 else "are"
@@ -60,20 +68,19 @@ def sentence(job: SeenJob, finding: Finding) -> str:
         parts = [f"all ranks wait {how}, for each other: {waits}"]
     elif finding.what is What.SAME_CALL:
         parts = [f"all {waits}: the network, or arguments that cannot be seen from outside"]
+    elif finding.what is What.NOT_EXITING:
+        ends = "its process does" if len(finding.culprits) == 1 else "their processes do"
+        parts = [f"{who} {has} finished the program, and {ends} not end: a thread or child process keeps it"]
     elif finding.what is What.STANDSTILL:
-        odd = f"{_stands_text(finding.culprits)}, unlike the others" if finding.culprits else ""
-        parts = ["no rank moves, and none waits in a call that needs others", odd]
+        where = "; ".join(_stands_text(group) for group in finding.waiting[:3])
+        longer = "" if finding.severity is Severity.CRITICAL else "to be sure, look longer: --looks 12"
+        parts = ["no rank moves, and none waits in a call that needs others", where, longer]
     elif finding.what is What.UNSEEN:
         why = clean(finding.culprits[0].trouble, LINE_LIMIT)
         parts = [f"the stack of {who} cannot be read: {why}", waits]
     else:
         parts = ["the ranks move, and nobody holds the others up"]
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
-
-
-def _moves(finding: Finding) -> str:
-    verb = "moves" if len(finding.culprits) == 1 else "move"
-    return f"{verb}, which is no alarm"
 
 
 def _at(place: Place | None) -> str:

@@ -303,8 +303,10 @@ def inspect(spy: str, num_looks: int, period_s: float) -> dict[str, Any]:
     """Return the ranks of this host and what each look at them has shown."""
     processes = {process["pid"]: process for process in python_processes()}
     ranks = find_ranks(processes, has_torch, name_of)[:MAX_RANKS]
+    up_s = float(Path("/proc/uptime").read_text().split()[0])
     for rank in ranks:
         rank["looks"] = []
+        rank["age_s"] = up_s - rank["start"] / TICKS_HZ
     with ThreadPoolExecutor(SPIES) as pool:
         for number in range(num_looks if ranks else 0):
             began_s = time.monotonic()

@@ -60,7 +60,8 @@ class SeenRank(msgspec.Struct, frozen=True):
     """A rank on a host."""
 
     pid: Number
-    start: int
+    age_s: float
+    """Seconds since it was started."""
     uid: int
     program: Text
     rank: Number

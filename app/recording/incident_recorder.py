@@ -57,6 +57,8 @@ class IncidentRecorder:
         """Last verdicts, and when they were observed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
+        self._writing: set[asyncio.Task[None]] = set()
+        """Tasks whose evidence is complete and goes to the disk: a write cannot be taken back."""
         self._notices: list[str] = []
         self.sentences: list[str] = []
         """All sentences about evidence that was kept."""
@@ -88,13 +90,14 @@ class IncidentRecorder:
         self._is_closing.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
-            for task in late:
+            for task in late - self._writing:
                 task.cancel()
                 self._add_notice("no evidence of this is kept: it took too long to collect")
             await asyncio.gather(*late, return_exceptions=True)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._writing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug of ours here must neither end the console nor be lost.
             self._add_notice(f"no evidence of this is kept: {type(error).__name__}: {error}")
@@ -107,6 +110,7 @@ class IncidentRecorder:
         try:
             evidence = await self._session.evidence(incident.job_id, incident.text, answers)
             path = self._directory / bundle_name(evidence.opening)
+            self._writing |= {task for task in self._tasks if task is asyncio.current_task()}
             path = await asyncio.to_thread(_write, path, evidence)
         except AppError as error:
             self._add_notice(f"no evidence of this is kept: {error}")

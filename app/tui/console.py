@@ -146,9 +146,13 @@ class Console(PersonalApp):
             key = self.ui.keymap.first("quit")
             self.show_notice(f"{control.doing}. Without this console {NOT_AGAIN}; {key} again leaves.", "warning")
             return
-        self.ui.farewell = f"leaving: {self.ui.source.leaving}"
+        self.ui.farewell = f"leaving: {self.ui.source.leaving}; {self.ui.keymap.first('quit')} again leaves at once"
         self._header.redraw()
         self.run_worker(self._leave(), exit_on_error=True)
+
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool:
+        """Refuse all but a second quit while the console closes: what is typed is meant for the shell."""
+        return not self.ui.farewell or action == "quit"
 
     @property
     def shown(self) -> LineView:

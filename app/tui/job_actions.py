@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from app.tui.source import Control
 
 
+NOTHING_DONE = "Nothing was done."
+
+
 async def ask_for_fault(console: PersonalApp, selected: int) -> None:
     """Ask which fault to inject, and inject it; `selected` is the selected rank."""
     from app.tui.dialogs.confirm import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
@@ -29,7 +32,9 @@ async def ask_for_fault(console: PersonalApp, selected: int) -> None:
         console.show_notice(why_not, "warning")
         return
     fault = await console.push_screen_wait(FaultScreen(ui, view, selected))
-    if fault is not None:
+    if fault is None:
+        console.show_notice(NOTHING_DONE)
+    else:
         await _do(console, ui.source.inject(fault))
 
 
@@ -56,6 +61,8 @@ async def ask_for_control(console: PersonalApp) -> None:
             again = Again(job.job_id, wish.num_ranks, without)
             if not wish.looks_first or await _is_fit(console, again, "Restart it"):
                 await _do(console, _fulfil(control, job.job_id, wish))
+        else:
+            console.show_notice(NOTHING_DONE)
 
 
 async def ask_for_program(console: PersonalApp) -> None:

@@ -49,6 +49,10 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """State that the views read."""
         return self.console.ui
 
+    def check_action(self, _action: str, _parameters: tuple[object, ...]) -> bool:
+        """Refuse everything while the console closes."""
+        return not self.ui.farewell
+
     def action_help(self) -> None:
         """Show every key."""
         from app.tui.dialogs.confirm import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs

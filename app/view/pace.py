@@ -182,9 +182,12 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
         comes = "it comes" if is_one else "they come"
         comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
-    place = f"last seen at {place_text(verdict.place)}" if verdict.place else ""
-    cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
-    return [f"{ranks} {slow} the others {cost}: {comes}", asked, _habit(verdict), place]
+    last, usual = (place_text(verdict.place), "") if verdict.place else ("", "")
+    if verdict.is_usual_place:
+        last, usual = "", f", mostly at {last}"
+    cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}{usual}"
+    parts = [f"{ranks} {slow} the others {cost}: {comes}", asked, _habit(verdict)]
+    return [*parts, f"last seen at {last}" if last else ""]
 
 
 def input_bound_parts(verdict: Verdict) -> list[str]:

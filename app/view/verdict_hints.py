@@ -139,7 +139,7 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
     if verdict.phase in (Phase.STARTING, None):
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
     if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
-        return f"its input is late: look at the disk and the workers of its loader{on_node}"
+        return f"its input is late: look at the line that loads it, at the disk and at loader workers{on_node}"
     return f"look at its stack and at the load{on_node}"
 
 

@@ -271,7 +271,7 @@ async def test_beside_a_job_that_runs_nothing_is_started_and_it_is_said_what_to_
         await console.press("enter", "enter")
         await console.console.run_action("start_program")
         await console.settle()
-        (said,) = console.console._notifications
+        *_, said = console.console._notifications
         assert said.message == "Job demo runs on gpu1: end it first (x), then start another one."
         assert starter.started == []
         assert len(console.console.screen_stack) == 1

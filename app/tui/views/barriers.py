@@ -79,7 +79,7 @@ class BarriersView(LineView):
         barriers = view.barriers()
         if not barriers:
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", palette.ok)
-            self.lines += [calm.put("nobody waits in a collective or barrier"), self.line()]
+            self.lines += [calm.put("no long wait in a collective or barrier"), self.line()]
         for barrier in barriers:
             self.lines += [*wait_block(self.ui, barrier, self.size.width), self.line()]
 

@@ -97,7 +97,7 @@ class OverviewView(LineView):
         barriers = view.barriers()
         if not barriers:
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", self.look.palette.ok)
-            return [self.heading(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
+            return [self.heading(self._title("WAITS")), calm.put("no long wait", self.look.palette.muted)]
         more = f"  +{len(barriers) - room} more{self._press('barriers')}" if len(barriers) > room else ""
         lines = [wait_line(self.ui, row, self.size.width) for row in barriers[:room]]
         return [self.heading(self._title("WAITS", more)), *lines]

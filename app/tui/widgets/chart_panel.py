@@ -205,7 +205,7 @@ def loss_panel(look: Look, points: Sequence[tuple[float, float]], width: int, he
     title = Line(look).put(" LOSS", palette.heading)
     lines = [title]
     if not points:
-        lines.append(Line(look).put(" no loss reported yet", palette.faint))
+        lines.append(Line(look).put(" no loss yet: --metric 'loss ([0-9.]+)' reads it", palette.faint))
     else:
         first, last = points[0], points[-1]
         title.put(f"  {loss_text(last[1])} at step {last[0]:,.0f}", palette.heading)

@@ -384,7 +384,9 @@ def test_of_a_rank_that_is_slow_it_is_told_what_it_does_more_than_the_others() -
     (verdict,) = sim.verdicts()
     assert "; it spends " in verdict.text
     assert "of its time loading data, the others " in verdict.text
-    assert verdict.hint == "its input is late: look at the disk and the workers of its loader on demo-1"
+    assert (
+        verdict.hint == "its input is late: look at the line that loads it, at the disk and at loader workers on demo-1"
+    )
 
 
 def test_a_rank_whose_gil_is_held_is_silent_once_others_wait_for_it() -> None:

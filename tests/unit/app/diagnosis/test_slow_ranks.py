@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from app.diagnosis.rank_pace import LostTime
-from app.diagnosis.slow_ranks import KEEP, NEW, Laggards, find_slow
+from app.diagnosis.slow_ranks import KEEP, NEW, Laggards, UsualPlace, find_slow
+from ddpcore.wire import Phase, Place
+from tests.support.node_reports import rank_report
 
 OBSERVED_S = 12.0
 
@@ -38,3 +40,17 @@ def test_a_rank_that_passes_on_what_a_slow_one_sends_is_not_slow_beside_it() -> 
     both = slow([0.19, 0.0, *others, 0.19, 0.0], [5.0, 95.0, *[50.0] * 6, 0.0, 100.0])
     assert both is not None
     assert both.ranks == (1, 9)
+
+
+def test_the_line_that_is_seen_most_often_is_named_not_the_last_one() -> None:
+    usual = UsualPlace()
+    loads, trains = Place("/home/u/data.py", 22, "augment"), Place("/home/u/train.py", 39, "main")
+    seen = [(loads, Phase.DATA), (trains, Phase.BACKWARD), (loads, Phase.DATA), (trains, Phase.DATA)] * 3
+
+    reports = [rank_report(1, place=place, phase=phase) for place, phase in seen]
+    named = [usual.observe((1,), report, Phase.DATA) for report in reports]
+
+    assert named[:5] == [None] * 5
+    assert named[-1] == loads
+    assert usual.observe((1,), reports[-1], Phase.DATA) == loads
+    assert usual.observe((2,), None, Phase.DATA) is None

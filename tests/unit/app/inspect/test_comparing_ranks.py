@@ -48,7 +48,7 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", **fields: Any)
     ]
     return SeenRank(
         100 + number,
-        0,
+        fields.get("age_s", 900.0),
         0,
         "train.py",
         number,
@@ -86,7 +86,7 @@ def test_a_rank_that_moves_is_no_alarm(stacks: list[list[SeenFrame]]) -> None:
     finding, text = found(rank(0, *stacks), rank(1, WAITS))
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.WARNING, [0])
-    assert "it moves, which is no alarm" in text
+    assert "rank 0 has not come to it, no alarm while it moves" in text
 
 
 def test_a_frozen_rank_comes_first() -> None:
@@ -130,8 +130,9 @@ def test_all_at_one_line_is_a_standstill_and_the_odd_one_is_named() -> None:
     together, _ = found(rank(0, at(14)), rank(1, at(14)))
     apart, text = found(rank(0, at(14)), rank(1, at(14)), rank(2, at(20)))
 
-    assert (together.what, culprits(together)) == (What.STANDSTILL, [])
+    assert (together.what, together.severity, culprits(together)) == (What.STANDSTILL, Severity.WARNING, [])
     assert (apart.what, culprits(apart)) == (What.STANDSTILL, [2])
+    assert text.endswith("to be sure, look longer: --looks 12")
     assert "rank 2 stands at load.py:20 in read" in text
 
 
@@ -149,6 +150,22 @@ def test_a_rank_that_joins_waits_and_one_before_it_is_named() -> None:
 
     assert culprits(finding) == [1]
     assert "rank 0 waits in init_process_group" in text
+
+
+def test_a_rank_that_has_just_started_may_be_late() -> None:
+    joins = inside("_create_c10d_store", "init_process_group")
+    finding, text = found(rank(0, joins), rank(1, at(3), age_s=20.0))
+
+    assert finding.severity is Severity.WARNING
+    assert "rank 1 has not come to it, and it has just started" in text
+
+
+def test_a_process_that_outlives_its_program_is_named() -> None:
+    ending = [SeenFrame("/usr/lib/python3.11/threading.py", 1553, "_shutdown", {})]
+    finding, text = found(rank(0, [], state="Z"), rank(1, ending))
+
+    assert (finding.what, culprits(finding)) == (What.NOT_EXITING, [1])
+    assert text.startswith("rank 1 has finished the program, and its process does not end")
 
 
 def test_a_child_that_a_rank_waits_for_is_shown() -> None:

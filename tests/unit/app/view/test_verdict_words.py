@@ -473,7 +473,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.STRAGGLER, slow_factor=8.0), None, "factor 1"),
         (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),
         (verdict(Cause.STRAGGLER, phase=Phase.STARTING), None, "an import or a download"),
-        (verdict(Cause.STRAGGLER, phase=Phase.DATA), None, "workers of its loader on demo-1"),
+        (verdict(Cause.STRAGGLER, phase=Phase.DATA), None, "at loader workers on demo-1"),
         (verdict(Cause.STRAGGLER, phase=Phase.FORWARD), None, "the load on demo-1"),
     ],
 )

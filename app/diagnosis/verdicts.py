@@ -123,10 +123,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How long the cause has held; None when it is an event."""
     severity: Severity = Severity.CRITICAL
     place: Place | None = None
-    """Where the first culprit stands, or was last seen."""
-    is_seen_outside: bool = False
+    """Where the first culprit stands, or was last seen; where it is seen most often if `is_usual_place`."""
     is_usual_place: bool = False
-    """For STRAGGLER: whether `place` is where it is seen most often, not where it was last seen."""
+    is_seen_outside: bool = False
     """Whether the place has been seen from outside, since the rank has not reported."""
     phase: Phase | None = None
     """Phase of the first culprit."""

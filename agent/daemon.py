@@ -20,7 +20,7 @@ import msgspec
 
 from agent.errors import log_line
 from agent.jobs.all_jobs import Jobs
-from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
+from agent.jobs.lifecycle import AbortReceived, FaultReceived, KillReceived, StopReceived
 from agent.logs.log_tail import read_log
 from agent.machine.gpu_watch import LOG_FILE, GpuWatch
 from agent.machine.host import HostSampler
@@ -235,8 +235,8 @@ class Daemon:
                 return await self._jobs.prepare(command.spec)
             case PrepareAgain():
                 return await self._jobs.prepare_again(command)
-            case Commit(job_id=job_id):
-                return self._jobs.command(job_id, CommitReceived())
+            case Commit():
+                return self._jobs.commit(command)
             case Abort(job_id=job_id):
                 return self._jobs.command(job_id, AbortReceived())
             case Stop(job_id=job_id, is_agreed=is_agreed):

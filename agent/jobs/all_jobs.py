@@ -15,11 +15,12 @@ import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
-from agent.jobs.launch import Launch
+from agent.jobs.launch import Launch, boot_clock_s
 from agent.jobs.lifecycle import (
     Answer,
     AskAll,
     AskProbe,
+    CommitReceived,
     Effect,
     Event,
     FollowRanks,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from agent.node_state.observations import WorkerEnded
     from agent.processes.shim_process import ShimProcess
     from agent.state_dir import StateDir
-    from agent.wire.commands import PrepareAgain
+    from agent.wire.commands import Commit, PrepareAgain
     from agent.wire.jobs import JobSpec
     from agent.wire.stacks import Stacks
 
@@ -129,6 +130,7 @@ class Jobs:
         launch = self._known.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
+            launch.prepared_s = boot_clock_s()
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)
@@ -154,6 +156,14 @@ class Jobs:
         if launch is None:
             return self._known.unknown(command.job_id)
         return await self.prepare(next_attempt(launch.job.spec, command))
+
+    def commit(self, command: Commit) -> Accepted | Refused:
+        """Start a prepared job, unless that has been given up."""
+        launch = self._known.get(command.job_id)
+        late_s = 0.0
+        if launch and command.within_s is not None:
+            late_s = boot_clock_s() - launch.prepared_s - command.within_s
+        return self.command(command.job_id, CommitReceived(late_s))
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
         """Feed a console's command to a job, and return its answer."""

@@ -238,8 +238,8 @@ class Job(msgspec.Struct, dict=True):
         self, before: JobState, event: Event, now_s: float
     ) -> list[Effect]:
         match event:
-            case CommitReceived():
-                return self._on_commit()
+            case CommitReceived(late_s=late_s):
+                return self._on_commit(late_s)
             case AbortReceived() | StopReceived() | KillReceived() if before is JobState.PREPARED:
                 return [*_TAKE_BACK, Answer(Accepted())]
             case AbortReceived():
@@ -279,7 +279,10 @@ class Job(msgspec.Struct, dict=True):
                 return self._on_tick(event, now_s)
         assert_never(event)
 
-    def _on_commit(self) -> list[Effect]:
+    def _on_commit(self, late_s: float) -> list[Effect]:
+        if self.state is JobState.PREPARED and late_s > 0:
+            why = f"the start of job {self.spec.job_id} was given up {late_s:.1f} s ago: start it again on all nodes"
+            return [_refuse(RefusalReason.TOO_LATE, why)]
         if self.state is JobState.PREPARED:
             return [StartLauncher()]
         if self.state is JobState.RUNNING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,6 +53,8 @@ class Launch:
         self.address = address
         self._port_holder = port_holder
         self._chosen_port = 0
+        self.prepared_s = boot_clock_s()
+        """Time of the last `Prepare`, by `boot_clock_s`."""
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
         self.before: Launch | None = None
@@ -178,6 +181,11 @@ class Launch:
         if self.shim:
             self.shim.close()
             self.shim = None
+
+
+def boot_clock_s() -> float:
+    """Return the time of a clock that goes on while the machine is suspended. Source: clock_gettime(2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 MAX_ROUND_BYTES = 1024

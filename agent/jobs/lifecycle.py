@@ -44,6 +44,9 @@ class SeenWorker(msgspec.Struct):
 class CommitReceived(msgspec.Struct, frozen=True):
     """A console commits the prepared job."""
 
+    late_s: float = 0.0
+    """Seconds for which it has been given up."""
+
 
 class AbortReceived(msgspec.Struct, frozen=True):
     """A console takes the preparation back."""

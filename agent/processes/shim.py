@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 import sys
@@ -154,14 +155,13 @@ class _Shim:
         """Time of SIGKILL, once the launcher has been asked to end."""
         self._num_killed = 0
 
-    def run(self, argv: list[str], store_fd: int, *, is_private: bool) -> int:
+    def run(self, argv: list[str], store_fd: int, num_files: int, *, is_private: bool) -> int:
         """Fork the launcher, watch it to its end, and return this process's exit code."""
-        self._launcher_pid = _fork_launcher(argv, dies_with_us=is_private)
+        self._launcher_pid = _fork_launcher(argv, num_files, dies_with_us=is_private)
         if store_fd >= 0:
             os.close(store_fd)
         try:
             write_record(self._run_dir, RUN_RECORD, run_record(os.getpid(), self._launcher_pid))
-            reserve_record(self._run_dir, EXIT_RECORD)
             while self._status is None:
                 self._await()
             self._kill_all(WRITER_PATIENCE_S)
@@ -237,7 +237,7 @@ def is_writer(pid: int) -> bool:
         return False
 
 
-def _fork_launcher(argv: list[str], *, dies_with_us: bool) -> int:
+def _fork_launcher(argv: list[str], num_files: int, *, dies_with_us: bool) -> int:
     """Fork the launcher, and return when it is no longer a copy of this process, which has the lock and the name."""
     shim_pid = os.getpid()
     executed_fd, its_fd = os.pipe()  # closed by exec
@@ -251,6 +251,7 @@ def _fork_launcher(argv: list[str], *, dies_with_us: bool) -> int:
         set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != shim_pid:
             os._exit(127)  # the shim died before the kernel knew whom to tell
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     # Python ignores these two for itself; programs expect the default.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -280,11 +281,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD ARGV...`.
+    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD NUM_FILES ARGV...`.
 
     An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none. LOCK_FD is held and never used.
+    NUM_FILES is the job's soft limit of descriptors.
     """
-    run_dir, grace_s, agent_pid, lock_fd, store_fd, *argv = arguments
+    run_dir, grace_s, agent_pid, lock_fd, store_fd, num_files, *argv = arguments
     os.set_inheritable(int(lock_fd), False)  # noqa: FBT003 - whoever holds it is taken for this process
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     become_subreaper()
@@ -292,7 +294,7 @@ def main(arguments: list[str]) -> int:
         set_parent_death_signal(signal.SIGUSR1)
         if os.getppid() != int(agent_pid):
             return 1  # the agent died before the kernel knew whom to tell
-    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd), is_private=agent_pid != "0")
+    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd), int(num_files), is_private=agent_pid != "0")
 
 
 if __name__ == "__main__":

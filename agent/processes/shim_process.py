@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import select
 import signal
 import struct
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 SHIM_PATH = Path(shim.__file__)
 SHIM_LOCK = "shim.lock"
 LAUNCHER_LOG = "launcher.log"
+_NUM_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""The soft limit of descriptors with which this process was started, for jobs: select(2) fails above 1024."""
 SHIM_GRACE_MARGIN_S = 2.0
 """Seconds after which the shim kills by itself, beyond the agent's own patience."""
 
@@ -87,7 +90,9 @@ class ShimProcess:
         """Return whether the shim is gone, and collect it if so."""
         if self._process is not None:
             return self._process.poll() is not None
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+        poll = select.poll()  # select(2) takes no descriptor above 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def exit_code(self) -> int | None:
         """Return torchrun's exit code, once the shim has ended; None when the shim was killed before."""
@@ -161,11 +166,13 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
             log_fd = _open_private(run_dir / LAUNCHER_LOG, os.O_APPEND)
             opened.callback(os.close, log_fd)
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in (shim.RUN_RECORD, shim.EXIT_RECORD):
+                shim.reserve_record(str(run_dir), name)
             store_fd = -1 if launcher.store_fd is None else launcher.store_fd
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(SHIM_PATH), str(run_dir), str(grace_s + SHIM_GRACE_MARGIN_S)),
-                    *(str(os.getpid() if dies_with_us else 0), str(lock_fd), str(store_fd)),
+                    *(str(os.getpid() if dies_with_us else 0), str(lock_fd), str(store_fd), str(_NUM_FILES)),
                     *launcher.argv,
                 ],
                 env=dict(launcher.env),

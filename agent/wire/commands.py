@@ -73,10 +73,10 @@ class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=Tr
     """Start a prepared job. A repeated command changes nothing."""
 
     job_id: JobId
+    generation: Count = 0
     within_s: Seconds | None = None
     """Seconds of the node's clock since `Prepare` after which it is refused: whoever sent it has given it up by then,
     and a node that was frozen must not start alone. None is by hand, which waits for ever."""
-    generation: Count = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):

@@ -257,7 +257,7 @@ class _Start:
         self._move(node, NodeStage.BEGINNING)
         # From its Prepare until this console gives up: a node that sleeps until then must not start alone.
         within_s = time.monotonic() + commands.REPLY_TIMEOUT_S - self._prepared_s[node]
-        await self._ask(node, Commit(self.job_id, within_s))
+        await self._ask(node, Commit(self.job_id, within_s=within_s))
         self._move(node, NodeStage.BEGUN)
 
     async def _ask(self, node: str, command: Command) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from agent.wire.commands import (
     Command,
     Commit,
     History,
+    Kill,
     Prepare,
     PullHistory,
     RefusalReason,
@@ -226,3 +228,73 @@ time.time = lambda: true_time() + ({step_s} if os.path.exists({str(step)!r}) els
         assert 0 < ages_s[0] < 600
         assert isinstance(agent.ask(Commit("train", within_s=600)), Accepted)
         agent.ask(Stop("train"))
+
+
+# Fails one call of an agent that writes below its directory, the NUMBERth, as a full disk does.
+FAILS_ONE_WRITE = """
+import errno, io, os
+MARKS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+seen = 0
+def fail_one(module, name, is_write):
+    true = getattr(module, name)
+    def call(target, *rest, **named):
+        global seen
+        try:
+            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+        except (OSError, TypeError):
+            path = ""
+        if str(path).startswith(DIRECTORY) and is_write(*rest):
+            seen += 1
+            if seen == NUMBER:
+                with true_open(STRUCK, "a") as file:
+                    file.write(f"{name} {path}\\n")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return true(target, *rest, **named)
+    setattr(module, name, call)
+true_open = io.open
+fail_one(io, "open", lambda mode="r", *_: set(mode) & set("wax+"))
+fail_one(os, "open", lambda flags, *_: flags & MARKS)
+for name in ("write", "pwrite", "ftruncate", "fsync", "mkdir", "replace", "rename"):
+    fail_one(os, name, lambda *_: True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.timeout(900)
+def test_each_single_write_of_an_agent_may_fail(tmp_path: Path, spec: JobSpec) -> None:
+    struck, number = tmp_path / "struck", 0
+    while number == 0 or struck.exists():
+        struck.unlink(missing_ok=True)
+        number += 1
+        directory = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+        names = f"DIRECTORY, STRUCK, NUMBER = {str(directory)!r}, {str(struck)!r}, {number}"
+        agent = RunningAgent(directory=directory, preamble=names + FAILS_ONE_WRITE)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(agent)
+            except AssertionError as error:
+                refused = str(error)
+            else:
+                refused = ""
+                live_through(agent, spec)
+        shutil.rmtree(directory, ignore_errors=True)
+        assert not refused or ("No space left on device" in refused and "Traceback" not in refused), number
+    assert number > 20, "hardly a write was seen"
+
+
+def live_through(agent: RunningAgent, spec: JobSpec) -> None:
+    """Have an agent do what it writes for, and see that it says in its words what it could not do."""
+    for command in (Claim(3, "ann"), Prepare(spec), Commit("train")):
+        reply = agent.ask(command)
+        if isinstance(reply, Refused):
+            assert reply.reason is not RefusalReason.INTERNAL, reply
+            assert "No space left on device" in reply.message or reply.reason is RefusalReason.UNKNOWN_JOB
+            assert isinstance(agent.ask(command), Accepted | Refused), "it answers no more"
+    look_round(agent)
+    agent.ask(Kill("train"))
+    agent.wait_until(lambda report: all(job.state in ENDED_STATES for job in report.jobs), END_S, "it has ended")
+    assert agent.process.stderr is not None
+    agent.process.terminate()
+    assert agent.process.wait(END_S) == 0
+    assert "Traceback" not in agent.process.stderr.read()

@@ -20,7 +20,7 @@ import msgspec
 
 from agent.errors import log_line
 from agent.jobs.all_jobs import Jobs
-from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
+from agent.jobs.lifecycle import AbortReceived, FaultReceived, KillReceived, StopReceived
 from agent.logs.log_tail import read_log
 from agent.machine.gpu_watch import LOG_FILE, GpuWatch
 from agent.machine.host import HostSampler
@@ -118,6 +118,7 @@ class Daemon:
         self._complaint = ""
         self._report_seq = 0
         self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
+        self._keeps_past = True
         self._audit: AuditLog | None = None if is_private else AuditLog(state_dir.path / AUDIT_FILE, node)
         self.latest_report: NodeReport | None = None
         """The last one that was published; may be read from any thread."""
@@ -222,7 +223,8 @@ class Daemon:
         try:
             return await self._reply(command)
         except Exception as error:  # noqa: BLE001 - one bad command must not end the agent and its jobs
-            traceback.print_exc(file=sys.stderr)
+            with contextlib.suppress(OSError):  # it may be a file on a full disk
+                traceback.print_exc(file=sys.stderr)
             return Refused(RefusalReason.INTERNAL, f"{type(error).__name__}: {error}"[:4096])
 
     async def _reply(self, command: Command) -> Reply:  # noqa: C901, PLR0912 - one case for each command
@@ -235,8 +237,8 @@ class Daemon:
                 return await self._jobs.prepare(command.spec)
             case PrepareAgain():
                 return await self._jobs.prepare_again(command)
-            case Commit(job_id=job_id):
-                return self._jobs.command(job_id, CommitReceived())
+            case Commit():
+                return self._jobs.commit(command)
             case Abort(job_id=job_id):
                 return self._jobs.command(job_id, AbortReceived())
             case Stop(job_id=job_id, is_agreed=is_agreed):
@@ -326,9 +328,11 @@ class Daemon:
         try:
             self._history.append(encode_node_report(_without_tracebacks(self.latest_report)), now_s)
         except OSError as error:
-            log_line(f"the past is not kept any more: {error.strerror}: make room and restart")
-            self._history.close()
-            self._history = None
+            if self._keeps_past:
+                log_line(f"reports of the past are lost: {error.strerror}: make room")
+            self._keeps_past = False
+        else:
+            self._keeps_past = True
 
     def _past(self, wanted: PullHistory) -> History | PackedHistory:
         room = MAX_UNPACKED_BYTES if wanted.is_packed else MAX_HISTORY_BYTES

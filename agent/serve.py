@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,9 @@ def serve_until_stopped(
     relay to dial. Raises OperatorError if the directory or the address cannot be used, AgentError if a socket or a file
     cannot be opened now.
     """
+    # Without a descriptor libzmq ends the process (`report_sockets`). A job has the limit that we had: `shim_process`.
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     manager = ServiceManager(os.environ)
     state_dir = StateDir(directory)
     state_dir.open(is_private=is_private)
@@ -156,5 +160,6 @@ class _Server:
                 reported = daemon.num_jobs_left
                 self._manager.status(f"{reported} job{'' if reported == 1 else 's'} running")
             if is_daemon:
-                bound_log(self._state_dir.path)
+                with contextlib.suppress(OSError):  # full, or read-only by now
+                    bound_log(self._state_dir.path)
             await asyncio.sleep(period_s)

@@ -219,8 +219,13 @@ class StateDir:
         self._lock_fd = take_lock(
             self.path / LOCK_FILE, f"another agent serves {self.path}: shut it down or use another directory"
         )
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
+        text = str(os.getpid()).encode()
+        try:
+            # Over the last agent's: on a full disk whoever is to stop a job may still start.
+            os.pwrite(self._lock_fd, text, 0)
+            os.ftruncate(self._lock_fd, len(text))
+        except OSError as error:
+            raise StateDirError(f"cannot write {self.path / LOCK_FILE}: {error.strerror}: make room") from error
 
     def _remove_sockets(self) -> None:
         for name in SOCKETS:

@@ -15,11 +15,12 @@ import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
-from agent.jobs.launch import Launch
+from agent.jobs.launch import Launch, boot_clock_s
 from agent.jobs.lifecycle import (
     Answer,
     AskAll,
     AskProbe,
+    CommitReceived,
     Effect,
     Event,
     FollowRanks,
@@ -32,6 +33,7 @@ from agent.jobs.lifecycle import (
     ReleasePort,
     RestartAttempt,
     RoundBegan,
+    ShimKilled,
     SignalWorker,
     StartLauncher,
     TerminateLauncher,
@@ -47,6 +49,7 @@ from agent.logs.disk_space import LogSpace
 from agent.logs.traceback_text import FailureText
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.memory_reader import OomKills
+from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.codec import INBOX_SOCKET
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
@@ -61,8 +64,9 @@ if TYPE_CHECKING:
     from agent.logs.traceback_text import FoundFailure
     from agent.node_state.node_state import NodeState
     from agent.node_state.observations import WorkerEnded
+    from agent.processes.shim_process import ShimProcess
     from agent.state_dir import StateDir
-    from agent.wire.commands import PrepareAgain
+    from agent.wire.commands import Commit, PrepareAgain
     from agent.wire.jobs import JobSpec
     from agent.wire.stacks import Stacks
 
@@ -126,6 +130,7 @@ class Jobs:
         launch = self._known.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
+            launch.prepared_s = boot_clock_s()
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)
@@ -151,6 +156,14 @@ class Jobs:
         if launch is None:
             return self._known.unknown(command.job_id)
         return await self.prepare(next_attempt(launch.job.spec, command))
+
+    def commit(self, command: Commit) -> Accepted | Refused:
+        """Start a prepared job, unless that has been given up."""
+        launch = self._known.get(command.job_id)
+        late_s = 0.0
+        if launch and command.within_s is not None:
+            late_s = boot_clock_s() - launch.prepared_s - command.within_s
+        return self.command(command.job_id, CommitReceived(late_s))
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
         """Feed a console's command to a job, and return its answer."""
@@ -193,7 +206,7 @@ class Jobs:
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
             self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s))
-        self._leftovers.sweep(self._own_pids(), now_s)
+        self._sweep(now_s)
         self._watch.read_logs()
         self._space.look(now_s)
         self._oom_kills.look(now_s)
@@ -211,8 +224,8 @@ class Jobs:
         for launch in self._known:
             self._feed(launch, KillReceived())
         deadline_s = time.monotonic() + within_s
-        while (now_s := time.monotonic()) < deadline_s and (self._known.shim_pids or not self._leftovers.is_clean):
-            self._leftovers.sweep(self._own_pids(), now_s)
+        while (now_s := time.monotonic()) < deadline_s and (self._known.are_running or not self._leftovers.is_clean):
+            self._sweep(now_s)
             await asyncio.sleep(END_PERIOD_S)
 
     def close(self) -> None:
@@ -293,8 +306,8 @@ class Jobs:
             case KillTree(spares_writers=spares_writers):
                 if launch.shim:
                     launch.shim.kill_tree(spares_writers=spares_writers)
-                else:
-                    self._leftovers.suspect(job_id)
+                if launch.shim is None or launch.is_lone:
+                    self._suspect(job_id, spares_writers=spares_writers)
             case ReleasePort():
                 launch.release_port()
             case ForgetJob():
@@ -340,16 +353,39 @@ class Jobs:
         """Watch the workers, logs and shim of an attempt that runs, or has just ended."""
         self._watch.begin(launch)
         if launch.shim:
-            asyncio.get_running_loop().add_reader(launch.shim.pidfd, self._on_shim_end, launch)
+            self._await_end(launch, launch.shim)
         else:
             self._end(launch, recorded_exit_code(launch.job_dir))
+
+    def _await_end(self, launch: Launch, shim: ShimProcess) -> None:
+        asyncio.get_running_loop().add_reader(shim.pidfd, self._on_shim_end, launch)
+        if launch.is_lone:
+            self._feed(launch, ShimKilled())
 
     def _on_shim_end(self, launch: Launch) -> None:
         shim = launch.shim
         if shim is None or not shim.has_ended():
             return
         asyncio.get_running_loop().remove_reader(shim.pidfd)
-        self._end(launch, shim.exit_code())
+        exit_code, was_lone = shim.exit_code(), launch.is_lone
+        if exit_code is None and not was_lone and not self._die_with_us:
+            launch.close()
+            if launch.adopt() and launch.shim:
+                self._await_end(launch, launch.shim)
+                return
+        self._end(launch, exit_code)
+        if was_lone:
+            self._suspect(launch.job_id, spares_writers=True)
+
+    def _sweep(self, now_s: float) -> None:
+        for launch in self._known:
+            self._on_shim_end(launch)  # of a shim that has just been killed nothing is an orphan yet
+        has_lone = any(launch.is_lone for launch in self._known)
+        self._leftovers.sweep(self._own_pids(), self._known.kept_jobs, now_s, owns_all=not has_lone)
+
+    def _suspect(self, job_id: str, *, spares_writers: bool) -> None:
+        """Have what is left of a job killed where no shim does."""
+        self._leftovers.suspect(job_id, time.monotonic() + WRITER_PATIENCE_S if spares_writers else float("-inf"))
 
     def _end(self, launch: Launch, exit_code: int | None) -> None:
         """Feed the launcher's end to a job."""

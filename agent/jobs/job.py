@@ -50,6 +50,7 @@ from agent.jobs.lifecycle import (
     Round,
     RoundBegan,
     SeenWorker,
+    ShimKilled,
     StartLauncher,
     StopReceived,
     TerminateLauncher,
@@ -123,6 +124,9 @@ class Job(msgspec.Struct, dict=True):
     """The reason why no rank has a probe, as of the launcher's start; empty where they should have one."""
     started_s: float | None = None
     """Time of the launcher's start in this attempt; None before it, and after a reboot."""
+    is_lone: bool = False
+    """The shim of this attempt was killed, and its launcher goes on: how it ends is known only where the kernel tells
+    it to a stranger."""
     last_request_id: int = 0
     """The last request to a probe: ranks outlive an agent, and take no id twice."""
 
@@ -209,6 +213,8 @@ class Job(msgspec.Struct, dict=True):
         """Return the event for the launcher's end: whether the job may restart is decided here."""
         if exit_code == 0:
             return LauncherSucceeded()
+        if exit_code is None and self.is_lone and self.failure is None:
+            return LauncherLost("nobody knows how it ended: its shim was killed before")
         may_restart = not self.spec.elastic_min_nodes and self.num_restarts < self.spec.max_restarts
         if self.state is JobState.RUNNING and may_restart:
             return AttemptFailed(exit_code, found)
@@ -232,8 +238,8 @@ class Job(msgspec.Struct, dict=True):
         self, before: JobState, event: Event, now_s: float
     ) -> list[Effect]:
         match event:
-            case CommitReceived():
-                return self._on_commit()
+            case CommitReceived(late_s=late_s):
+                return self._on_commit(late_s)
             case AbortReceived() | StopReceived() | KillReceived() if before is JobState.PREPARED:
                 return [*_TAKE_BACK, Answer(Accepted())]
             case AbortReceived():
@@ -243,7 +249,7 @@ class Job(msgspec.Struct, dict=True):
             case FaultReceived():
                 return self._on_fault(event)
             case LauncherStarted(unprobed=why):
-                self.unprobed = why
+                self.unprobed, self.is_lone = why, False
                 self._take_next_attempt(before)
                 return [ReleasePort()] if before is JobState.RESTARTING else [ReleasePort(), Answer(Accepted())]
             case LauncherNotStarted(message=message):
@@ -259,6 +265,9 @@ class Job(msgspec.Struct, dict=True):
             case LauncherLost(why=why):
                 self.cause = f"{self.cause}; {why}" if self.cause else why
                 return [KillTree()]
+            case ShimKilled():
+                self.is_lone = True
+                return []
             case WorkerFound(rank=rank):
                 self._workers.setdefault(rank, SeenWorker())
                 return []
@@ -270,7 +279,10 @@ class Job(msgspec.Struct, dict=True):
                 return self._on_tick(event, now_s)
         assert_never(event)
 
-    def _on_commit(self) -> list[Effect]:
+    def _on_commit(self, late_s: float) -> list[Effect]:
+        if self.state is JobState.PREPARED and late_s > 0:
+            why = f"the start of job {self.spec.job_id} was given up {late_s:.1f} s ago: start it again on all nodes"
+            return [_refuse(RefusalReason.TOO_LATE, why)]
         if self.state is JobState.PREPARED:
             return [StartLauncher()]
         if self.state is JobState.RUNNING:
@@ -414,6 +426,10 @@ def _refuse(reason: RefusalReason, message: str) -> Answer:
     return Answer(Refused(reason, message[:4096]))
 
 
+UNWATCHED = (
+    "the process that watches over it (its shim) was killed: training goes on, stop and restart work, "
+    "its exit status may not be known"
+)
 QUIET_START_S = 10.0
 """Seconds from a launcher's start until ranks are missed: it imports torch."""
 
@@ -450,7 +466,7 @@ def _running(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
         return f"no rank has been started for {running_s:.0f} s: the launcher waits for {whom}"
     if num_exited == job.spec.local_world_size:
         return "all ranks of this node have ended; the launcher waits for the other nodes"
-    return ""
+    return UNWATCHED if job.is_lone else ""
 
 
 def _left(at_s: float | None, now_s: float) -> str:

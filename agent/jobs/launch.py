@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,15 @@ from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted, Round
 from agent.jobs.preflight import interface_to, local_address
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from agent.logs.failure_files import find_failure, first_failure, last_failure
-from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
+from agent.processes.shim_process import (
+    Invocation,
+    LoneLauncher,
+    ShimProcess,
+    find_lone_launcher,
+    find_shim,
+    recorded_exit_code,
+    spawn_shim,
+)
 from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import DECODE_ERRORS, ROUND_FILE, encode_request
 
@@ -44,6 +53,8 @@ class Launch:
         self.address = address
         self._port_holder = port_holder
         self._chosen_port = 0
+        self.prepared_s = boot_clock_s()
+        """Time of the last `Prepare`, by `boot_clock_s`."""
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
         self.before: Launch | None = None
@@ -87,9 +98,20 @@ class Launch:
         return LauncherStarted(why_unprobed(spec, os.environ))
 
     def adopt(self) -> bool:
-        """Take over the shim that an earlier agent has started; return whether it lives."""
+        """Take over the shim that lives there, or the launcher if its shim was killed; return whether one lives."""
         self.shim = find_shim(self.job_dir)
+        if self.shim is None and recorded_exit_code(self.job_dir) is None:
+            self.shim = find_lone_launcher(self.job_dir)
         return self.shim is not None
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether its launcher runs without a shim."""
+        return isinstance(self.shim, LoneLauncher)
+
+    def launcher_pid(self) -> int | None:
+        """Return torchrun's pid; None until it is known, and after the end."""
+        return self.shim.launcher_pid() if self.shim else None
 
     @property
     def ranks_dir(self) -> Path:
@@ -159,6 +181,11 @@ class Launch:
         if self.shim:
             self.shim.close()
             self.shim = None
+
+
+def boot_clock_s() -> float:
+    """Return the time of a clock that goes on while the machine is suspended. Source: clock_gettime(2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 MAX_ROUND_BYTES = 1024

@@ -44,6 +44,9 @@ class SeenWorker(msgspec.Struct):
 class CommitReceived(msgspec.Struct, frozen=True):
     """A console commits the prepared job."""
 
+    late_s: float = 0.0
+    """Seconds for which it has been given up."""
+
 
 class AbortReceived(msgspec.Struct, frozen=True):
     """A console takes the preparation back."""
@@ -108,6 +111,10 @@ class LauncherFound(msgspec.Struct, frozen=True):
     """A new agent has found the launcher of an earlier agent's job."""
 
 
+class ShimKilled(msgspec.Struct, frozen=True):
+    """The shim was killed, and the launcher goes on without it."""
+
+
 class LauncherLost(msgspec.Struct, frozen=True):
     """A new agent has found a job that should run, no launcher, and no record of its end."""
 
@@ -158,6 +165,7 @@ Event: TypeAlias = (
     | LauncherFailed
     | LauncherFound
     | LauncherLost
+    | ShimKilled
     | WorkerFound
     | WorkerExited
     | RoundBegan
@@ -265,6 +273,7 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_RUNNING, LauncherFailed): _FAILED,
     (_RUNNING, LauncherFound): _RUNNING,
     (_RUNNING, LauncherLost): _LOST,
+    (_RUNNING, ShimKilled): _RUNNING,
     (_RUNNING, WorkerFound): _RUNNING,
     (_RUNNING, WorkerExited): _RUNNING,
     (_RUNNING, RoundBegan): _RUNNING,
@@ -288,6 +297,7 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_STOPPING, LauncherFailed): _STOPPED,
     (_STOPPING, LauncherFound): _STOPPING,
     (_STOPPING, LauncherLost): _STOPPED,
+    (_STOPPING, ShimKilled): _STOPPING,
     (_STOPPING, WorkerFound): _STOPPING,
     (_STOPPING, WorkerExited): _STOPPING,
     (_STOPPING, RoundBegan): _STOPPING,

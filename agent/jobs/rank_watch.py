@@ -66,7 +66,7 @@ class RankWatch:
             log_line(f"job {spec.job_id} goes on without figures from its lines: {error}")
             self.logs.follow(spec.job_id, *where, launch.job.ranks)
         if launch.shim and not launch.job.is_gathering:
-            self.workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
+            self.workers.watch(launch.job_id, launch.job.ranks, launch.launcher_pid)
             self._launched.set()
 
     async def discover(self, launches: Iterable[Launch], on_found: Callable[[Launch, int], object]) -> None:

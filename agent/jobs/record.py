@@ -136,8 +136,17 @@ class KnownJobs:
 
     @property
     def shim_pids(self) -> set[int]:
-        """Pids of the shims of jobs that run."""
-        return {launch.shim.pid for launch in self if launch.shim is not None}
+        """Pids of the shims of jobs that run, or of the launchers that have outlived theirs."""
+        return {launch.shim.pid for launch in self if launch.shim and not launch.shim.is_killing}
+
+    @property
+    def kept_jobs(self) -> set[str]:
+        """Jobs that run, also without a shim, and are not being killed as orphans are."""
+        return {launch.job_id for launch in self if launch.shim and not launch.shim.is_killing}
+
+    @property
+    def are_running(self) -> bool:
+        return any(launch.shim for launch in self)
 
     def read(self) -> list[JobRecord]:
         """Return an earlier agent's records: the latest of jobs that have ended, then those that may run.

@@ -3,7 +3,7 @@
 `Leftovers` and `sweep` are for this agent's jobs: processes are found by descent and by environment. An orphan of a
 killed shim is reparented to the agent that started the shim, or to a foreign process if that agent is gone too. But
 launcher, ranks and what they start carry the agent's inbox and the job's id in their environment. What lives below a
-shim is never touched, whatever this agent knows of it.
+shim is never touched, whatever this agent knows of it; nor what is of a job whose launcher has outlived its shim.
 
 `find_leftovers` and `clean` are for what earlier runs have left on this node: processes, their ports, shared memory.
 Nothing in them is quick: they look at every process of this user, and are called from a thread of their own.
@@ -22,10 +22,10 @@ import psutil
 from agent.processes import shim
 from agent.processes.orphans import SHARED_MEMORY_PREFIXES, ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
 from agent.processes.shim import send_signal, stat_fields
-from agent.processes.shim_process import is_shim
+from agent.processes.shim_process import environ_of, is_launcher, is_shim
 from agent.wire.commands import Leftover
 from agent.wire.secret_mask import masked_argv
-from ddpcore.wire import ENV_INBOX, ENV_JOB_ID
+from ddpcore.wire import ENV_INBOX, ENV_JOB_ID, ENV_LOG_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +50,11 @@ class Leftovers:
         """Jobs that may have left something, until a sweep finds nothing of theirs."""
         self._pause_s = FIRST_PAUSE_S
         self._due_at_s = float("-inf")
+        self._writers_until_s = float("-inf")
 
-    def suspect(self, job_id: str) -> None:
-        """Look for leftovers of a job from the next sweep on."""
+    def suspect(self, job_id: str, writers_until_s: float = float("-inf")) -> None:
+        """Look for leftovers of a job from the next sweep on; a checkpoint's writer has until then to finish."""
+        self._writers_until_s = writers_until_s
         self._suspects.add(job_id)
         self._pause_s, self._due_at_s = FIRST_PAUSE_S, float("-inf")
 
@@ -64,28 +66,44 @@ class Leftovers:
     def is_clean(self) -> bool:
         return not self._suspects
 
-    def sweep(self, own_pids: AbstractSet[int], now_s: float) -> None:
+    def sweep(self, own_pids: AbstractSet[int], kept_jobs: AbstractSet[str], now_s: float, *, owns_all: bool) -> None:
         """Kill leftovers, if it is time to look and there is reason to.
 
-        `own_pids` are shims and samplers of this agent.
+        `own_pids` are shims and samplers of this agent, `kept_jobs` run. Without `owns_all` some of them have no shim:
+        then what has no mark may be theirs.
         """
         if not self._suspects or now_s < self._due_at_s:
             return
-        found = sweep(self._inbox_path, own_pids, owns_all_below=self._owns_all_below)
+        found = sweep(
+            self._inbox_path,
+            own_pids,
+            kept_jobs,
+            owns_all_below=self._owns_all_below and owns_all,
+            spares_writers=now_s < self._writers_until_s,
+        )
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s) if found == self._suspects else FIRST_PAUSE_S
         self._suspects, self._due_at_s = found, now_s + self._pause_s
 
 
-def sweep(inbox_path: str, own_pids: AbstractSet[int], *, owns_all_below: bool) -> set[str]:
-    """Kill leftovers; return the ids of their jobs.
+def sweep(
+    inbox_path: str,
+    own_pids: AbstractSet[int],
+    kept_jobs: AbstractSet[str] = frozenset(),
+    *,
+    owns_all_below: bool,
+    spares_writers: bool = False,
+) -> set[str]:
+    """Kill leftovers, all but those of `kept_jobs`; return the ids of their jobs.
 
     `inbox_path` is the mark of this agent's jobs. With `owns_all_below` all that lives below this process is an orphan
     of its jobs, marked or not.
     """
     below = shim.descendants(os.getpid(), frozenset(own_pids)) if owns_all_below else {}
     found = {pid: (started_ticks, ANYBODYS) for pid, started_ticks in below.items()} | _marked(inbox_path, own_pids)
+    found = {pid: one for pid, one in found.items() if one[1] not in kept_jobs}
     for pid, (started_ticks, _) in found.items():
-        shim.send_signal(pid, started_ticks, signal.SIGKILL)
+        if not (spares_writers and shim.is_writer(pid)):
+            shim.send_signal(pid, started_ticks, signal.SIGKILL)
     while ended := _next_ended_child():
         if ended in own_pids:
             break  # whoever started it collects it
@@ -103,7 +121,7 @@ def _marked(inbox_path: str, own_pids: AbstractSet[int]) -> dict[int, tuple[int,
         fields = shim.stat_fields(pid)
         if not fields or fields[0] in b"ZX":
             continue
-        environ = _environ(pid)
+        environ = environ_of(pid)
         if environ.get(ENV_INBOX.encode()) == os.fsencode(inbox_path) and not _is_below_a_shim(pid, own_pids):
             found[pid] = (int(fields[19]), environ.get(ENV_JOB_ID.encode(), b"").decode(errors="replace"))
     return found
@@ -117,16 +135,6 @@ def _is_below_a_shim(pid: int, own_pids: AbstractSet[int]) -> bool:
         fields = shim.stat_fields(pid)
         pid = int(fields[1]) if fields else 0
     return False
-
-
-def _environ(pid: int) -> dict[bytes, bytes]:
-    """Return a process's environment; empty if it is gone or another user's."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
-            entries = file.read().split(b"\0")
-    except OSError:
-        return {}
-    return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
 
 
 def _next_ended_child() -> int:
@@ -211,7 +219,9 @@ def _facts(process: psutil.Process) -> ProcessFacts | None:
         pid=process.pid,
         parent_pid=int(fields[1]),
         started_ticks=int(fields[19]),
-        is_watchful=process.pid == os.getpid() or is_shim(process.pid),
+        is_watchful=process.pid == os.getpid()
+        or is_shim(process.pid)
+        or is_launcher(Path(environ.get(ENV_LOG_DIR, "/")), process.pid),
         job_id=environ.get(ENV_JOB_ID, "")[:64],
         rank=int(rank) if rank.isdigit() else None,
     )

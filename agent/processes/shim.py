@@ -2,7 +2,8 @@
 
 It leads its own session, adopts every orphan below it (subreaper), passes SIGTERM on to torchrun, and after torchrun's
 end kills whatever is left. Only a checkpoint's writer may finish first: it outlives its trainer for that. How torchrun
-ended goes to `exit.json`, written at once or not at all. In private mode the agent's death ends it.
+ended goes to `exit.json`, written at once or not at all. In private mode the agent's death ends it, and its own death
+torchrun. Else torchrun outlives it, and the agent does what is left to do (`shim_process.LoneLauncher`).
 
 SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; the second one, or `grace_s`, kills.
 SIGUSR1: the whole tree is killed at once. SIGUSR2: all of it but a checkpoint's writer.
@@ -16,12 +17,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
+import select
 import signal
 import sys
 import time
 
 RUN_RECORD = "run.json"
-"""`{"shim_pid": ..., "launcher_pid": ...}` once torchrun has been forked."""
+"""Pid and start time of this process and of torchrun, once that has been forked: see `run_record`."""
 EXIT_RECORD = "exit.json"
 """`{"exit_code": ..., "num_killed": ...}`; a negative exit code is a signal."""
 
@@ -30,6 +33,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TERMINATE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *_TERMINATE})
 _RESERVED_BYTES = 256
+_EXEC_S = 10.0
+"""Seconds that the launcher may take to be executed, as from a slow network disk, before it is watched nevertheless."""
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
 WRITER_NAME = b"(rankdeck-writer)"
@@ -102,6 +107,15 @@ def signal_frozen(root_pid: int) -> None:
             send_signal(pid, started_ticks, signal.SIGCONT)
 
 
+def run_record(shim_pid: int, launcher_pid: int) -> str:
+    """Return what says which processes these two are, while both are there."""
+    shim_ticks, launcher_ticks = (int(stat_fields(pid)[19]) for pid in (shim_pid, launcher_pid))
+    return (
+        f'{{"shim_pid": {shim_pid}, "shim_started_ticks": {shim_ticks}, '
+        f'"launcher_pid": {launcher_pid}, "launcher_started_ticks": {launcher_ticks}}}\n'
+    )
+
+
 def write_record(directory: str, name: str, text: str) -> None:
     """Write a small file so that readers see all of it or none, also after a crash of the machine.
 
@@ -141,15 +155,13 @@ class _Shim:
         """Time of SIGKILL, once the launcher has been asked to end."""
         self._num_killed = 0
 
-    def run(self, argv: list[str], store_fd: int) -> int:
+    def run(self, argv: list[str], store_fd: int, num_files: int, *, is_private: bool) -> int:
         """Fork the launcher, watch it to its end, and return this process's exit code."""
-        self._launcher_pid = _fork_launcher(argv)
+        self._launcher_pid = _fork_launcher(argv, num_files, dies_with_us=is_private)
         if store_fd >= 0:
             os.close(store_fd)
         try:
-            record = f'{{"shim_pid": {os.getpid()}, "launcher_pid": {self._launcher_pid}}}\n'
-            write_record(self._run_dir, RUN_RECORD, record)
-            reserve_record(self._run_dir, EXIT_RECORD)
+            write_record(self._run_dir, RUN_RECORD, run_record(os.getpid(), self._launcher_pid))
             while self._status is None:
                 self._await()
             self._kill_all(WRITER_PATIENCE_S)
@@ -192,7 +204,7 @@ class _Shim:
         while self._reap():
             spares = time.monotonic() < spare_until_s
             for pid, started_ticks in descendants(os.getpid()).items():
-                if not (spares and _is_writer(pid)):
+                if not (spares and is_writer(pid)):
                     send_signal(pid, started_ticks, signal.SIGKILL)
                     self._num_killed += 1
             info = signal.sigtimedwait({signal.SIGUSR1, *_TERMINATE}, pause_s)
@@ -216,7 +228,8 @@ class _Shim:
                 self._status = status
 
 
-def _is_writer(pid: int) -> bool:
+def is_writer(pid: int) -> bool:
+    """Return whether a process writes a checkpoint."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
             return b" " + WRITER_NAME + b" " in file.read(64)
@@ -224,14 +237,21 @@ def _is_writer(pid: int) -> bool:
         return False
 
 
-def _fork_launcher(argv: list[str]) -> int:
+def _fork_launcher(argv: list[str], num_files: int, *, dies_with_us: bool) -> int:
+    """Fork the launcher, and return when it is no longer a copy of this process, which has the lock and the name."""
     shim_pid = os.getpid()
+    executed_fd, its_fd = os.pipe()  # closed by exec
     pid = os.fork()
     if pid:
+        os.close(its_fd)
+        select.select([executed_fd], [], [], _EXEC_S)
+        os.close(executed_fd)
         return pid
-    set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != shim_pid:
-        os._exit(127)  # the shim died before the kernel knew whom to tell
+    if dies_with_us:
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != shim_pid:
+            os._exit(127)  # the shim died before the kernel knew whom to tell
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     # Python ignores these two for itself; programs expect the default.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -261,11 +281,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD ARGV...`.
+    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD NUM_FILES ARGV...`.
 
     An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none. LOCK_FD is held and never used.
+    NUM_FILES is the job's soft limit of descriptors.
     """
-    run_dir, grace_s, agent_pid, lock_fd, store_fd, *argv = arguments
+    run_dir, grace_s, agent_pid, lock_fd, store_fd, num_files, *argv = arguments
     os.set_inheritable(int(lock_fd), False)  # noqa: FBT003 - whoever holds it is taken for this process
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     become_subreaper()
@@ -273,7 +294,7 @@ def main(arguments: list[str]) -> int:
         set_parent_death_signal(signal.SIGUSR1)
         if os.getppid() != int(agent_pid):
             return 1  # the agent died before the kernel knew whom to tell
-    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd))
+    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd), int(num_files), is_private=agent_pid != "0")
 
 
 if __name__ == "__main__":

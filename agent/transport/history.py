@@ -119,7 +119,7 @@ class _Ring:
         if now_s >= self._file_ends_at_s:
             self._begin_file(now_s)
         # One call, so that a kill leaves all of it or none.
-        whole = _HEAD.pack(len(frame), time.time()) + frame  # noqa: TID251 - it outlives the boot
+        whole = _HEAD.pack(len(frame), _steady_wall_time()) + frame
         num_written = os.write(self._fd, whole)
         if num_written < len(whole):
             os.ftruncate(self._fd, os.lseek(self._fd, -num_written, os.SEEK_CUR))
@@ -127,7 +127,7 @@ class _Ring:
         self._next_seq += 1
 
     def since(self, seq: int, max_bytes: int, max_age_s: float, period_s: float) -> list[PastFrame]:
-        now = time.time()  # noqa: TID251 - as above
+        now = _steady_wall_time()
         found: list[PastFrame] = []
         before: float | None = None
         paths = self._paths()
@@ -160,6 +160,14 @@ class _Ring:
 
     def _paths(self) -> list[Path]:
         return sorted(self._directory.glob(f"{self._tier}-{WIRE_VERSION}-*.reports"))
+
+
+_EPOCH_S = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251 - reports outlive the boot
+
+
+def _steady_wall_time() -> float:
+    """Return the wall time of a clock that was set when this process began, and is never set again."""
+    return _EPOCH_S + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _first_seq(path: Path) -> int:

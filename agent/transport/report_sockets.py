@@ -10,12 +10,15 @@ nothing that has come while something was sent; zmq_setsockopt(3), ZMQ_ROUTER_MA
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 from typing import TYPE_CHECKING, cast
 
 import zmq
 
+from agent.errors import log_line
 from agent.wire.relay import MAX_FRAMES_ASKED, MAX_MERGED_BYTES, encode_request
 
 if TYPE_CHECKING:
@@ -139,10 +142,43 @@ class ReportSocket(RouterSocket):
             OSError: It cannot be bound.
         """
         super().__init__(zmq.Context.instance())
+        self._path = path
         self._socket.setsockopt(zmq.SNDHWM, 2 * MAX_FRAMES_ASKED)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_SMALL_BYTES)
         self._bind(f"ipc://{path}")
         os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
+        self._admits = True
+
+    def mind_descriptors(self) -> None:
+        """Let nobody connect while few descriptors are left; to be called several times a second.
+
+        Source: libzmq's ipc_listener.cpp, accept: it aborts the process without one.
+        """
+        if has_spare_descriptors() is self._admits:
+            return
+        endpoint = f"ipc://{self._path}"
+        with contextlib.suppress(zmq.ZMQError, OSError):  # tried again
+            if self._admits:
+                self._socket.unbind(endpoint)
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                log_line(f"few of {limit} descriptors are left: no console is let in until some are free (ulimit -n)")
+            else:
+                self._socket.bind(endpoint)
+                os.chmod(self._path, 0o600)  # noqa: PTH101 - as above
+            self._admits = not self._admits
+
+
+SPARE_DESCRIPTORS = 64
+"""Those that connections may take between two looks; a quarter where the limit is low."""
+
+
+def has_spare_descriptors() -> bool:
+    """Return whether this process can open files for a while."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        return limit - len(os.listdir("/proc/self/fd")) > min(SPARE_DESCRIPTORS, limit // 4)  # noqa: PTH208 - as often
+    except OSError:
+        return False
 
 
 def ask_reports(path: Path, timeout_s: float) -> Iterator[bytes]:

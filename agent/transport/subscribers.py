@@ -104,7 +104,9 @@ class ReportSubscribers:
             self._serve(peer)
 
     def forget_away(self) -> None:
-        """Forget consoles that no longer ask; to be called about once a second."""
+        """Forget consoles that no longer ask; to be called about once a second, or more often."""
+        if self._socket is not None:
+            self._socket.mind_descriptors()
         since_s = time.monotonic() - AWAY_S
         for peer, console in list(self._consoles.items()):
             if not console.num_due and console.sent_at_s < since_s:
@@ -113,6 +115,7 @@ class ReportSubscribers:
     def _take(self, peer: bytes, message: bytes) -> None:
         assert self._socket is not None
         if not message:  # a new connection: ZMQ_PROBE_ROUTER
+            self._socket.mind_descriptors()
             self._socket.send(peer, encode_merged(Merged(self._origin, 0, self._num_expected())))
         elif any(request := decode_request(message)):
             self._asked(peer, *request)

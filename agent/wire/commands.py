@@ -74,6 +74,9 @@ class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=Tr
 
     job_id: JobId
     generation: Count = 0
+    within_s: Seconds | None = None
+    """Seconds of the node's clock since `Prepare` after which it is refused: whoever sent it has given it up by then,
+    and a node that was frozen must not start alone. None is by hand, which waits for ever."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):
@@ -229,6 +232,8 @@ class RefusalReason(StrEnum):
     """This node cannot connect to the address on which the first one listens."""
     TOO_FEW_GPUS = "too_few_gpus"
     NO_SPACE = "no_space"
+    TOO_LATE = "too_late"
+    """The start was given up elsewhere by now."""
     CANNOT_SPAWN = "cannot_spawn"
     NOT_PERMITTED = "not_permitted"
     NO_PROBE = "no_probe"

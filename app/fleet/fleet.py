@@ -8,6 +8,7 @@ during that does not wait for the stacks.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,6 +31,7 @@ from agent.wire.commands import (
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.stacks import GetStacks, Stacks
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, IncompatibleAgentError
+from app.fleet import commands
 from app.fleet.commands import StreamChannel, knows_no_job, taken
 from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage, StartProgress
 from app.stacks.groups import NodeStacks
@@ -204,6 +206,7 @@ class _Start:
         self._progress = progress
         self._on_change = on_change
         self._asked: list[str] = []
+        self._prepared_s: dict[str, float] = {}
         self._is_committing = False
 
     async def run(self, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
@@ -246,12 +249,15 @@ class _Start:
         except AgentRefusedError:
             self._asked.remove(node)
             raise
+        self._prepared_s[node] = time.monotonic()
         self._move(node, NodeStage.PREPARED)
         return reply
 
     async def _commit(self, node: str) -> None:
         self._move(node, NodeStage.BEGINNING)
-        await self._ask(node, Commit(self.job_id))
+        # From its Prepare until this console gives up: a node that sleeps until then must not start alone.
+        within_s = time.monotonic() + commands.REPLY_TIMEOUT_S - self._prepared_s[node]
+        await self._ask(node, Commit(self.job_id, within_s=within_s))
         self._move(node, NodeStage.BEGUN)
 
     async def _ask(self, node: str, command: Command) -> Reply:

@@ -29,6 +29,7 @@ from agent.jobs.lifecycle import (
     RestartAttempt,
     Round,
     RoundBegan,
+    ShimKilled,
     SignalWorker,
     StartLauncher,
     StopReceived,
@@ -190,6 +191,13 @@ class JobInTheWorld(RuleBasedStateMachine):
     @rule(how=st.sampled_from([(0, None), (1, None), (None, 9), (None, None)]))
     def a_worker_exits(self, how: tuple[int | None, int | None]) -> None:
         self.feed(WorkerExited(self.alive.pop(), *how))
+
+    @precondition(lambda self: self.is_launcher_alive)
+    @rule()
+    def the_shim_is_killed(self) -> None:
+        before = self.job.state
+        assert self.feed(ShimKilled()) == []
+        assert self.job.state is before
 
     @precondition(lambda self: self.is_launcher_alive)
     @rule(exit_code=st.sampled_from([0, 1, -9, None]))

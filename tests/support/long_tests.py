@@ -1,8 +1,9 @@
 """Which of the long tests a run takes: by default none of those marked slow, chaos or reported.
 
-`pytest -m "slow or chaos"` runs all of these two kinds, and a test that is named (`pytest FILE::TEST`) runs whatever
-it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a tenth of the slow and chaos tests runs with the rest,
-another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES).
+`pytest -m "slow or chaos"` runs all of these two kinds, `-m fault` every fault of the fault matrix, and a test that is
+named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a tenth of the
+slow and chaos tests runs with the rest, another one for another commit, and besides it all that test code which the
+commit changes (RANKDECK_CHANGED_FILES).
 A tenth, since a fifth would take three of the eight minutes that `.ci/run` may take on two cores.
 """
 
@@ -39,6 +40,7 @@ CODE_OF_TESTS = {
     "tests/e2e/test_install": ("app/install/",),
     "tests/e2e/test_relay": ("agent/relay/",),
     "tests/e2e/": ("app/ssh/", "app/session/", "app/cli/"),
+    "tests/fault/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/integration/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/integration/test_checkpoint_": ("ddpcore/checkpoint/",),
     "tests/integration/test_elastic_": ("agent/jobs/",),
@@ -90,7 +92,7 @@ def is_taken(nodeid: str, marks: AbstractSet[str], mark_expression: str, share: 
         share: What is taken of the long ones nevertheless.
     """
     long = marks & LONG
-    if not long or any(mark in mark_expression for mark in long):
+    if not long or any(mark in mark_expression for mark in long | (marks & {"fault"})):
         return True
     return share is not None and long <= SHARED and share.takes(nodeid)
 

@@ -34,6 +34,7 @@ from agent.jobs.lifecycle import (
     RestartAttempt,
     Round,
     RoundBegan,
+    ShimKilled,
     SignalWorker,
     StartLauncher,
     StopReceived,
@@ -65,6 +66,7 @@ EVENTS: dict[type[Event], Event] = {
     LauncherFailed: LauncherFailed(1),
     LauncherFound: LauncherFound(),
     LauncherLost: LauncherLost("nobody knows"),
+    ShimKilled: ShimKilled(),
     WorkerFound: WorkerFound(2),
     WorkerExited: WorkerExited(2, 0, None),
     RoundBegan: RoundBegan(Round(1, 0, 4, 0, 2)),
@@ -684,3 +686,18 @@ def test_only_running_jobs_are_abandoned(state: JobState) -> None:
 
 def test_nothing_is_abandoned_unasked() -> None:
     assert job_in(JobState.RUNNING).handle(Ticked(abandoned_s=1e9), 1.0) == []
+
+
+@pytest.mark.parametrize(("max_restarts", "state"), [(0, JobState.FAILED), (1, JobState.RESTARTING)])
+def test_a_job_without_a_shim_restarts_only_where_its_failure_is_known(max_restarts: int, state: JobState) -> None:
+    job = job_in(JobState.RUNNING, ShimKilled(), max_restarts=max_restarts)
+    assert "(its shim) was killed: training goes on" in job.status(1.0).detail
+    assert isinstance(job.launcher_ended(None), LauncherLost)
+    assert job.launcher_ended(0) == LauncherSucceeded()
+
+    job.handle(WorkerExited(2, 1, None), 1.0)
+    assert job.handle(job.launcher_ended(None), 2.0) == [KillTree()]
+    assert job.state is state
+    if max_restarts:
+        job.handle(LauncherStarted(), 3.0)
+        assert job.status(3.0).detail == ""

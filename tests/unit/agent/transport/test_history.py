@@ -71,7 +71,7 @@ def test_a_cursor_goes_on_where_it_was_and_a_reply_has_a_size(tmp_path: Path) ->
 def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     past = PastFrames(tmp_path / "history")
     wall_s = 1000.0
-    monkeypatch.setattr("agent.transport.history.time.time", lambda: wall_s)
+    monkeypatch.setattr("agent.transport.history._steady_wall_time", lambda: wall_s)
     for number in range(10):
         past.append(str(number).encode(), float(number))
         wall_s += 10.0

@@ -125,8 +125,8 @@ class Job(msgspec.Struct, dict=True):
     started_s: float | None = None
     """Time of the launcher's start in this attempt; None before it, and after a reboot."""
     is_lone: bool = False
-    """The shim of this attempt was killed, and its launcher goes on: how it ends is known only where the kernel tells
-    it to a stranger."""
+    """The shim of this attempt was killed, and its launcher goes on: how it ends is known only where the kernel
+    reports it to others than its parent."""
     last_request_id: int = 0
     """The last request to a probe: ranks outlive an agent, and take no id twice."""
 

@@ -108,7 +108,7 @@ def signal_frozen(root_pid: int) -> None:
 
 
 def run_record(shim_pid: int, launcher_pid: int) -> str:
-    """Return what says which processes these two are, while both are there."""
+    """Return the record that identifies these two processes, while both are there."""
     shim_ticks, launcher_ticks = (int(stat_fields(pid)[19]) for pid in (shim_pid, launcher_pid))
     return (
         f'{{"shim_pid": {shim_pid}, "shim_started_ticks": {shim_ticks}, '

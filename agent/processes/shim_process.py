@@ -207,7 +207,7 @@ def is_shim(pid: int) -> bool:
 def find_shim(run_dir: Path) -> ShimProcess | None:
     """Return the living shim of an earlier agent; None if it has ended, or is about to begin.
 
-    A record that is not the living shim's is set aside and written anew.
+    A record that is not the living shim's is set aside and written again.
     """
     if not is_shim_alive(run_dir):
         return None

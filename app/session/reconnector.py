@@ -144,6 +144,7 @@ class Reconnector:
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
+        was_forwarded = self._link.is_forwarded
         if self.unreachable_reason is None:
             self.unreachable_reason = UnreachableReason("the connection is lost")
             self._notify(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
@@ -158,6 +159,8 @@ class Reconnector:
                 )
                 self.unreachable_reason, self.failure, self.error = None, None, None
                 self._notify(f"{host}: the {what} is back after {seconds_text(away_s)}")
+                if was_forwarded and not self._link.is_forwarded:
+                    self._notify(no_forwarding_notice(host))
                 return
             if (unreachable_reason := self._unreachable_reason_of(error)) != self.unreachable_reason:
                 self.unreachable_reason = unreachable_reason
@@ -204,6 +207,10 @@ class Reconnector:
         self._asks = False
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
+
+
+def no_forwarding_notice(host: str) -> str:
+    return f"sshd of {host} forwards no sockets: going through `agent proxy`"
 
 
 def unreachable_reason_of(error: AppError, host: str, *, has_hint: bool = True) -> UnreachableReason:

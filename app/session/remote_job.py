@@ -210,6 +210,21 @@ def of_latest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]
     return {node: status for node, status in statuses.items() if status.attempt == attempt}
 
 
+STOP_MARGIN_S = 40.0
+"""Seconds by which ranks that lose their stopped peers may fail before the peers' launcher has ended."""
+
+
+def end_states(statuses: Mapping[str, JobStatus]) -> dict[str, JobState]:
+    """Return the state of an ended job on each node; a node that failed since its peers were stopped was stopped."""
+    stopped_s = [one.state_s for one in statuses.values() if one.state is JobState.STOPPED]
+
+    def is_stopped(one: JobStatus) -> bool:
+        is_victim = one.state is JobState.FAILED and one.root_cause is not None and one.root_cause.is_consequence
+        return is_victim and bool(stopped_s) and one.state_s < max(stopped_s) + STOP_MARGIN_S
+
+    return {node: JobState.STOPPED if is_stopped(one) else one.state for node, one in statuses.items()}
+
+
 def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:
     """Return the nodes of a job, the one with node rank 0 first."""
     return sorted(statuses, key=lambda node: statuses[node].node_rank)

@@ -2,6 +2,7 @@
 
     AppError                      exit code, hint
       UsageError                  2   the user at the keyboard
+        HostsBusyError            2   the user, who may agree to share the hosts
       SessionError                2   the machine the console runs on (no directory, no memory)
       HostUnreachableError        3   who administers the host, the network or the keys
         HostKeyError              3   the host's key is unknown, changed or revoked
@@ -70,6 +71,10 @@ class UsageError(AppError):
     """A wrong option, file or value."""
 
     exit_code = ExitCode.USAGE
+
+
+class HostsBusyError(UsageError):
+    """Another job runs on the hosts, and nobody has agreed to one beside it."""
 
 
 class SessionError(AppError):

@@ -65,3 +65,23 @@ def test_a_stopped_job_whose_host_was_away_has_not_failed(desk: Desk) -> None:
     assert watcher.returncode == 0, summary
     kept = desk.json("evidence", "gpt", *HOSTS, "--output", str(desk.directory / "kept.zip"))
     assert "failed" not in str(kept)
+
+
+def test_the_second_of_two_consoles_is_told_what_runs_and_asked(desk: Desk) -> None:
+    for host in desk.network.hosts.values():
+        (host.home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")
+    start = ("run", *HOSTS, "--no-doctor", "--no-probe", "--detach", "--nproc-per-node", "1", "--name")
+    assert desk.run(*start, "one", "stay.py")[0] == 0
+
+    code, stdout, stderr = desk.run(*start, "two", "stay.py")
+    said = "job one runs on h1 and h2 (--beside starts two there too; rankdeck stop one ends the other)"
+    assert (code, stdout, stderr.splitlines()[-1]) == (2, "", f"rankdeck: {said}")
+    assert desk.run(*start, "two", "--beside", "stay.py")[0] == 0
+
+    terminal = desk.terminal("third", "run", *HOSTS, "--no-doctor", "--no-probe", "--name", "three", "stay.py")
+    terminal.until_it_shows("Start three there too? [y/N]", END_S)
+    terminal.keys("y", "Enter")
+    terminal.until_it_shows("three", END_S)
+    until(lambda: "three" in desk.run("status", "three", *HOSTS)[1], END_S, "it has begun")
+    terminal.keys("q")
+    terminal.until_it_shows("exit code", END_S)

@@ -2,9 +2,11 @@
 
     AppError                      exit code, hint
       UsageError                  2   the user at the keyboard
+        HostsBusyError            2   the user, who may agree to share the hosts
       SessionError                2   the machine the console runs on (no directory, no memory)
       HostUnreachableError        3   who administers the host, the network or the keys
         HostKeyError              3   the host's key is unknown, changed or revoked
+        LoginRefusedError         3   who administers the keys there
         AnswerNeededError         3   the user at the keyboard, who cannot be asked now
       AgentUnreachableError       3   the operator of the node
         NoAgentError              3   who starts agents: none serves there
@@ -71,6 +73,10 @@ class UsageError(AppError):
     exit_code = ExitCode.USAGE
 
 
+class HostsBusyError(UsageError):
+    """Another job runs on the hosts, and nobody has agreed to one beside it."""
+
+
 class SessionError(AppError):
     """This machine cannot hold a session: no writable directory, a package is missing."""
 
@@ -94,6 +100,10 @@ class HostUnreachableError(AppError):
 
 class HostKeyError(HostUnreachableError):
     """A host's key is unknown, has changed, or is revoked: nothing is sent to it."""
+
+
+class LoginRefusedError(HostUnreachableError):
+    """A host has refused our keys; it is not tried again by itself, since attempts are counted there."""
 
 
 class AnswerNeededError(HostUnreachableError):

@@ -17,7 +17,7 @@ from app.errors import AgentRefusedError, AppError, ExitCode
 from app.fleet.agent_link import AgentLink
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
-from app.session.remote_job import latest_status, node_of_rank, of_latest_attempt, only_running_job
+from app.session.remote_job import end_states, latest_status, node_of_rank, of_latest_attempt, only_running_job
 from app.session.remote_session import RemoteSession
 from app.text import nodes_text
 from app.view.actions import fault_text, make_fault
@@ -173,7 +173,7 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
     shown: list[JobState] = []
     while True:
         statuses = of_latest_attempt(await session.job_control.statuses(job_id))
-        states = {node: status.state for node, status in statuses.items()}
+        states = end_states(statuses)
         moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
         if not moving:
             return states, latest_status(statuses).num_nodes - len(states)

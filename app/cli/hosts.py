@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import shlex
 import signal
 import sys
 import time
@@ -368,12 +367,11 @@ def serve(
     read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)
     verb, *others = served_command(command, may_control=control)
     chosen = [*([NO_FILES] if has_no_files else []), *(f"--set={assignment}" for assignment in assignments)]
-    # exec leaves no shell between, so that a console notices the end of its server.
-    line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", verb, *chosen, *others])
+    argv = [sys.executable, "-P", "-m", "app", verb, *chosen, *others]
     if importlib.util.find_spec("textual_serve") is None:
         raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
     try:
-        raise SystemExit(asyncio.run(_serve(line, " ".join(("rankdeck", *command)), port)))
+        raise SystemExit(asyncio.run(_serve(argv, " ".join(("rankdeck", *command)), port)))
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise UsageError(f"port {port} cannot be listened on: {why}", "name another, or none") from error
@@ -395,14 +393,14 @@ def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
     return [verb, *(["--read-only"] if only_looks else []), *others]
 
 
-async def _serve(line: str, title: str, port: int) -> ExitCode:
+async def _serve(argv: list[str], title: str, port: int) -> ExitCode:
     from app.web.server import WebConsole  # noqa: PLC0415 - only who serves pays for it
 
     def show_address(address: str) -> None:
         click.echo(address)
         print_line("rankdeck: open it in a browser of this machine; Ctrl-C ends it")
 
-    serving = asyncio.create_task(WebConsole(line, title).run(port, show_address))
+    serving = asyncio.create_task(WebConsole(argv, title).run(port, show_address))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
     from app.view.view import View
     from ddpcore.wire import Fault
 
-SERVER_PERIOD_S = 1.0
+LEAVE_S = 3.0
+"""Seconds for a page's console to leave in an orderly way. A private agent ends by itself when its console has."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,7 +76,9 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
         if not start.cancelled() and start.exception() is not None:
             console.exit()
 
-    watching = asyncio.create_task(_leave_with_server(console.exit)) if is_served() else None
+    if is_served() and not _leave_with_page(interrupt):
+        await session.close()
+        return ExitCode.INTERRUPTED
 
     async def start() -> None:
         nonlocal session
@@ -83,8 +90,6 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     try:
         await console.run_async()
     finally:
-        if watching is not None:
-            watching.cancel()
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
@@ -112,12 +117,33 @@ async def _opened(console: Console, session: Presented) -> Presented:
     return opened
 
 
-async def _leave_with_server(leave: Callable[[], object]) -> None:
-    """Leave once the page's server is gone; a killed server sends no signal."""
-    server = os.getppid()
-    while os.getppid() == server:  # noqa: ASYNC110 - no event reports it
-        await asyncio.sleep(SERVER_PERIOD_S)
-    leave()
+def _leave_with_page(leave: Callable[[], object]) -> bool:
+    """Have `leave` called in the loop once the server has closed a pipe of this process, or is gone.
+
+    A killed server sends no signal. What is stuck by then, the loop too, ends with the process, `LEAVE_S` later.
+
+    Returns:
+        False if a pipe has ended already; then nothing is called.
+
+    Source: poll(2); POLLHUP and POLLERR are reported unasked.
+    """
+    loop = asyncio.get_running_loop()
+    pipes = select.poll()
+    for stream in (sys.__stdin__, sys.__stdout__):
+        assert stream is not None
+        pipes.register(stream.fileno(), 0)
+
+    def wait() -> None:
+        pipes.poll()
+        with suppress(RuntimeError):  # the loop has just been closed
+            loop.call_soon_threadsafe(leave)
+        time.sleep(LEAVE_S)
+        os._exit(ExitCode.INTERRUPTED)
+
+    if pipes.poll(0):
+        return False
+    threading.Thread(target=wait, name="rankdeck-page", daemon=True).start()
+    return True
 
 
 async def print_session(session: Presented, fault: Fault | None = None, *, is_json: bool) -> ExitCode:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
@@ -30,7 +32,7 @@ from app.cli.options import (
 )
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
-from app.errors import AppError, UsageError
+from app.errors import AppError, HostsBusyError, UsageError
 from app.inventory.jobs import is_variable
 from app.inventory.program import check_command, check_job_id, make_job_id
 from app.preflight.examining import preflight
@@ -73,6 +75,7 @@ INSTEAD = {
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, print its name, and leave"),
+    click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts"),
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
     no_evidence_option,
@@ -177,6 +180,7 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
         is_probed=not job["no_probe"],
         allow_faults=job["allow_faults"],
         env=tuple(_variable(text) for text in job["variables"]),
+        is_beside=job["is_beside"],
     )
     _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
 
@@ -218,11 +222,26 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
         env=entry.env,
         grace_s=entry.grace_s,
         save_s=entry.save_s,
+        is_beside=job["is_beside"],
     )
     _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
 
 
-def _start_and_watch(
+def _start_and_watch(wanted: HostsWanted, request: RunRequest, *, is_json: bool, **how: Any) -> None:
+    """Start a job and watch it; where others run on its hosts, ask first, or refuse where nobody can be asked."""
+    try:
+        _start_and_watch_alone(wanted, request, is_json=is_json, **how)
+    except HostsBusyError as error:
+        can_ask = not is_json and sys.stdin.isatty() and sys.stderr.isatty()
+        if not can_ask or not click.confirm(f"rankdeck: {error}. Start {request.job_id} there too?", err=True):
+            raise
+        if how["recording"] is not None:
+            how["recording"].unlink(missing_ok=True)  # it was begun, and holds nothing of this job
+        beside = msgspec.structs.replace(request, is_beside=True)
+        _start_and_watch_alone(wanted, beside, is_json=is_json, **how)
+
+
+def _start_and_watch_alone(
     wanted: HostsWanted,
     request: RunRequest,
     *,

@@ -154,6 +154,7 @@ class Kept(Protocol):
     """A connection that is brought back when it is lost."""
 
     host: str
+    is_forwarded: bool
 
     @property
     def is_alive(self) -> bool:

@@ -18,6 +18,7 @@ from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET
 from agent.wire.relay import MAX_REPLY_BYTES, REQUEST_PREFIX
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.agent_link import DEFAULT_PYTHON, LINE_TIMEOUT_S, VERB_TIMEOUT_S, AgentLink
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.paths import TunnelDir
 from app.ssh.connection import ForwardingRefusedError
 from app.ssh.login import Logins
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 SOCKET_PAUSE_S = 2.0
 """Seconds between two attempts to connect to the reports of an agent that does not serve now: it may be restarting."""
+NEXT_ATTEMPT_S = 5.0
+"""Seconds after such a pause in which the next attempt comes if it is needed; libzmq tries every 2 s."""
 PROXY_PAUSE_S = 15.0
 """The same through `agent proxy`, where each attempt starts a Python on the host."""
 
@@ -75,6 +78,15 @@ class HostLink(AgentLink):
         """Whether sshd forwards sockets over this connection; None where that is not known."""
         self._next_reports_s = 0.0
         """Monotonic time before which nobody tries to connect to the reports."""
+        self._no_reports: UnreachableReason | None = None
+        """Why the last attempt to connect to the reports has failed, or the one before has not lasted."""
+        self._reports_end = ""
+        """What happens when the reports' connection ends; empty until there is one."""
+
+    @property
+    def unreachable_reason(self) -> UnreachableReason | None:
+        """See `AgentLink.unreachable_reason`; counts only while no reports come."""
+        return self._no_reports if time.monotonic() < self._next_reports_s + NEXT_ATTEMPT_S else None
 
     @property
     def directory(self) -> Path:
@@ -122,6 +134,7 @@ class HostLink(AgentLink):
         if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: attach again")
         self._next_reports_s = 0.0
+        self._no_reports, self._reports_end = None, ""
         if REPORTS_SOCKET in self._tunnels:
             self._find_forwarding()
         if (reports := self._tunnels.get(REPORTS_SOCKET)) is not None:
@@ -205,7 +218,17 @@ class HostLink(AgentLink):
         if now_s < self._next_reports_s or self._can_forward is None:
             raise HostUnreachableError(self.host, "its reports are tried again later")
         self._next_reports_s = now_s + (SOCKET_PAUSE_S if self._can_forward else PROXY_PAUSE_S)
-        return self.open_in(place.dir, name)
+        why = self._reports_end
+        try:
+            channel = self.open_in(place.dir, name)
+        except HostUnreachableError as error:
+            why = error.text_for(self.host)
+            raise
+        else:
+            self._reports_end = f"{'their connection' if self._can_forward else '`agent proxy --reports`'} ends there"
+            return channel
+        finally:
+            self._no_reports = UnreachableReason(f"no reports: {why}", UnreachableKind.ANSWER) if why else None
 
     def _found(self) -> AgentPlace:
         if self.place is None:

@@ -45,6 +45,7 @@ class RelayHub:
 
     Attributes:
         host: Machine that the relay runs on, as the user typed it.
+        is_forwarded: True; the way there has its own.
         num_expected: Number of nodes that the relay expects; 0 if it does not know.
         num_changes: Number of changes to the known nodes: while it is the same, so are they.
     """
@@ -57,6 +58,7 @@ class RelayHub:
             directory: Directory of the relay there; empty is its usual one.
         """
         self.host = way.host
+        self.is_forwarded = True
         self.num_expected = self.num_changes = 0
         self._way = way
         self._named_directory = directory

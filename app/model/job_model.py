@@ -341,6 +341,11 @@ class AssignmentSummary:
         return all(status.allow_faults for status in self._worst_first)
 
     @cached_property
+    def is_elastic(self) -> bool:
+        """Whether torchrun gathers the nodes again when one leaves."""
+        return any(status.is_elastic for status in self._worst_first)
+
+    @cached_property
     def why_unprobed(self) -> str:
         """Why ranks have no probe, from the first node that knows."""
         return next(

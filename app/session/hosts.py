@@ -20,7 +20,7 @@ from app.model.new_nodes import NewNodes
 from app.model.unreachable_reason import UnreachableReason
 from app.preflight.examining import preflight
 from app.preflight.findings import Step, Wanted
-from app.session.reconnector import Reconnector, unreachable_reason_of
+from app.session.reconnector import Reconnector, no_forwarding_notice, unreachable_reason_of
 from app.session.remote_job import even_split
 from app.text import nodes_text
 from app.threads import in_daemon_thread, run_parallel
@@ -89,6 +89,7 @@ class Connections:
         self._away = dict(hosts.away)
         self._reconnectors: dict[str, Reconnector] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_unheard: Callable[[str], bool] = lambda _host: False
 
     async def open(
         self,
@@ -113,6 +114,7 @@ class Connections:
         def open_sockets(link: AgentLink) -> None:
             link.open_sockets(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
 
+        self._is_unheard = is_unheard
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(run_parallel(links, open_sockets)))
         answers = zip(links, opened, strict=True)
@@ -121,7 +123,7 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._notify(f"sshd of {link.host} forwards no sockets: going through `agent proxy`")
+                self._notify(no_forwarding_notice(link.host))
         if patience_s:
             kept: dict[int, Reconnector] = {}
             for link in links:
@@ -145,7 +147,11 @@ class Connections:
     @property
     def unreachable_reasons(self) -> dict[str, UnreachableReason | None]:
         """Why each host is unreachable at present; None where it is not."""
-        own = {link.host: link.unreachable_reason for link in self._hosts.links if link.kept is not link}
+        own = {
+            link.host: link.unreachable_reason
+            for link in self._hosts.links
+            if link.kept is not link or self._is_unheard(link.host)
+        }
         if not self._reconnectors:
             return {host: unreachable_reason_of(error, host) for host, error in self._away.items()} | own
         return {

@@ -17,6 +17,7 @@ from app.errors import (
     HostKeyError,
     HostUnreachableError,
     IncompatibleAgentError,
+    LoginRefusedError,
     NoAgentError,
 )
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
@@ -34,8 +35,8 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 LOOK_FOR_AGENT_S = 10.0
 """Seconds between two searches for a silent agent; each starts a process on its node, which may be busy."""
-_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
-"""Errors that time does not mend; a host with another key, or one that wants an answer, is not tried again."""
+_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError, LoginRefusedError)
+"""Errors that time does not mend: the host is not tried again, or only when the user asks."""
 _UNREACHABLE_KINDS: dict[type[AppError], UnreachableKind] = {
     NoAgentError: UnreachableKind.AGENT,
     AgentUnreachableError: UnreachableKind.ANSWER,
@@ -50,8 +51,8 @@ class Reconnector:
     Attributes:
         unreachable_reason: What is missing at present, a connection or an agent, and why; None while both are there.
         error: Error of the last attempt; None while the connection and the agent are there.
-        failure: Error that ended the attempts: `patience_s` is over, the host has another key, or it wants an answer.
-            None until then.
+        failure: Error that ended the attempts: `patience_s` is over, the host has another key, wants an answer, or
+            refuses our keys. None until then.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class Reconnector:
 
     @property
     def wants_answer(self) -> bool:
-        """Whether there is no connection, and an answer of a user who can be asked would help."""
-        return self._may_ask and self.error is not None and _is_answerable(self.error)
+        """Whether there is no connection, and the host is tried when a user who can be asked wants it."""
+        return self._is_asked_here(self.error) or (self._may_ask and isinstance(self.error, LoginRefusedError))
 
     async def try_now(self, *, asks: bool) -> None:
         """Make the next attempt immediately; return when it is over, or none follows. Only one caller may wait.
@@ -143,6 +144,7 @@ class Reconnector:
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
+        was_forwarded = self._link.is_forwarded
         if self.unreachable_reason is None:
             self.unreachable_reason = UnreachableReason("the connection is lost")
             self._notify(f"{host}: the connection is lost; it is tried again, the job keeps running")
@@ -157,6 +159,8 @@ class Reconnector:
                 )
                 self.unreachable_reason, self.failure, self.error = None, None, None
                 self._notify(f"{host}: the {what} is back after {seconds_text(away_s)}")
+                if was_forwarded and not self._link.is_forwarded:
+                    self._notify(no_forwarding_notice(host))
                 return
             if (unreachable_reason := self._unreachable_reason_of(error)) != self.unreachable_reason:
                 self.unreachable_reason = unreachable_reason
@@ -193,8 +197,8 @@ class Reconnector:
     def _unreachable_reason_of(self, error: AppError) -> UnreachableReason:
         return unreachable_reason_of(error, self.host, has_hint=not self._is_asked_here(error))
 
-    def _is_asked_here(self, error: AppError) -> bool:
-        return self._may_ask and _is_answerable(error)
+    def _is_asked_here(self, error: AppError | None) -> bool:
+        return self._may_ask and isinstance(error, HostUnreachableError) and error.is_answerable
 
     def _settle(self) -> None:
         """Release the caller that awaits an attempt."""
@@ -205,6 +209,10 @@ class Reconnector:
             wanted.set_result(None)
 
 
+def no_forwarding_notice(host: str) -> str:
+    return f"sshd of {host} forwards no sockets: going through `agent proxy`"
+
+
 def unreachable_reason_of(error: AppError, host: str, *, has_hint: bool = True) -> UnreachableReason:
     """Return what is missing on the connection to a host, by the error met there."""
     unreachable_kind = next(
@@ -212,7 +220,3 @@ def unreachable_reason_of(error: AppError, host: str, *, has_hint: bool = True) 
         UnreachableKind.CONNECTION,
     )
     return UnreachableReason(error.whole_of(host) if has_hint else error.text_for(host), unreachable_kind)
-
-
-def _is_answerable(error: AppError) -> bool:
-    return isinstance(error, HostUnreachableError) and error.is_answerable

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.wire.commands import PrepareAgain
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec, JobState
-from app.errors import UsageError
+from app.errors import HostsBusyError, UsageError
 from app.settings.keys import nearest_text
 from app.ssh.config import LOOPBACK
 from app.text import clean_name, nodes_text
@@ -60,6 +60,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     """Seconds between SIGTERM and SIGKILL; None is the agent's default, as for `save_s`."""
     save_s: float | None = None
     """Seconds for a step and a checkpoint before SIGTERM."""
+    is_beside: bool = False
+    """Whether it may share its hosts with other jobs."""
 
 
 def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -84,6 +86,23 @@ def running_jobs(reports: Mapping[str, NodeReport]) -> list[str]:
     """Return the ids of the jobs that run on any of some nodes, each once."""
     jobs = (job for report in reports.values() for job in report.jobs)
     return list(dict.fromkeys(clean_name(job.job_id) for job in jobs if job.state not in ENDED_STATES))
+
+
+def check_room(request: RunRequest, reports: Mapping[str, NodeReport]) -> None:
+    """Return if a job has its hosts for itself, or may share them. One that runs there already, the agents refuse.
+
+    Raises:
+        HostsBusyError: Other jobs run there.
+    """
+    running = running_jobs(reports)
+    if not running or request.is_beside or request.job_id in running:
+        return
+    text = "; ".join(f"job {job_id} runs on {nodes_text(_nodes_of(job_id, reports))}" for job_id in running)
+    raise HostsBusyError(text, f"--beside starts {request.job_id} there too; rankdeck stop {running[0]} ends the other")
+
+
+def _nodes_of(job_id: str, reports: Mapping[str, NodeReport]) -> list[str]:
+    return [node for node, report in reports.items() if job_id in running_jobs({node: report})]
 
 
 def only_running_job(reports: Mapping[str, NodeReport]) -> str:
@@ -208,6 +227,21 @@ def of_latest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]
     """Return the status of a job on the known nodes of its latest attempt."""
     attempt = latest_status(statuses).attempt
     return {node: status for node, status in statuses.items() if status.attempt == attempt}
+
+
+STOP_MARGIN_S = 40.0
+"""Seconds by which ranks that lose their stopped peers may fail before the peers' launcher has ended."""
+
+
+def end_states(statuses: Mapping[str, JobStatus]) -> dict[str, JobState]:
+    """Return the state of an ended job on each node; a node that failed since its peers were stopped was stopped."""
+    stopped_s = [one.state_s for one in statuses.values() if one.state is JobState.STOPPED]
+
+    def is_stopped(one: JobStatus) -> bool:
+        is_victim = one.state is JobState.FAILED and one.root_cause is not None and one.root_cause.is_consequence
+        return is_victim and bool(stopped_s) and one.state_s < max(stopped_s) + STOP_MARGIN_S
+
+    return {node: JobState.STOPPED if is_stopped(one) else one.state for node, one in statuses.items()}
 
 
 def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:

@@ -21,6 +21,7 @@ from app.session.hosts import Connections, HostDoctor, HostQuestions
 from app.session.master_addr import master_addrs
 from app.session.remote_job import (
     JobHost,
+    check_room,
     in_order,
     job_specs,
     of_latest_attempt,
@@ -187,6 +188,7 @@ class RemoteSession(Session):
         """Open the channels to the agents' sockets, and start the requested job, if any.
 
         Raises:
+            HostsBusyError: Other jobs run there.
             AppError: The start failed; see `Fleet.start` for what may be left of the job.
         """
         await self.connect()
@@ -196,7 +198,9 @@ class RemoteSession(Session):
             if self.backfills:
                 self.backfill()
             return
-        reported = await self._start_and_report(self._request, await self._reports(self._request.num_ranks))
+        reports = await self._reports(self._request.num_ranks)
+        check_room(self._request, reports)
+        reported = await self._start_and_report(self._request, reports)
         if self.starter is not None:
             self.starter.remember(self._request)
         self._notices.append(f"{reported}; importing torch takes some seconds")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from app.errors import AnswerNeededError, HostUnreachableError
+from app.errors import AnswerNeededError, HostUnreachableError, LoginRefusedError
 from app.ssh.config import METHODS
 from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part
 from app.text import LINE_LIMIT, clean
@@ -53,7 +53,8 @@ def authenticate(transport: Transport, settings: SshSettings, keyring: Keyring, 
 
     Raises:
         AnswerNeededError: The host wants answers, and no user can be asked.
-        HostUnreachableError: It refuses the login.
+        LoginRefusedError: It refuses our keys.
+        HostUnreachableError: It lets nobody in who offers no key.
         TimeoutError: It does not answer.
     """
     with agent_keys(settings) as keys:
@@ -162,15 +163,16 @@ class _Login:
         )
         answered = [method for method in settings.methods if method in left and method != "publickey"]
         where = f"{settings.user}@{settings.hostname}"
+        refused = LoginRefusedError if self._tried else HostUnreachableError
         if not answered or self._can_ask:
-            refusal = HostUnreachableError(settings.alias, f"{where} {offered}", hint)
+            refusal = refused(settings.alias, f"{where} {offered}", hint)
         else:
             wanted = f"wants an answer by {' or '.join(answered)}"
             if self._asks:
                 wanted += ", which can only be asked for in a terminal"
-            # A host that accepted a key before may do so again: an agent comes back, a home directory is mounted.
+            # A host that accepted a key before may do so again once ssh-agent offers it.
             is_hopeless = self._asks or self._keyring.has_asked_user(self._account)
-            kind = AnswerNeededError if is_hopeless else HostUnreachableError
+            kind = AnswerNeededError if is_hopeless else refused
             refusal = kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
         refusal.is_answerable = settings.num_prompts > 0 and bool(answered or self._openable)
         return refusal

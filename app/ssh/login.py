@@ -13,12 +13,12 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.errors import AnswerNeededError, AppError, HostUnreachableError
+from app.errors import AnswerNeededError, AppError, HostUnreachableError, LoginRefusedError
 from app.ssh.authentication import authenticate
 from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
 from app.ssh.connection import SshConnection
 from app.ssh.first_contact import Introductions
-from app.ssh.keys import Keyring
+from app.ssh.keys import Account, Keyring
 from app.ssh.questions import Nobody
 from app.ssh.transport import CHANNEL_ERRORS, Transport, ssh_errors_of
 from app.ssh.way import ProxyCommand, dial, known_hosts, resolve
@@ -46,9 +46,12 @@ class Logins:
         self.keyring = Keyring(prompter)
         self.introductions = Introductions(prompter)
         self.jump_hosts = JumpHosts()
+        self.refusals: dict[Account, LoginRefusedError] = {}
+        """Accounts that refuse our keys; they are left alone, by all hosts behind them too."""
 
     def forget_refusals(self) -> None:
-        """Allow questions that the user has left unanswered to be asked again."""
+        """Allow questions that the user has left unanswered to be asked again, and refused keys to be offered again."""
+        self.refusals.clear()
         self.keyring.forget_refusals()
         self.introductions.forget_refusals()
 
@@ -65,7 +68,8 @@ class Logins:
             SessionError: There is no ssh on this machine to read its configuration.
             HostKeyError: The host is unknown, or its key has changed.
             AnswerNeededError: It wants an answer, and nobody can be asked.
-            HostUnreachableError: It cannot be reached, or refuses the login.
+            LoginRefusedError: It refuses our keys, or has since `forget_refusals`.
+            HostUnreachableError: It cannot be reached.
         """
         return _Journey(self, config_file, asks=asks).to(parse_destination(host), MAX_JUMPS)
 
@@ -121,6 +125,8 @@ class _Journey:
             if not self._asks and keyring.is_asked_again(account):
                 detail = f"{settings.user}@{settings.hostname} wants a new answer at each login"
                 raise AnswerNeededError(settings.alias, detail, "leave, and come in again")
+            if (refused := self._logins.refusals.get(account)) is not None:
+                raise refused
             try:
                 transport, end_of_way = self._reach(settings, via)
             except _HungUpError:
@@ -174,7 +180,11 @@ class _Journey:
             logins.introductions.check_key(settings, known, key.get_name(), key.asbytes(), asks=self._asks)
             if not transport.is_active():
                 raise _HungUpError
-            authenticate(transport, settings, logins.keyring, asks=self._asks)
+            try:
+                authenticate(transport, settings, logins.keyring, asks=self._asks)
+            except LoginRefusedError as error:
+                logins.refusals[settings.user, settings.key_name] = error
+                raise
             transport.watch()
             undo.pop_all()
         return transport

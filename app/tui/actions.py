@@ -298,7 +298,7 @@ ACTIONS = (
         "screen.answer",
         "a",
         "Answer",
-        "Answer what a host asks that is lost: a passphrase, a password, a second factor, whether its key is right.",
+        "Try a lost host again that refused our keys or asks: a passphrase, a password, a second factor, its key.",
         footer=2,
         is_question=True,
     ),

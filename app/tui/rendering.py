@@ -10,7 +10,7 @@ Textual writes each paint into a queue, and every buffer up to the screen queues
 a question to the terminal, and `app.tui.pacing` decides by the answers; `RANKDECK_PACING=0` turns this off.
 
 Source: textual.strip.Strip, textual.widget.Widget.render_lines, textual._compositor, textual.driver.Driver and
-textual.drivers.linux_driver of Textual 8.2.8.
+textual.drivers of Textual 8.2.8.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import gc
 import math
 import os
 import time
-from contextlib import ExitStack
-from functools import lru_cache
+from contextlib import ExitStack, suppress
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +29,7 @@ from rich.style import Style
 from textual.app import App
 from textual.cache import FIFOCache
 from textual.driver import Driver
+from textual.drivers.web_driver import WebDriver
 from textual.events import CursorPosition
 from textual.geometry import Region, Size
 from textual.strip import Strip
@@ -265,6 +266,20 @@ class PacedDriver(Driver):
         while is_owed and self._open_tags and time.monotonic() < deadline_s:
             time.sleep(LAST_ANSWER_LOOK_S)
         super().disable_input()  # type: ignore[safe-super]
+
+
+class PageDriver(WebDriver):
+    """Driver of a page, whose pipe may end at any moment: what is painted then is lost, and no error."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._write = partial(_write_unless_gone, self.fileno)
+
+
+def _write_unless_gone(fd: int, data: bytes) -> int:
+    with suppress(BrokenPipeError):
+        return os.write(fd, data)
+    return len(data)
 
 
 class PacedApp(App[None]):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agent.wire.jobs import JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
@@ -138,8 +139,21 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state in {"failed", "lost"}:
         how = "has failed" if row.state == "failed" else "was lost on a node"
         return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
+    if rest := _rest_of_stopped(cluster, job, row):
+        return rest
     line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
     return _line(line.severity, line.text + _left(job, found))
+
+
+def _rest_of_stopped(cluster: Cluster, job: JobModel, row: JobRow) -> Headline | None:
+    """Return that a job was stopped on some nodes and runs on others, which the stop has not reached."""
+    nodes: dict[JobState, list[str]] = {}
+    for node, assignment in job.assignments.items():
+        nodes.setdefault(assignment.status.state, []).append(cluster.node_names[node])
+    if job.together.is_elastic or not {JobState.STOPPED, JobState.RUNNING} <= set(nodes):
+        return None
+    where = f"was stopped on {_names(nodes[JobState.STOPPED])} and still runs on {_names(nodes[JobState.RUNNING])}"
+    return _line(Severity.WARNING, f"job {row.job_id} {where}: rankdeck stop {row.job_id} ends the rest")
 
 
 def _left(job: JobModel, found: JobDiagnosis) -> str:

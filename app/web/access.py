@@ -44,8 +44,8 @@ class Answer(Enum):
     STRANGER = "open the address that rankdeck serve has printed, with its token"
 
 
-def answer(knock: Knock, secret: str) -> Answer:
-    """Judge a request; `secret` is what the printed address holds."""
+def answer(knock: Knock, token: str, cookie: str) -> Answer:
+    """Judge a request; `token` is what the printed address holds, `cookie` what a browser gets for it."""
     if _hostname(f"//{knock.host}") not in LOOPBACK_NAMES:
         return Answer.WRONG_HOST
     if knock.origin is None:
@@ -54,9 +54,9 @@ def answer(knock: Knock, secret: str) -> Answer:
             return Answer.WRONG_ORIGIN
     elif knock.origin != f"http://{knock.host}":
         return Answer.WRONG_ORIGIN
-    if knock.cookie is not None and _is_same(knock.cookie, secret):
+    if knock.cookie is not None and _is_same(knock.cookie, cookie):
         return Answer.COME_IN
-    if knock.token is not None and not knock.is_socket and _is_same(knock.token, secret):
+    if knock.token is not None and not knock.is_socket and _is_same(knock.token, token):
         return Answer.TAKE_COOKIE
     return Answer.STRANGER
 

@@ -61,7 +61,7 @@ def test_all_that_is_done_to_a_job_and_an_agent_is_written_down(desk: Desk) -> N
     here = ("--host", "localhost")
     run = ("run", *here, "--detach", "--no-evidence", "--nproc-per-node", "1", "--name")
     assert desk.type(*run, "wait", "--", "wait.py", "--token", "hush")[0] == 0
-    assert desk.type(*run, "lost", "--", "missing.py")[0] == 4
+    assert desk.type(*run, "lost", "--beside", "--", "missing.py")[0] == 4
     assert desk.type("fault", "freeze", *here, "--rank", "0")[0] == 4
     assert desk.type("kill", "wait", *here)[0] == 0
     assert desk.type("restart", "wait", *here)[0] == 0

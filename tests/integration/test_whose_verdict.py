@@ -63,7 +63,7 @@ class Desk:
     def start(self, name: str, program: str) -> None:
         (self._directory / f"{name}.py").write_text(program)
         options = ("--nproc-per-node", "2", "--name", name, "--detach")
-        code, _, said = self.run("run", *HERE, *options, "--", f"{name}.py")
+        code, _, said = self.run("run", *HERE, *options, "--beside", "--", f"{name}.py")
         assert code == 0, said
 
     def pids(self, name: str) -> list[int]:

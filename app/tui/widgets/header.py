@@ -125,10 +125,10 @@ class Header(LineView):
         return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
 
     def _how_to_answer(self) -> str:
-        """Return the hint when a host cannot be reached without the user's answer."""
+        """Return the hint when a host cannot be reached without the user."""
         questions, key = self.ui.source.questions, self.ui.keymap.first("answer")
         hosts = questions.waiting if questions is not None and key else ()
-        return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
+        return f"{key}: try {nodes_text(hosts)} again, and answer what is asked" if hosts else ""
 
     def _how_to_begin(self) -> str:
         """Return the hint when all nodes are up and there is no job, nor one that comes by itself."""

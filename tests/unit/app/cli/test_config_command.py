@@ -151,8 +151,8 @@ def test_before_a_command_settings_are_refused_and_it_is_said_where_they_stand(u
 def test_each_page_of_serve_gets_the_settings_that_serve_got(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = []
 
-    async def serve_nothing(line: str, title: str, port: int) -> ExitCode:
-        lines.append(line)
+    async def serve_nothing(argv: list[str], title: str, port: int) -> ExitCode:
+        lines.append(" ".join(argv))
         return ExitCode.WELL
 
     monkeypatch.setattr(hosts, "_serve", serve_nothing)

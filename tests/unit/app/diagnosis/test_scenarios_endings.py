@@ -188,6 +188,18 @@ def test_a_stopped_job_of_which_a_host_could_not_be_reached_has_not_failed() -> 
     assert sim.causes() == set()
 
 
+def test_a_job_that_a_stop_has_not_ended_everywhere_is_said_to_run_there_still() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.nodes[0].go(JobState.STOPPED, sim.now_s)
+    sim.run(1)
+
+    headline = sim.view().headline()
+    where = "was stopped on demo-0 and still runs on demo-1"
+    assert headline.text == f"job demo {where}: rankdeck stop demo ends the rest"
+    assert headline.severity is Severity.WARNING
+
+
 def test_a_slow_rank_is_no_cause_of_a_signal_to_the_launchers() -> None:
     sim = SimCluster()
     sim.run_to_step(20)

@@ -9,7 +9,7 @@ from agent.wire.commands import Prepare, decode_command, encode_command
 from agent.wire.jobs import JobSpec, JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import WIRE_VERSION, NodeReport
-from app.errors import UsageError
+from app.errors import HostsBusyError, UsageError
 from app.fleet.agent_link import AgentPlace
 from app.inventory.inventory import HostEntry
 from app.inventory.program import check_command, check_job_id, make_job_id
@@ -17,6 +17,7 @@ from app.session.remote_job import (
     JobHost,
     RunRequest,
     check_metrics,
+    check_room,
     job_specs,
     node_of_rank,
     only_running_job,
@@ -143,6 +144,19 @@ def test_the_only_job_that_runs_need_not_be_named() -> None:
         only_running_job(reports(ended, prepared))
     with pytest.raises(UsageError, match="several jobs run on h1 and h2: b, c"):
         only_running_job(reports(running, job_status("c", JobState.STOPPING)))
+
+
+def test_a_job_has_its_hosts_for_itself_unless_it_may_share_them() -> None:
+    idle = report(2)
+    busy = msgspec.structs.replace(idle, jobs=[job_status("a", JobState.FAILED), job_status("b", JobState.RUNNING)])
+    request = RunRequest(("train.py",), "t")
+
+    check_room(request, {"h1": idle, "h2": idle})
+    check_room(msgspec.structs.replace(request, is_beside=True), {"h1": idle, "h2": busy})
+    check_room(msgspec.structs.replace(request, job_id="b"), {"h1": idle, "h2": busy})
+    with pytest.raises(HostsBusyError, match=r"^job b runs on h2$") as caught:
+        check_room(request, {"h1": idle, "h2": busy})
+    assert caught.value.hint == "--beside starts t there too; rankdeck stop b ends the other"
 
 
 def test_each_host_has_its_share_its_directory_and_its_python() -> None:

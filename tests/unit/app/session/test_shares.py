@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from agent.wire.commands import PrepareAgain, decode_command, encode_command
 from agent.wire.jobs import JobState, JobStatus
+from agent.wire.logs import RootCause
 from app.errors import UsageError
-from app.session.remote_job import even_split, next_attempt
+from app.session.remote_job import end_states, even_split, next_attempt
 
 
 def status(node_rank: int, share: int, first_rank: int, world_size: int, **changes: object) -> JobStatus:
@@ -102,3 +103,25 @@ def test_a_node_that_was_left_out_of_the_last_attempt_is_left_out_of_the_next_un
     wanted = next_attempt({**last, "old": old}, None, "10.0.0.2")
     assert {one.num_nodes for one in wanted.values()} == {3}
     assert set(wanted) == {"a", "b", "old"}
+
+
+VICTIM, CULPRIT = RootCause(3, is_consequence=True), RootCause(3)
+
+
+@pytest.mark.parametrize(
+    ("cause", "failed_s", "expected"),
+    [
+        (VICTIM, 0.5, JobState.STOPPED),
+        (VICTIM, 30.0, JobState.STOPPED),
+        (VICTIM, 60.0, JobState.FAILED),
+        (CULPRIT, 0.5, JobState.FAILED),
+        (None, 0.5, JobState.FAILED),
+    ],
+)
+def test_a_node_whose_ranks_lost_their_stopped_peers_was_stopped(
+    cause: RootCause | None, failed_s: float, expected: JobState
+) -> None:
+    nodes = two_nodes(state=JobState.FAILED, state_s=failed_s, root_cause=cause)
+
+    assert end_states(nodes) == {"b": expected, "a": JobState.STOPPED}
+    assert end_states({"b": nodes["b"]}) == {"b": JobState.FAILED}

@@ -10,7 +10,8 @@ from app.cli.hosts import served_command
 from app.errors import UsageError
 from app.web.access import LOOPBACK_NAMES, Answer, Knock, answer
 
-SECRET = "the-secret"
+TOKEN = "the-secret"
+COOKIE = "another secret"
 HOST = "127.0.0.1:4000"
 OWN = f"http://{HOST}"
 
@@ -20,7 +21,7 @@ def knock(
     origin: str | None = None,
     *,
     token: str | None = None,
-    cookie: str | None = SECRET,
+    cookie: str | None = COOKIE,
     is_socket: bool = False,
 ) -> Knock:
     return Knock(host, origin, token, cookie, is_socket)
@@ -33,30 +34,33 @@ def knock(
         (knock(origin=OWN, is_socket=True), Answer.COME_IN),
         (knock("localhost:9", "http://localhost:9", is_socket=True), Answer.COME_IN),
         (knock("[::1]:9", "http://[::1]:9", is_socket=True), Answer.COME_IN),
-        (knock(cookie=None, token=SECRET), Answer.TAKE_COOKIE),
-        (knock(cookie="old", token=SECRET), Answer.TAKE_COOKIE),
+        (knock(cookie=None, token=TOKEN), Answer.TAKE_COOKIE),
+        (knock(cookie="old", token=TOKEN), Answer.TAKE_COOKIE),
         (knock(cookie=None), Answer.STRANGER),
         (knock(cookie="old"), Answer.STRANGER),
+        (knock(cookie=TOKEN), Answer.STRANGER),
+        (knock(cookie=None, token=COOKIE), Answer.STRANGER),
         (knock(cookie=None, token="guessed"), Answer.STRANGER),
         (knock(cookie="ä", token="ö"), Answer.STRANGER),
         (knock(cookie="\udcff", token="\udc80"), Answer.STRANGER),
-        (knock(cookie=None, token=SECRET, origin=OWN, is_socket=True), Answer.STRANGER),
+        (knock(cookie=None, token=TOKEN, origin=OWN, is_socket=True), Answer.STRANGER),
         (knock(is_socket=True), Answer.WRONG_ORIGIN),
         (knock(origin="http://evil.example", is_socket=True), Answer.WRONG_ORIGIN),
         (knock(origin="http://127.0.0.1:4001", is_socket=True), Answer.WRONG_ORIGIN),
         (knock(origin="https://127.0.0.1:4000"), Answer.WRONG_ORIGIN),
         (knock(origin="null"), Answer.WRONG_ORIGIN),
-        (knock("evil.example", token=SECRET), Answer.WRONG_HOST),
+        (knock("evil.example", token=TOKEN), Answer.WRONG_HOST),
         (knock("127.0.0.1.evil.example:4000", origin="http://127.0.0.1.evil.example:4000"), Answer.WRONG_HOST),
         (knock(""), Answer.WRONG_HOST),
         (knock("[::1"), Answer.WRONG_HOST),
     ],
 )
 def test_only_the_persons_own_page_comes_in(asked: Knock, expected: Answer) -> None:
-    assert answer(asked, SECRET) is expected
+    assert answer(asked, TOKEN, COOKIE) is expected
 
 
-TEXTS = st.text(max_size=20) | st.sampled_from([HOST, OWN, SECRET, "localhost", "http://localhost", "null", "::1"])
+KNOWN = [HOST, OWN, TOKEN, COOKIE, "localhost", "http://localhost", "null", "::1"]
+TEXTS = st.text(max_size=20) | st.sampled_from(KNOWN)
 
 
 @given(
@@ -70,12 +74,12 @@ TEXTS = st.text(max_size=20) | st.sampled_from([HOST, OWN, SECRET, "localhost", 
     )
 )
 def test_nobody_comes_in_without_the_secret_nor_a_socket_from_another_page(asked: Knock) -> None:
-    verdict = answer(asked, SECRET)
+    verdict = answer(asked, TOKEN, COOKIE)
     if verdict is Answer.COME_IN:
-        assert asked.cookie == SECRET
+        assert asked.cookie == COOKIE
         assert not asked.is_socket or asked.origin == f"http://{asked.host}"
     if verdict is Answer.TAKE_COOKIE:
-        assert asked.token == SECRET
+        assert asked.token == TOKEN
         assert not asked.is_socket
     if verdict in {Answer.COME_IN, Answer.TAKE_COOKIE}:
         assert any(name in asked.host.lower() for name in LOOPBACK_NAMES)

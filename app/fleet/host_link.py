@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.fleet.agent_link import AgentPlace, TakesFrame
-    from app.ssh.connection import SshConnection
+    from app.ssh.connection import HostConnection
     from app.ssh.io_thread import ByteChannel, RingingChannel
     from app.ssh.remote_command import Finished
 
@@ -72,7 +72,7 @@ class HostLink(AgentLink):
         self._near = TunnelDir()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._connection: SshConnection | None = None
+        self._connection: HostConnection | None = None
         self._tunnels: dict[str, Tunnel] = {}
         self._can_forward: bool | None = None
         """Whether sshd forwards sockets over this connection; None where that is not known."""
@@ -176,7 +176,7 @@ class HostLink(AgentLink):
             for tunnel in tunnels.values():
                 parts.callback(tunnel.close)
 
-    def _connected(self) -> SshConnection:
+    def _connected(self) -> HostConnection:
         connection = self._connection  # another thread may be about to replace it
         if connection is None:
             raise HostUnreachableError(self.host, "not connected")

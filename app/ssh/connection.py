@@ -40,7 +40,7 @@ class ForwardingRefusedError(HostUnreachableError):
     """The host opens no channel to a socket: nobody listens on it, or sshd may not forward."""
 
 
-class SshConnection:
+class HostConnection:
     """A connection to a host after login."""
 
     def __init__(self, host: str, transport: Transport, end_of_way: Callable[[], None]) -> None:

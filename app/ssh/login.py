@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.errors import AnswerNeededError, AppError, HostUnreachableError, LoginRefusedError
 from app.ssh.authentication import authenticate
 from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
-from app.ssh.connection import SshConnection
+from app.ssh.connection import HostConnection
 from app.ssh.first_contact import Introductions
 from app.ssh.keys import Account, Keyring
 from app.ssh.questions import Nobody
@@ -55,7 +55,7 @@ class Logins:
         self.keyring.forget_refusals()
         self.introductions.forget_refusals()
 
-    def connect(self, host: str, config_file: str = "", *, asks: bool = True) -> SshConnection:
+    def connect(self, host: str, config_file: str = "", *, asks: bool = True) -> HostConnection:
         """Return a connection to a host.
 
         Args:
@@ -87,7 +87,7 @@ class _Journey:
         self._asks = asks
         self._begun: list[WayThere] = []
 
-    def to(self, destination: Destination, jumps_left: int) -> SshConnection:
+    def to(self, destination: Destination, jumps_left: int) -> HostConnection:
         """Return a connection to a host, over its jump hosts."""
         settings = resolve(destination, self._config_file)
         hops = parse_jumps(settings.proxy_jump)
@@ -105,7 +105,7 @@ class _Journey:
         if way in self._begun:
             raise HostUnreachableError(last.text, "ProxyJump leads to the host itself", "look at ~/.ssh/config")
 
-        def connect() -> SshConnection:
+        def connect() -> HostConnection:
             if not before:
                 return self.to(last, jumps_left)
             return self._log_in(resolve(last, self._config_file), self._over(before, jumps_left))
@@ -116,7 +116,7 @@ class _Journey:
         finally:
             self._begun.remove(way)
 
-    def _log_in(self, settings: SshSettings, via: Loan | None) -> SshConnection:
+    def _log_in(self, settings: SshSettings, via: Loan | None) -> HostConnection:
         """Return a connection; its end, or a failure here, gives the jump host back."""
         with contextlib.ExitStack() as undo:
             if via:
@@ -132,7 +132,7 @@ class _Journey:
             except _HungUpError:
                 transport, end_of_way = self._reach_again(settings, via)
             undo.callback(end_of_way)
-            return SshConnection(settings.alias, transport, undo.pop_all().close)
+            return HostConnection(settings.alias, transport, undo.pop_all().close)
 
     def _reach_again(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
         try:
@@ -190,7 +190,7 @@ class _Journey:
         return transport
 
 
-def connect(host: str, config_file: str = "") -> SshConnection:
+def connect(host: str, config_file: str = "") -> HostConnection:
     """Return a connection to a host without any question; see `Logins.connect`."""
     return Logins().connect(host, config_file)
 
@@ -205,7 +205,7 @@ WayThere = tuple[str, ...]
 class Loan(NamedTuple):
     """A shared connection."""
 
-    connection: SshConnection
+    connection: HostConnection
     give_back: Callable[[], None]
     """Called once, instead of closing it."""
 
@@ -217,7 +217,7 @@ class JumpHosts:
         self._lock = threading.Lock()
         self._shared: dict[WayThere, _Shared] = {}
 
-    def borrow(self, way: WayThere, connect: Callable[[], SshConnection]) -> Loan:
+    def borrow(self, way: WayThere, connect: Callable[[], HostConnection]) -> Loan:
         """Return the connection to a jump host; blocks while another thread makes it.
 
         Args:
@@ -241,7 +241,7 @@ class JumpHosts:
             raise HostUnreachableError(way[-1], "another connection to it is still being made") from error
         return Loan(connection, lambda: self._give_back(way, shared))
 
-    def _make(self, way: WayThere, shared: _Shared, connect: Callable[[], SshConnection]) -> None:
+    def _make(self, way: WayThere, shared: _Shared, connect: Callable[[], HostConnection]) -> None:
         failure: AppError = HostUnreachableError(way[-1], "it was given up")
         try:
             shared.made.set_result(connect())
@@ -272,7 +272,7 @@ class _Shared:
     """One connection, perhaps still to be made."""
 
     def __init__(self) -> None:
-        self.made: Future[SshConnection] = Future()
+        self.made: Future[HostConnection] = Future()
         self.num_loans = 0
 
     @property

@@ -17,7 +17,7 @@ import pytest
 
 from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.ssh.config import Destination
-from app.ssh.connection import ForwardingRefusedError, SshConnection
+from app.ssh.connection import ForwardingRefusedError, HostConnection
 from app.ssh.login import connect
 from app.ssh.transport import ssh_errors_of
 from app.ssh.tunnel import Tunnel
@@ -41,7 +41,7 @@ def network() -> Iterator[Network]:
 
 
 @contextmanager
-def connected(network: Network, host: str = "h1") -> Iterator[SshConnection]:
+def connected(network: Network, host: str = "h1") -> Iterator[HostConnection]:
     connection = connect(host, str(network.ssh_config))
     try:
         yield connection

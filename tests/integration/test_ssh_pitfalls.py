@@ -21,7 +21,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.ssh.connection import SshConnection
+    from app.ssh.connection import HostConnection
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 
 
 @contextmanager
-def connected(network: Network) -> Iterator[SshConnection]:
+def connected(network: Network) -> Iterator[HostConnection]:
     with closing(connect("h1", str(network.ssh_config))) as connection:
         yield connection
 
 
-def runs(connection: SshConnection) -> bool:
+def runs(connection: HostConnection) -> bool:
     try:
         return connection.run(["true"], 10).exit_code == 0
     except HostUnreachableError:

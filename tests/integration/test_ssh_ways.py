@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.ssh.connection import SshConnection
+    from app.ssh.connection import HostConnection
 
 RELAY = """
 import os, socket, subprocess, sys, threading
@@ -56,7 +56,7 @@ def relay_of(network: Network) -> str:
     return shlex.join([sys.executable, str(program)])
 
 
-def name_of(connection: SshConnection) -> str:
+def name_of(connection: HostConnection) -> str:
     return connection.run(["hostname"], 20).stdout.decode().strip()
 
 
@@ -178,7 +178,7 @@ def test_several_jump_hosts_are_passed_in_their_order(network: Network) -> None:
 def test_hosts_behind_the_same_jump_host_share_one_login_there(network: Network) -> None:
     network.configure("Host h1 h2\n  ProxyJump bastion")
     logins = Logins()
-    made: list[SshConnection] = []
+    made: list[HostConnection] = []
 
     def go(host: str) -> None:
         made.append(logins.connect(host, str(network.ssh_config)))

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import HostUnreachableError
 from app.ssh import connection
-from app.ssh.connection import CONNECT_FAILED, SshConnection
+from app.ssh.connection import CONNECT_FAILED, HostConnection
 
 ADMINISTRATIVELY_PROHIBITED = 1
 
@@ -29,8 +29,8 @@ class BusyHost:
         raise paramiko.ChannelException(self.code, "Connect failed")
 
 
-def connected(host: Any) -> SshConnection:
-    return SshConnection("h1", host, lambda: None)
+def connected(host: Any) -> HostConnection:
+    return HostConnection("h1", host, lambda: None)
 
 
 def test_a_session_is_opened_once_the_host_has_freed_the_last_one() -> None:

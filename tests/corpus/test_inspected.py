@@ -91,9 +91,11 @@ def judged(program: Program, finding: Finding, text: str) -> str:
 
 HANGS = [program for program in FAULTS if program not in SLOW and not program.ends_itself]
 NOT_FROM_OUTSIDE = {
-    "messages.batch_of_other_order",
+    "messages.actor_gives_up": "four ranks in four calls",
+    "messages.batch_of_other_order": "work.wait() has no frame of its own",
+    "starting.same_rank": "two processes of one number are two jobs",
 }
-"""Programs of which the call cannot be seen from outside: work.wait() has no frame of its own."""
+"""Programs of which the culprit is not named, and why."""
 
 
 @pytest.mark.parametrize(

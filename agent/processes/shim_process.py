@@ -161,13 +161,14 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
     """
     with contextlib.ExitStack() as opened:
         try:
+            for name in (shim.RUN_RECORD, shim.EXIT_RECORD):
+                shim.reserve_record(str(run_dir), name)
+            # Last, since it says that a start was tried: an agent may be killed here.
             lock_fd = _open_private(run_dir / SHIM_LOCK)
             opened.callback(os.close, lock_fd)
             log_fd = _open_private(run_dir / LAUNCHER_LOG, os.O_APPEND)
             opened.callback(os.close, log_fd)
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in (shim.RUN_RECORD, shim.EXIT_RECORD):
-                shim.reserve_record(str(run_dir), name)
             store_fd = -1 if launcher.store_fd is None else launcher.store_fd
             process = subprocess.Popen(
                 [

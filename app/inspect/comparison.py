@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.diagnosis.causes import Severity
+from app.inspect.seen import MAX_FRAMES
 from ddpcore.wire import Place
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ PHASES = (
     ("loads data", re.compile(r"torch/utils/data/.*\.py$")),
     ("imports", re.compile(r"^<frozen importlib\._bootstrap")),
 )
-ENDINGS = {"_shutdown", "_python_exit", "_exit_function", "_run_exitfuncs", "_run_finalizers", "_finalize_join"}
-"""Functions in which a Python waits for its threads and children once the program is over."""
+PROGRAM = {"<module>", "_run_module_as_main"}
+"""Outermost functions while the program runs; once it is over, others wait for exit handlers and threads."""
 BUSY = 0.2
 """Fraction of a core from which a rank computes."""
 MAX_SWITCHES_HZ = 3.0
@@ -149,7 +150,7 @@ def standing_of(rank: SeenRank) -> Standing:
     elif last.frames and _in_backward(last.frames):
         # DDP's all-reduce runs under backward, without a frame of its own: a rank that computes there is busy.
         kind, op = (Kind.WAITS, "backward") if busy_frac < BUSY and not is_moving else (Kind.ELSEWHERE, "backward")
-    elif last.frames and place is None and any(frame.name in ENDINGS for frame in last.frames):
+    elif 0 < len(last.frames) < MAX_FRAMES and last.frames[-1].name not in PROGRAM:
         kind = Kind.ENDING
     if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _switches_hz(looks, seconds) > MAX_SWITCHES_HZ:
         is_moving = True

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+MAX_FRAMES = 64
 LOOPBACK_STORES = ("localhost", "127.", "[::1]", "::1", ":")
 """Beginnings of a store's address that each host has for itself."""
 
@@ -36,7 +37,7 @@ class SeenFrame(msgspec.Struct, frozen=True, array_like=True):
 class Look(msgspec.Struct, frozen=True):
     """What one look at a process has shown."""
 
-    frames: Annotated[list[SeenFrame], msgspec.Meta(max_length=64)]
+    frames: Annotated[list[SeenFrame], msgspec.Meta(max_length=MAX_FRAMES)]
     """The main thread's, innermost first."""
     trouble: Text
     """Why the frames are not seen; empty otherwise."""

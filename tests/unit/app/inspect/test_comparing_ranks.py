@@ -16,15 +16,16 @@ from app.inspect.seen import HostSeen, Look, SeenChild, SeenFrame, SeenJob, Seen
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
 MAIN = SeenFrame("/home/u/train.py", 30, "main", {"step": 57})
+MODULE = SeenFrame("/home/u/train.py", 40, "<module>", {})
 
 
 def inside(*names: str, file: str = C10D, own: SeenFrame = MAIN, **numbers: int) -> list[SeenFrame]:
     """Return a stack: functions of a file, innermost first, under a line of the program."""
-    return [*(SeenFrame(file, 9, name, dict(numbers)) for name in names), own]
+    return [*(SeenFrame(file, 9, name, dict(numbers)) for name in names), own, MODULE]
 
 
 def at(line: int, step: int = 57, file: str = "/home/u/load.py") -> list[SeenFrame]:
-    return [SeenFrame(file, line, "read", {"step": step})]
+    return [SeenFrame(file, line, "read", {"step": step}), MODULE]
 
 
 WAITS = inside("all_reduce", "wrapper")

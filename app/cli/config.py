@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,11 @@ import click
 import msgspec
 
 from app.cli.headless import print_line
-from app.cli.inventory_file import expanded, known_hosts, ssh_config_file, text_of
+from app.cli.inventory_file import expanded, known_hosts, slurm_hostnames, ssh_config_file, text_of
 from app.cli.options import json_option, print_json
 from app.cli.presenting import is_terminal
 from app.cli.settings_options import load_settings, settings_options
-from app.errors import ExitCode, SessionError, UsageError
+from app.errors import ExitCode, UsageError
 from app.inventory.hostfile import NODE_LIST, allocated_hosts, allocation, read_hostfile
 from app.inventory.inventory import HostEntry, Inventory, inventory_text, read_inventory
 from app.settings.loading import PROJECT_FILE
@@ -114,8 +113,6 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-HOSTFILE_HINT = "name the hosts in a file: rankdeck init --hostfile FILE"
-SCONTROL_S = 10.0
 SOURCES = ("ssh", "slurm", "hostfile")
 
 
@@ -163,28 +160,13 @@ def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
         )
         where = clean(str(hostfile), LINE_LIMIT)
     elif source == "slurm":
-        return allocated_hosts(_hostnames(allocation(os.environ)), os.environ)
+        return allocated_hosts(slurm_hostnames(allocation(os.environ)), os.environ)
     else:
         where = clean(ssh_config_file(), LINE_LIMIT)
         found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config_file())) or ()]
     if not found:
         raise UsageError(f"{where} names no host", "give --hostfile, or add a Host to ~/.ssh/config")
     return found
-
-
-def _hostnames(nodes: str) -> list[str]:
-    """Return the host names of a Slurm node list, expanded by Slurm itself."""
-    argv = ["scontrol", "show", "hostnames", "--", nodes]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SCONTROL_S, check=False)
-    except FileNotFoundError as error:
-        raise SessionError("scontrol is not installed here", "run this where Slurm is") from error
-    except subprocess.TimeoutExpired as error:
-        raise SessionError(f"scontrol does not answer in {SCONTROL_S:.0f} s", HOSTFILE_HINT) from error
-    if done.returncode or not done.stdout.split():
-        why = clean(done.stderr.strip(), LINE_LIMIT)
-        raise SessionError(f"scontrol does not know {clean(nodes)}: {why}", HOSTFILE_HINT)
-    return done.stdout.split()
 
 
 def _before(output: Path, shown: str) -> str:

@@ -22,7 +22,7 @@ import msgspec
 
 from app.cli.chosen_hosts import HostsWanted, Watch, on_each, reached, takes_hosts, watch
 from app.cli.headless import print_line
-from app.cli.inventory_file import inventory_path, load_inventory
+from app.cli.inventory_file import inventory_path, load_inventory, slurm_job_hosts
 from app.cli.options import (
     audit_log,
     evidence_option,
@@ -44,6 +44,7 @@ from app.inspect.comparison import finding_of, standing_of
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, own_py_spy
 from app.inspect.seen import jobs_of
+from app.inventory.inventory import HostEntry
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
@@ -230,6 +231,7 @@ LOOK_PERIOD_S = 1.0
     metavar="FILE",
     help="Write everything that was seen into a new file, as JSON",
 )
+@click.option("--slurm", metavar="JOBID", help="The hosts are those of this Slurm job")
 @json_option
 @takes_hosts
 @click.argument("which", metavar="[PID|JOB]", required=False)
@@ -241,6 +243,8 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     """
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
+    if how["slurm"]:
+        wanted = wanted._replace(entries=tuple(HostEntry(host) for host in slurm_job_hosts(how["slurm"])))
     spy = own_py_spy()
     while True:
         code = _inspect(wanted, which, spy, is_json=is_json, num_looks=how["looks"], evidence=how["evidence"])

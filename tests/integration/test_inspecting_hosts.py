@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import stat
 import subprocess
@@ -129,6 +130,19 @@ def test_a_host_without_ranks_and_one_that_is_away_are_said(desk: Desk) -> None:
     assert code == 3
     assert text == "no training ranks run on h1\n"
     assert "h2: " in errors
+
+
+def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = desk.network.directory / "bin"
+    tools.mkdir()
+    for name, given, printed in (("squeue", "--jobs=7", "h[1-2]"), ("scontrol", "h[1-2]", "h1\\nh2")):
+        (tools / name).write_text(f'#!/bin/bash\n[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"\n')
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+    assert desk.run("inspect", "--slurm", "7")[:2] == (0, "no training ranks run on h1 and h2\n")
+    code, _, errors = desk.run("inspect", "--slurm", "8")
+    assert (code, "squeue does not know --jobs=8" in errors) == (2, True)
 
 
 def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:

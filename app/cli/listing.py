@@ -1,4 +1,4 @@
-"""The commands that print one kind of rows of a job: `ranks`, `barriers`, `memory`, `events`, `logs`."""
+"""The commands that print one kind of rows of a job: `ranks`, `barriers`, `stragglers`, `memory`, `events`, `logs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text
-from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
+from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.recording.events import Event
     from app.session.remote_session import RemoteSession
     from app.settings.schema import Settings
+    from app.view.pace import PaceRow
     from app.view.view import View
 
 LAST_LINES_S = 0.5
@@ -42,6 +43,7 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
 NO_JOB = "no job is known there"
+NO_RANK = "there is no such rank"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -111,7 +113,20 @@ def barriers(**how: Any) -> None:
 
     Exit codes are those of `status`.
     """
-    _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, "no rank waits for another"), **how)
+    _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, lambda _: "no rank waits for another"), **how)
+
+
+@click.command()
+@watch_option
+@rank_option
+@lists_rows
+def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
+    """Print which rank costs the others time, and in which phase; the costliest first.
+
+    Shares of the time observed: COST is how much less a rank waits than the others, LAST how often it comes last on
+    its node, MORE what it does more than the others. Exit codes are those of `status`.
+    """
+    _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
 
 
 @click.command()
@@ -192,12 +207,12 @@ class _LineWish(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One kind of rows: their name in JSON, functions for rows and for text, and the text without a row."""
+    """One kind of rows: their name in JSON, and functions for rows, for their text, and for the text without a row."""
 
     name: str
     rows: Callable[[View], Sequence[Any]]
     lines: Callable[[Sequence[Any]], list[str]]
-    nothing: str = "there is no such rank"
+    nothing: Callable[[View], str] = lambda _view: NO_RANK
 
 
 def _list(
@@ -212,7 +227,7 @@ def _list(
         elif view.job() is None:
             click.echo(NO_JOB)
         else:
-            click.echo("\n".join(table.lines(found)) or table.nothing)
+            click.echo("\n".join(table.lines(found)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
         raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))
@@ -220,6 +235,16 @@ def _list(
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
     return None if wanted is None else np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+
+
+def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
+    rows, chosen = [] if view.pace is None else view.pace.rows(range(view.num_ranks)), _chosen(view, wanted)
+    return [row for row in rows if chosen is None or row.rank in chosen]
+
+
+def _no_pace(view: View) -> str:
+    summary = None if view.pace is None else view.pace.summary()
+    return NO_RANK if summary is None or summary.num_rows else summary.text
 
 
 async def _events(session: RemoteSession) -> list[Event]:

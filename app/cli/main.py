@@ -71,6 +71,7 @@ COMMANDS = {
     "stacks": ("app.cli.hosts", "gpt --native"),
     "start": ("app.cli.run", "gpt -- --lr 1e-4"),
     "status": ("app.cli.hosts", "--watch"),
+    "stragglers": ("app.cli.listing", "--rank 0-7 --json"),
     "stop": ("app.cli.control", "gpt"),
     "up": ("app.cli.agents", "gpu1 gpu2"),
 }

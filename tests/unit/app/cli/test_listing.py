@@ -74,7 +74,7 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
-        ("rankdeck st", {"stacks", "start", "status", "stop"}),
+        ("rankdeck st", {"stacks", "start", "status", "stop", "stragglers"}),
         ("rankdeck logs --gr", {"--grep"}),
         ("rankdeck logs --si", {"--since"}),
         ("rankdeck logs --since 1", {"1s", "1m", "1h", "1d"}),

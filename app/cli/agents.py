@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -21,6 +21,7 @@ from app.cli.chosen_hosts import on_each, print_each
 from app.cli.headless import print_line
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
+from app.errors import AgentUnreachableError, NoAgentError
 from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
 from app.inventory.inventory import HostEntry
 from app.paths import make_room_for_nodes
@@ -80,8 +81,33 @@ def down(
     if not hosts:
         refuse_relay("down")
     chosen = named_hosts(hosts, exclude)
-    answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
+    answers = on_each(chosen, python, ssh_config, lambda link: _shut_down(link, kills_jobs=kill_jobs))
     raise SystemExit(print_each(answers, _down_result, "down", is_json=is_json))
+
+
+class _Down(NamedTuple):
+    """How the agent of a host ended; `had_agent` is False where none ran."""
+
+    had_agent: bool
+    num_jobs_left: int = 0
+    num_jobs_ended: int = 0
+
+
+def _shut_down(link: AgentLink, *, kills_jobs: bool) -> _Down:
+    """End the agent if one runs; an agent that ended before may have left jobs, which a new one takes up to kill."""
+    try:
+        reply, had_agent = link.shut_down(kill_jobs=kills_jobs), True
+    except AgentUnreachableError:
+        try:
+            link.find()
+        except NoAgentError:
+            if not kills_jobs:
+                return _Down(had_agent=False)
+            link.bring_up()
+            reply, had_agent = link.shut_down(kill_jobs=True), False
+        else:
+            raise
+    return _Down(had_agent, reply.num_jobs_left or 0, reply.num_jobs_ended or 0)
 
 
 def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
@@ -91,8 +117,12 @@ def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
     return clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"), fields
 
 
-def _down_result(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
-    return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
+def _down_result(host: str, done: _Down) -> tuple[str, Mapping[str, Any]]:
+    agent = f"the agent on {host} is down" if done.had_agent else f"no agent runs on {host}"
+    jobs = jobs_left(done.num_jobs_left) if done.had_agent else ""
+    if done.num_jobs_ended:
+        jobs = "1 job was ended" if done.num_jobs_ended == 1 else f"{done.num_jobs_ended} jobs were ended"
+    return "; ".join(filter(None, (agent, jobs))), done._asdict()
 
 
 def jobs_left(num_left: int) -> str:

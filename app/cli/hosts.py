@@ -27,6 +27,7 @@ from app.cli.options import (
     audit_log,
     evidence_option,
     follow_one_job,
+    job_under_way,
     json_option,
     no_evidence_option,
     read_only_option,
@@ -112,7 +113,7 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option(
     "--all",
     "is_whole",
@@ -122,9 +123,9 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
 @json_option
 @takes_hosts
-def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
+def stacks(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
     """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
-    check_job_id(job_id)
+    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
         picture = asyncio.run(_take_stacks(session, job_id, is_native=how["is_native"]))
@@ -138,6 +139,7 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
     try:
         await session.connect()
+        job_id = await job_under_way(session, job_id)
         return picture_of(await session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -43,6 +44,31 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), cmd_name)
         command.epilog = f"For example: rankdeck {cmd_name} {example}"
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was typed.
+
+        Raises:
+            UsageError: There is no such command; the hint says what was perhaps meant.
+        """
+        if args[0] not in self.list_commands(ctx):
+            raise _no_command(args, self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+def _no_command(args: list[str], commands: list[str]) -> UsageError:
+    # Imported late: other commands do not wait for these.
+    from app.inventory.program import without_launcher  # noqa: PLC0415
+    from app.settings.keys import nearest  # noqa: PLC0415
+    from app.text import LINE_LIMIT, clean  # noqa: PLC0415
+
+    program, near = without_launcher(tuple(args)), nearest(args[0], commands)
+    hint = f"did you mean {near}?" if near else "rankdeck --help lists them"
+    if len(program) < len(args) or args[0].endswith(".py"):
+        hint = f"rankdeck run {clean(shlex.join(program), LINE_LIMIT)}"
+    return UsageError(f"{clean(args[0])} is no command of rankdeck", hint)
 
 
 COMMANDS = {

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from app.preflight.findings import Step
     from app.session.hosts import Hosts
 
+NPROC_WORDS = ("gpu", "cpu", "auto")
 _RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
 INSTEAD = {
-    "--nnodes": "name the hosts: --host gpu1 --host gpu2",
     "--node-rank": "hosts have the ranks in the order in which they are named",
     "--master-port": _RENDEZVOUS,
     "--rdzv-backend": _RENDEZVOUS,
@@ -92,6 +92,24 @@ def _starts(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class _NumRanks(click.IntRange):
+    """A number of ranks, or what torchrun counts instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the word."""
+        if value in NPROC_WORDS:
+            return value
+        if isinstance(value, str) and not value.lstrip("-").isdecimal():
+            self.fail(f"{clean(value)} is neither a number nor {', '.join(NPROC_WORDS)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _one_node(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value not in (None, "1", "1:1"):
+        hint = "name the hosts: --host gpu1 --host gpu2"
+        raise UsageError("--nnodes is an option of torchrun, not of rankdeck", hint)
+
+
 class ProgramCommand(click.Command):
     """A command whose first argument that is no option of its own begins the program's command line, as in torchrun."""
 
@@ -121,8 +139,10 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     "--nproc-per-node",
     "--nproc_per_node",
     "num_ranks",
-    type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
-    help="Ranks of each host [the inventory's, else one for each GPU, without GPUs one for every two cores]",
+    type=_NumRanks(1, MAX_LOCAL_WORLD_SIZE),
+    metavar="N|gpu|cpu|auto",
+    help="Ranks of each host; the words count as torchrun's do [the inventory's number, else one for each GPU, "
+    "without GPUs one for every two cores]",
 )
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
 @click.option(
@@ -131,10 +151,17 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     help=f"Directory there that the program runs in [the inventory's, else home; on {THIS_MACHINE} this one]",
 )
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
-@click.option("--master-addr", default="", help="Under which the other hosts reach the first one [those it has]")
+@click.option(
+    "--master-addr", "--master_addr", default="", help="Under which the other hosts reach the first one [those it has]"
+)
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")
 @click.option(
-    "--max-restarts", type=click.IntRange(0, MAX_RESTARTS), default=0, show_default=True, help="After a failure"
+    "--max-restarts",
+    "--max_restarts",
+    type=click.IntRange(0, MAX_RESTARTS),
+    default=0,
+    show_default=True,
+    help="After a failure",
 )
 @click.option(
     "--abandon-after",
@@ -156,6 +183,7 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
+@click.option("--nnodes", callback=_one_node, expose_value=False, hidden=True)
 @_starts
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, wanted: HostsWanted, **job: Any) -> None:
@@ -163,11 +191,12 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
 
     Without --host it runs on the hosts of rankdeck.toml, or on this machine when that names none.
     """
-    command = check_command(tuple(job["command"]))
+    command, num_ranks = check_command(tuple(job["command"])), job["num_ranks"]
     request = RunRequest(
         command=command,
         job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
-        num_ranks=job["num_ranks"],
+        num_ranks=None if num_ranks in NPROC_WORDS else num_ranks,
+        nproc=num_ranks if num_ranks in NPROC_WORDS else "",
         python=job["job_python"],
         master_addr=job["master_addr"],
         max_restarts=job["max_restarts"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from app.cli.chosen_hosts import HostsWanted
     from app.session.remote_job import RunRequest
 
-Started = tuple[list[str], tuple[str, ...], int | None]
+Started = tuple[list[str], tuple[str, ...], int | str | None]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     found: list[Started] = []
 
     def start(wanted: HostsWanted, request: RunRequest, **_: Any) -> None:
-        found.append((wanted.names, request.command, request.num_ranks))
+        found.append((wanted.names, request.command, request.nproc or request.num_ranks))
 
     monkeypatch.setattr(run_command, "_start_and_watch", start)
     return found
@@ -53,11 +54,17 @@ def run(*arguments: str) -> str:
         (["-m", "pkg.train", "--lr", "1"], ["localhost"], ("-m", "pkg.train", "--lr", "1"), None),
         (["--nproc-per-node", "2", "-mpkg.train", "-m"], ["localhost"], ("-m", "pkg.train", "-m"), 2),
         (["--standalone", "--nproc_per_node=2", "t.py", "-m", "3"], ["localhost"], ("t.py", "-m", "3"), 2),
+        (["--nproc-per-node=gpu", "--nnodes", "1", "t.py"], ["localhost"], ("t.py",), "gpu"),
+        (["--nproc_per_node", "auto", "--nnodes=1:1", "--max_restarts=2", "t.py"], ["localhost"], ("t.py",), "auto"),
         (["--host", "a", "--host", "b", "t.py", "--", "c"], ["a", "b"], ("t.py", "--", "c"), None),
     ],
 )
 def test_what_follows_the_program_is_the_program_s(
-    started: list[Started], arguments: list[str], hosts: list[str], command: tuple[str, ...], num_ranks: int | None
+    started: list[Started],
+    arguments: list[str],
+    hosts: list[str],
+    command: tuple[str, ...],
+    num_ranks: int | str | None,
 ) -> None:
     run(*arguments)
 
@@ -80,4 +87,30 @@ def test_an_option_of_torchrun_is_refused_with_what_to_write_instead(started: li
         run(option, "2", "train.py")
 
     assert refused.value.whole.startswith(f"{option} is an option of torchrun, not of rankdeck (")
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", "leave torchrun out: rankdeck run --nproc-per-node 2 train.py"),
+        ("python3 -u train.py", "leave python3 -u out: rankdeck run train.py"),
+        ("python -m torch.distributed.run t.py", "leave python -m torch.distributed.run out: rankdeck run t.py"),
+        ("-m torch.distributed.launch t.py", "leave -m torch.distributed.launch out: rankdeck run t.py"),
+        ("/usr/bin/python -m pkg.train", "leave /usr/bin/python out: rankdeck run -m pkg.train"),
+        ("torchrun", "leave torchrun out: rankdeck run train.py"),
+    ],
+)
+def test_what_rankdeck_starts_itself_is_to_be_left_out(started: list[Started], typed: str, line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        run(*typed.split())
+
+    assert (str(refused.value), started) == (line, [])
+
+
+@pytest.mark.parametrize("value", ["two", "0", "-1", "cpus"])
+def test_a_number_of_ranks_is_a_number_or_a_word_of_torchrun(started: list[Started], value: str) -> None:
+    with pytest.raises(click.BadParameter):
+        run("--nproc-per-node", value, "train.py")
+
     assert started == []

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, rankdeck
+from app.errors import UsageError
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -39,6 +40,22 @@ def test_no_verb_is_forgotten() -> None:
 
     assert listed == sorted(COMMANDS)
     assert rankdeck.get_command(click.Context(rankdeck), "no-such-verb") is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("stauts", "did you mean status?"),
+        ("train.py --lr 1", "rankdeck run train.py --lr 1"),
+        ("torchrun --standalone train.py", "rankdeck run --standalone train.py"),
+        ("xyzzy", "rankdeck --help lists them"),
+    ],
+)
+def test_what_is_no_verb_is_refused_with_what_was_perhaps_meant(typed: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        rankdeck.main(typed.split(), standalone_mode=False)
+
+    assert (str(refused.value), refused.value.hint) == (f"{typed.partition(' ')[0]} is no command of rankdeck", hint)
 
 
 def test_help_and_version_wait_for_nothing_that_trains_or_paints() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -168,13 +168,21 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     metavar="TIME",
     help="Only lines that are no older, as 90s, 10m or 2h",
 )
-@click.option("-n", "--tail", "num_last", type=click.IntRange(min=0), help="Of those there are, only so many [all]")
+@click.option(
+    "-n",
+    "--tail",
+    "num_last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the last N, of all ranks together [all]",
+)
 @lists_rows
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
     """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
 
-    The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has known
-    it: files have no times, so what was printed before an agent began counts from its begin.
+    Those that are there are merged by time. The agents keep the last lines; `python -P -m agent logs` reads whole
+    files. A line is as old as an agent has known it: files have no times, so what was printed before an agent began
+    counts from its begin.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:
@@ -265,10 +273,11 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not job_id:
             print_line(f"rankdeck: {NO_JOB}")
             return
-        kept = deque[tuple[str, "LogLine"]](maxlen=num_last)
-        while pairs := await _more_lines(session):
-            kept.extend(wish.among(pairs, job_id))
-        _print_lines(kept, wish)
+        kept: list[tuple[float, str, LogLine]] = []
+        while lines := await _more_lines(session):
+            kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
+        merged = in_time_order(kept)
+        _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
@@ -278,20 +287,30 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
             for notice in session.drain_notices():
                 print_line(f"rankdeck: {notice}")
-            while pairs := await _more_lines(session):
-                _print_lines(wish.among(pairs, job_id), wish)
+            while lines := await _more_lines(session):
+                _print_lines(wish.among([(node, line) for _, node, line in lines], job_id), wish)
     finally:
         await session.close()
 
 
-async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
+def in_time_order(lines: Sequence[tuple[float, str, LogLine]]) -> list[tuple[str, LogLine]]:
+    """Return (node, line) of all nodes merged by time; a node's own lines keep their order, ages are rough."""
+    latest_s: dict[str, float] = {}
+    timed = []
+    for at_s, node, line in lines:
+        latest_s[node] = max(latest_s.get(node, at_s), at_s)
+        timed.append((latest_s[node], node, line))
+    return [(node, line) for _, node, line in sorted(timed, key=itemgetter(0))]
+
+
+async def _more_lines(session: RemoteSession) -> list[tuple[float, str, LogLine]]:
     """Return new lines; empty once all announced lines have come, or when no more come."""
     deadline_s = time.monotonic() + SILENT_S
     session.view()
-    while not (pairs := session.drain_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
+    while not (lines := session.drain_dated_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
         await asyncio.sleep(POLL_S)
         session.view()
-    return pairs
+    return lines
 
 
 def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,11 @@ def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: Dem
     here.run("up", "localhost")
 
     assert here.run("ranks") == "no job is known there\n"
+    following = here.start("attach", "--headless")
+    assert following.stderr is not None
+    assert any("no job yet" in line for line in following.stderr)
+    following.send_signal(signal.SIGINT)
+    assert following.communicate(timeout=60)[1].splitlines()[-1] == "rankdeck: interrupted, no job was seen there"
     process = here.start("logs", "-f")
 
     stdout, stderr = process.communicate(timeout=60)

@@ -33,7 +33,7 @@ from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, UsageError
 from app.inventory.jobs import is_variable
 from app.inventory.program import check_command, check_job_id, make_job_id
-from app.preflight.examining import preflight
+from app.preflight.examining import preflight, refuse_at_once
 from app.recording.evidence import check_directory
 from app.session.audit import AuditedAction
 from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
@@ -315,6 +315,8 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
     if not all(link.runs_programs for link in hosts.links):
         print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
         return
+    workdirs = [entry.workdir for entry in hosts.entries]
+    refuse_at_once([*zip(hosts.links, workdirs, strict=True)], request.job_id, request.command)
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
         found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one

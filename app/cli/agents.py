@@ -49,10 +49,10 @@ def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @reaches
 def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
-    """Start the agent of each HOST, in the background, unless it serves already.
+    """Start the agent of each host.
 
-    A HOST is one that SSH reaches, localhost, or a pattern of the inventory, as 'gpu*'; without one it is all of the
-    inventory.
+    In the background, unless it serves already. A HOST is one that SSH reaches, localhost, or a pattern of the
+    inventory, as 'gpu*'; without one it is all of the inventory.
     """
     if not hosts:
         refuse_relay("up")
@@ -74,9 +74,9 @@ def down(
     python: str,
     ssh_config: str,
 ) -> None:
-    """End the agent of each HOST; its jobs go on without it, until the next agent takes them up.
+    """End the agent of each host.
 
-    HOST is as for `up`.
+    Its jobs go on without it, until the next agent takes them up. HOST is as for `up`.
     """
     if not hosts:
         refuse_relay("down")
@@ -151,9 +151,9 @@ _STYLES: dict[Tone, dict[str, Any]] = {
 def doctor(
     *, hosts: tuple[str, ...], exclude: tuple[str, ...], python: str, ssh_config: str, is_json: bool, **how: Any
 ) -> None:
-    """Check each HOST before a job starts, compare them, and print how to fix what is wrong.
+    """Check hosts before a job starts, and compare them.
 
-    It changes nothing, and needs no agent that runs. HOST is as for `up`.
+    It prints how to fix what is wrong. It changes nothing, and needs no agent that runs. HOST is as for `up`.
     """
     if not hosts:
         refuse_relay("doctor")
@@ -236,10 +236,11 @@ def _json_host(one: HostFindings) -> dict[str, Any]:
 @json_option
 @reaches
 def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, **how: Any) -> None:
-    """Install this rankdeck on each HOST, by pip, in the Python there; where it is already, nothing is done.
+    """Install this rankdeck into the Python of each host.
 
-    HOST is as for `up`. The packages that it requires come with it, but no torch: the Python of a job has that.
-    With --venv the Python is that of a new virtual environment, which sees the torch of the one that makes it.
+    By pip there; where it is already, nothing is done. HOST is as for `up`. The packages that it requires come with it,
+    but no torch: the Python of a job has that. With --venv the Python is that of a new virtual environment, which sees
+    the torch of the one that makes it.
 
     Nothing is installed into a Python that belongs to the operating system.
     """

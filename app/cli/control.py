@@ -43,7 +43,10 @@ _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCE
 @json_option
 @takes_hosts
 def stop(*, job_id: str | None, wanted: HostsWanted, now: bool, is_json: bool) -> None:
-    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
+    """End a job in an orderly way.
+
+    A step and a checkpoint if it can, else SIGTERM, then SIGKILL.
+    """
     _end(wanted, job_id, lambda control, job_id: control.stop(job_id, is_agreed=not now), is_json=is_json)
 
 
@@ -68,7 +71,10 @@ def kill(*, job_id: str | None, wanted: HostsWanted, is_json: bool) -> None:
 @json_option
 @takes_hosts
 def restart(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
-    """End a job in an orderly way if it runs, and start its next attempt with the same options."""
+    """End a job if it runs, and start its next attempt.
+
+    It ends in an orderly way, and starts with the same options.
+    """
     job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
@@ -97,7 +103,10 @@ def restart(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: An
 @json_option
 @takes_hosts
 def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: Any) -> None:
-    """Inject a fault into one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    """Inject a fault into one rank of a job.
+
+    The job has to allow it: `run --allow-faults`.
+    """
     harm = make_fault(FaultKind(kind), **how)
     if job_id:
         check_job_id(job_id)

@@ -73,7 +73,10 @@ STATUS_REPORTS_S = 1.0
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
-    """Watch JOB, or the job that was started last of those under way, whoever has started it."""
+    """Watch a job that runs, whoever has started it.
+
+    Without JOB it is the one that was started last of those under way.
+    """
     options = session_options(**how)
     job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # watching works even where this directory is gone
@@ -94,9 +97,10 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
-    """Print the state of hosts and JOB, or of the job that was started last of those under way.
+    """Print the state of hosts, and of a job.
 
-    Exit code 10 while a verdict stands, 1 if the job has failed.
+    Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, 1 if the
+    job has failed.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -124,7 +128,10 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 @json_option
 @takes_hosts
 def stacks(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
-    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
+    """Print where every rank of a job stands, frame by frame.
+
+    Identical stacks are together, the odd one comes first.
+    """
     job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
@@ -274,9 +281,10 @@ SERVED_VERBS = ("attach", "demo", "replay")
 def serve(
     *, port: int, control: bool, command: tuple[str, ...], assignments: tuple[str, ...], has_no_files: bool
 ) -> None:
-    """Serve the console to a browser of this machine: `serve -- attach --host gpu1`, `serve -- replay FILE`.
+    """Serve the console to a browser of this machine.
 
-    The printed address holds a secret; whoever has it may watch. From another machine: `ssh -L`.
+    As in `serve -- attach --host gpu1`, or `serve -- replay FILE`. The printed address holds a secret; whoever has it
+    may watch. From another machine: `ssh -L`.
     """
     # Errors of the settings are reported here, before any page exists that could show them.
     read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)

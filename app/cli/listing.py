@@ -98,9 +98,9 @@ def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
 @rank_option
 @lists_rows
 def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print what each rank of a job does: its step, its last call, how long it waits, its memory, its line.
+    """Print what each rank of a job does.
 
-    Exit codes are those of `status`.
+    Its step, its last call, how long it waits, its memory, its line. Exit codes are those of `status`.
     """
     _list(_Table("ranks", lambda view: view.ranks(_chosen(view, wanted_ranks)), rank_lines), **how)
 
@@ -109,9 +109,9 @@ def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @watch_option
 @lists_rows
 def barriers(**how: Any) -> None:
-    """Print the calls in which ranks of a job wait now: who waits, who is missing, where both stand.
+    """Print the calls in which ranks of a job wait now.
 
-    Exit codes are those of `status`.
+    Who waits, who is missing, where both stand. Exit codes are those of `status`.
     """
     _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, lambda _: "no rank waits for another"), **how)
 
@@ -121,10 +121,10 @@ def barriers(**how: Any) -> None:
 @rank_option
 @lists_rows
 def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print which rank costs the others time, and in which phase; the costliest first.
+    """Print which rank costs the others time, and in which phase.
 
-    Shares of the time observed: COST is how much less a rank waits than the others, LAST how often it comes last on
-    its node, MORE what it does more than the others. Exit codes are those of `status`.
+    The costliest comes first. Shares of the time observed: COST is how much less a rank waits than the others, LAST how
+    often it comes last on its node, MORE what it does more than the others. Exit codes are those of `status`.
     """
     _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
 
@@ -134,9 +134,9 @@ def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @rank_option
 @lists_rows
 def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print what each rank of a job holds, compared with the median, and the limit that it reaches first.
+    """Print what each rank of a job holds.
 
-    Exit codes are those of `status`.
+    It is compared with the median, and with the limit that it reaches first. Exit codes are those of `status`.
     """
     _list(_Table("memory", lambda view: view.memory(_chosen(view, wanted_ranks)), memory_lines), **how)
 
@@ -144,7 +144,10 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @click.command()
 @lists_rows
 def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None) -> None:
-    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, actions."""
+    """Print what has happened, as far as the agents remember.
+
+    Verdicts, nodes, checkpoints, actions.
+    """
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
     if is_json:
@@ -178,11 +181,11 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
 )
 @lists_rows
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
-    """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
+    """Print what the ranks of a job have printed.
 
-    Those that are there are merged by time. The agents keep the last lines; `python -P -m agent logs` reads whole
-    files. A line is as old as an agent has known it: files have no times, so what was printed before an agent began
-    counts from its begin.
+    Of all hosts together, as `gpu1:r0  line`. Lines that are there are merged by time. The agents keep the last lines;
+    `python -P -m agent logs` reads whole files. A line is as old as an agent has known it: files have no times, so what
+    was printed before an agent began counts from its begin.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:
@@ -319,6 +322,6 @@ def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
             fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text, "age_s": line.age_s}
             click.echo(json.dumps(fields))  # ASCII only: a line may contain terminal escapes
             continue
-        who = "launcher" if line.rank == LAUNCHER_RANK else line.rank
+        who = "launcher" if line.rank == LAUNCHER_RANK else f"r{line.rank}"
         click.echo(f"{click.style(f'{clean_name(node)}:{who}', dim=True)}  {clean(line.text, LINE_LIMIT)}")
     sys.stdout.flush()

@@ -148,6 +148,7 @@ def main() -> NoReturn:
     try:
         rankdeck.main(standalone_mode=False)
     except click.exceptions.Abort:
+        _print_error("interrupted")
         code = ExitCode.INTERRUPTED
     except click.ClickException as error:
         _print_error(f"{error.format_message()} (--help shows what there is)")

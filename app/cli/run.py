@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
-from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
+from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
 from app.cli.inventory_file import load_inventory
 from app.cli.options import (
@@ -187,9 +187,10 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 @_starts
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, wanted: HostsWanted, **job: Any) -> None:
-    """Start COMMAND under torchrun, and watch it: `run train.py --epochs 3`, `run --host gpu1 --host gpu2 -m train`.
+    """Start a program under torchrun, and watch it.
 
-    Without --host it runs on the hosts of rankdeck.toml, or on this machine when that names none.
+    As in `run train.py --epochs 3`, or `run --host gpu1 --host gpu2 -m train`. Without --host it runs on the hosts of
+    rankdeck.toml, or on this machine when that names none.
     """
     command, num_ranks = check_command(tuple(job["command"])), job["num_ranks"]
     request = RunRequest(
@@ -215,9 +216,9 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
 @click.argument("name", metavar="[JOB]", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], **job: Any) -> None:
-    """Start JOB of rankdeck.toml, and watch it; ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`.
+    """Start a job of rankdeck.toml, and watch it.
 
-    Without a name it lists the jobs.
+    ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`. Without a name it lists the jobs.
     """
     if click.get_current_context().params.get(NO_FILES_PARAMETER):
         raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
@@ -273,7 +274,7 @@ def _start_and_watch(
         if (place := link.bring_up()).is_new:
             options.audit.add(AuditedAction("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
 
-    def look(hosts: Hosts, notify: Callable[[str, Step], None] = lambda _host, _step: None) -> None:
+    def look(hosts: Hosts, notify: Callable[[str, Step], None]) -> None:
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
@@ -281,12 +282,11 @@ def _start_and_watch(
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request, notify)
 
+    job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
     if not detach:
-        job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
         watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
-    with reached(wanted, bring_up, needs_all=True) as hosts:
-        look(hosts)
-        _start_and_leave(RemoteSession(hosts, request, options), hosts, request.job_id, is_json=is_json)
+    with looked_at(wanted, job) as hosts:
+        _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
 
 
 def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_json: bool) -> None:
@@ -301,6 +301,9 @@ def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_js
 async def _start(session: RemoteSession) -> None:
     try:
         await with_progress(session.start(), session)
+    except asyncio.CancelledError:
+        print_line(f"rankdeck: {session.farewell().removeprefix('rankdeck: ') or session.leaving}")
+        raise
     finally:
         await session.close()
         print_trouble(session.audit)
@@ -372,7 +375,10 @@ def _variable(text: str) -> tuple[str, str]:
 @read_only_option
 @takes_settings
 def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
-    """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
+    """Train a small GPT on this machine, and watch it.
+
+    Two private agents stand for two nodes; nothing is left behind.
+    """
     is_headless = headless or is_json or not is_terminal()
     options = DemoOptions(
         num_ranks=how["ranks"],

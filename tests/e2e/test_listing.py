@@ -79,7 +79,7 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert [line.split()[0] for line in here.run("memory", codes=any_code).splitlines()] == ["RANK", "0", "1"]
     assert "job gpt: running" in here.run("events")
     assert here.run("logs", "--grep", "begins").splitlines() in (
-        [f"localhost:{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
+        [f"localhost:r{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
     )
     assert here.run("logs", "-n", "0") == ""
     assert "begins" in here.run("logs", "--since", "1h")

@@ -77,7 +77,7 @@ def test_the_commands_for_ones_own_program_do_what_readme_says(tmp_path: Path) -
         assert "succeeded" in shell.type(run)
         assert "succeeded" in shell.type(others[0])
         printed = shell.type(others[1])
-        assert re.search(r"^localhost:0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
+        assert re.search(r"^localhost:r0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
         assert "succeeded" in shell.type(others[2])
         assert "is down" in shell.type(down)
         assert house.processes() == []

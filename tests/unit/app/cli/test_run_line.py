@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
 from app.errors import UsageError
@@ -72,13 +73,25 @@ def test_what_follows_the_program_is_the_program_s(
 
 
 def test_without_an_inventory_it_runs_on_this_machine_and_says_so(directory: Path, started: list[Started]) -> None:
-    assert run("train.py") == "rankdeck: no inventory: localhost, this machine; --host names another one\n"
+    assert run("train.py") == "rankdeck: on this machine (no rankdeck.toml names a host; --host does)\n"
 
     (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n')
     assert run("train.py") == ""
     run("--no-config", "train.py")
 
     assert [hosts for hosts, _, _ in started] == [["localhost"], ["gpu1"], ["localhost"]]
+
+
+def test_who_interrupts_before_the_start_reads_that_no_job_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chosen_hosts, "reached", interrupt)
+
+    result = CliRunner().invoke(rankdeck, ["run", "--detach", "train.py"], standalone_mode=False)
+
+    assert isinstance(result.exception, click.Abort)
+    assert result.stderr.splitlines()[1] == "rankdeck: no job was started"
 
 
 @pytest.mark.parametrize("option", ["--nnodes", "--rdzv_endpoint", "--rdzv-id", "--tee", "--log_dir", "--no-python"])

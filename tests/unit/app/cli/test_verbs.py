@@ -21,7 +21,14 @@ def test_a_verb_is_in_its_module_under_its_own_name(name: str) -> None:
 
     assert command is getattr(importlib.import_module(COMMANDS[name][0]), name)
     assert command.name == name
-    assert command.get_short_help_str(), "it says in a line what it does"
+
+
+def test_what_each_verb_does_is_a_whole_sentence_in_its_line_of_80_columns() -> None:
+    text = CliRunner().invoke(rankdeck, ["--help"], terminal_width=80).stdout
+    lines = text.partition("Commands:\n")[2].splitlines()
+
+    assert [line.split()[0] for line in lines] == sorted(COMMANDS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -35,6 +35,7 @@ from agent.wire.commands import (
     InjectFault,
     Kill,
     PullHistory,
+    RefusalReason,
     Refused,
     ShowJob,
     Shutdown,
@@ -179,8 +180,15 @@ def history(directory: Path, tier: str, since_seq: int, max_age_s: float | None)
 
 @click.command()
 @directory_option
-def status(directory: Path) -> None:
+@click.option("--script", help="Refuse where this is no file.")
+@click.option("--workdir", default="~", help="From where it is seen.")
+def status(directory: Path, script: str | None, workdir: str) -> None:
     """Print the node's report."""
+    seen_from = Path.home() / Path(workdir).expanduser()
+    if script is not None and not (seen_from / script).is_file():
+        refused = Refused(RefusalReason.NO_SCRIPT, f"{script} is not a file (seen from {seen_from})")
+        click.echo(msgspec.json.encode(refused))
+        sys.exit(EXIT_REFUSED)
     _ask(directory, GetStatus())
 
 

@@ -131,8 +131,10 @@ class Daemon:
     @property
     def num_jobs_left(self) -> int:
         """How many jobs go on when this agent ends now."""
-        if self._kills_jobs:
-            return 0
+        return 0 if self._kills_jobs else self._num_jobs
+
+    @property
+    def _num_jobs(self) -> int:
         idle = ENDED_STATES | {JobState.PREPARED}
         return sum(status.state not in idle for status in self._jobs.statuses(time.monotonic()))
 
@@ -270,7 +272,8 @@ class Daemon:
             case Shutdown(kill_jobs=kill_jobs):
                 self._kills_jobs = self._kills_jobs or kill_jobs
                 self.end_soon()
-                return Accepted(num_jobs_left=self.num_jobs_left)
+                num_ended = self._num_jobs if self._kills_jobs else None
+                return Accepted(num_jobs_left=self.num_jobs_left, num_jobs_ended=num_ended)
         assert_never(command)
 
     def _claim(self, generation: int, holder: str) -> Accepted | Refused:

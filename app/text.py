@@ -108,7 +108,7 @@ def seconds_cell(seconds: float | None) -> str:
 
 def percent_text(fraction: float | None) -> str:
     """Return `42 %`."""
-    return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.0f} %"
+    return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{round(100 * fraction)} %"
 
 
 def loss_text(loss: float | None) -> str:

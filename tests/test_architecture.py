@@ -49,6 +49,14 @@ def test_importing_it_never_imports_torch(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_rank_needs_torch_and_what_rankdeck_requires_without_an_extra() -> None:
+    proof = "import sys; sys.modules |= dict.fromkeys(['packaging', 'safetensors']); from ddpcore.engine import engine"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("module", ["app.cli.headless", "app.session.session", "app.view.view"])
 def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
     screens = "('textual', 'rich')"

@@ -251,6 +251,8 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
     """Port of the job's store, in the reply to `Prepare`."""
     num_jobs_left: Count | None = None
     """Number of jobs that continue without the agent, in the reply to `Shutdown`."""
+    num_jobs_ended: Count | None = None
+    """Number of jobs that are killed with it, in the same reply, where it was asked to."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

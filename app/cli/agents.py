@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -21,6 +21,7 @@ from app.cli.chosen_hosts import on_each, print_each
 from app.cli.headless import print_line
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
+from app.errors import AgentUnreachableError, NoAgentError
 from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
 from app.inventory.inventory import HostEntry
 from app.paths import make_room_for_nodes
@@ -48,10 +49,10 @@ def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @reaches
 def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
-    """Start the agent of each HOST, in the background, unless it serves already.
+    """Start the agent of each host.
 
-    A HOST is one that SSH reaches, localhost, or a pattern of the inventory, as 'gpu*'; without one it is all of the
-    inventory.
+    In the background, unless it serves already. A HOST is one that SSH reaches, localhost, or a pattern of the
+    inventory, as 'gpu*'; without one it is all of the inventory.
     """
     if not hosts:
         refuse_relay("up")
@@ -73,15 +74,40 @@ def down(
     python: str,
     ssh_config: str,
 ) -> None:
-    """End the agent of each HOST; its jobs go on without it, until the next agent takes them up.
+    """End the agent of each host.
 
-    HOST is as for `up`.
+    Its jobs go on without it, until the next agent takes them up. HOST is as for `up`.
     """
     if not hosts:
         refuse_relay("down")
     chosen = named_hosts(hosts, exclude)
-    answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
+    answers = on_each(chosen, python, ssh_config, lambda link: _shut_down(link, kills_jobs=kill_jobs))
     raise SystemExit(print_each(answers, _down_result, "down", is_json=is_json))
+
+
+class _Down(NamedTuple):
+    """How the agent of a host ended; `had_agent` is False where none ran."""
+
+    had_agent: bool
+    num_jobs_left: int = 0
+    num_jobs_ended: int = 0
+
+
+def _shut_down(link: AgentLink, *, kills_jobs: bool) -> _Down:
+    """End the agent if one runs; an agent that ended before may have left jobs, which a new one takes up to kill."""
+    try:
+        reply, had_agent = link.shut_down(kill_jobs=kills_jobs), True
+    except AgentUnreachableError:
+        try:
+            link.find()
+        except NoAgentError:
+            if not kills_jobs:
+                return _Down(had_agent=False)
+            link.bring_up()
+            reply, had_agent = link.shut_down(kill_jobs=True), False
+        else:
+            raise
+    return _Down(had_agent, reply.num_jobs_left or 0, reply.num_jobs_ended or 0)
 
 
 def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
@@ -91,8 +117,12 @@ def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
     return clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"), fields
 
 
-def _down_result(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
-    return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
+def _down_result(host: str, done: _Down) -> tuple[str, Mapping[str, Any]]:
+    agent = f"the agent on {host} is down" if done.had_agent else f"no agent runs on {host}"
+    jobs = jobs_left(done.num_jobs_left) if done.had_agent else ""
+    if done.num_jobs_ended:
+        jobs = "1 job was ended" if done.num_jobs_ended == 1 else f"{done.num_jobs_ended} jobs were ended"
+    return "; ".join(filter(None, (agent, jobs))), done._asdict()
 
 
 def jobs_left(num_left: int) -> str:
@@ -121,9 +151,9 @@ _STYLES: dict[Tone, dict[str, Any]] = {
 def doctor(
     *, hosts: tuple[str, ...], exclude: tuple[str, ...], python: str, ssh_config: str, is_json: bool, **how: Any
 ) -> None:
-    """Check each HOST before a job starts, compare them, and print how to fix what is wrong.
+    """Check hosts before a job starts, and compare them.
 
-    It changes nothing, and needs no agent that runs. HOST is as for `up`.
+    It prints how to fix what is wrong. It changes nothing, and needs no agent that runs. HOST is as for `up`.
     """
     if not hosts:
         refuse_relay("doctor")
@@ -206,10 +236,11 @@ def _json_host(one: HostFindings) -> dict[str, Any]:
 @json_option
 @reaches
 def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, **how: Any) -> None:
-    """Install this rankdeck on each HOST, by pip, in the Python there; where it is already, nothing is done.
+    """Install this rankdeck into the Python of each host.
 
-    HOST is as for `up`. The packages that it requires come with it, but no torch: the Python of a job has that.
-    With --venv the Python is that of a new virtual environment, which sees the torch of the one that makes it.
+    By pip there; where it is already, nothing is done. HOST is as for `up`. The packages that it requires come with it,
+    but no torch: the Python of a job has that. With --venv the Python is that of a new virtual environment, which sees
+    the torch of the one that makes it.
 
     Nothing is installed into a Python that belongs to the operating system.
     """

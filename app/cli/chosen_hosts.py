@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import shlex
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import click
@@ -187,6 +187,19 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
         yield reach(wanted, group, then, needs_all=needs_all)
 
 
+@contextmanager
+def looked_at(wanted: HostsWanted, job: Watch) -> Iterator[Hosts]:
+    """Yield the connected hosts once they are looked at; who interrupts that reads that no job was started."""
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(reached(wanted, job.then, needs_all=job.needs_all))
+            job.look(hosts, lambda _host, _step: None)
+        except KeyboardInterrupt:
+            print_line("rankdeck: no job was started")
+            raise
+        yield hosts
+
+
 class Watch(NamedTuple):
     """A job on some hosts that is to be watched.
 
@@ -206,8 +219,7 @@ class Watch(NamedTuple):
 def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
     """Watch a job, and exit with its code; the console opens before the hosts are connected."""
     if is_headless or is_json or not is_terminal():
-        with reached(wanted, job.then, needs_all=job.needs_all) as hosts:
-            job.look(hosts, lambda _host, _step: None)
+        with looked_at(wanted, job) as hosts:
             present(job.make(hosts), settings, is_json=is_json, is_headless=is_headless)
     from app.session.opening import Opening  # noqa: PLC0415 - only the screen pays for it
 
@@ -274,7 +286,7 @@ def _print_unreachable(away: Mapping[str, AppError], wanted: HostsWanted, *, is_
 
 
 def _this_machine() -> tuple[HostEntry, ...]:
-    print_line(f"rankdeck: no inventory: {THIS_MACHINE}, this machine; --host names another one")
+    print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
     return (HostEntry(THIS_MACHINE),)
 
 

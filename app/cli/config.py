@@ -47,7 +47,10 @@ def config(
     assignments: tuple[str, ...],
     has_no_files: bool,
 ) -> None:
-    """Print every setting; files are config.toml of your own and the nearest rankdeck.toml."""
+    """Print every setting.
+
+    Files are config.toml of your own and the nearest rankdeck.toml.
+    """
     loaded = load_settings(assignments, has_files=not has_no_files)
     if is_check:
         raise SystemExit(_check(loaded, is_json=is_json))
@@ -130,9 +133,10 @@ SOURCES = ("ssh", "slurm", "hostfile")
 @click.option("--output", type=click.Path(path_type=Path), default=PROJECT_FILE, show_default=True)
 @click.option("--yes", "is_agreed", is_flag=True, help="Write without asking")
 def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: bool, **which: Any) -> None:
-    """Write the hosts of a cluster into rankdeck.toml: from ~/.ssh/config, a hostfile or a Slurm allocation.
+    """Write the hosts of a cluster into rankdeck.toml.
 
-    An existing file keeps its settings; a file that already names hosts is not changed.
+    They come from ~/.ssh/config, a hostfile or a Slurm allocation. An existing file keeps its settings; a file that
+    already names hosts is not changed.
     """
     if source is None:
         source = "hostfile" if hostfile is not None else "slurm" if os.environ.get(NODE_LIST) else "ssh"

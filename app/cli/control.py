@@ -12,7 +12,7 @@ from agent.wire.commands import RefusalReason
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line, with_progress
-from app.cli.options import audit_log, json_option, print_json, print_trouble
+from app.cli.options import audit_log, job_under_way, json_option, print_json, print_trouble
 from app.errors import AgentRefusedError, AppError, ExitCode
 from app.fleet.agent_link import AgentLink
 from app.inventory.program import check_job_id
@@ -38,26 +38,29 @@ _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCE
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
 @json_option
 @takes_hosts
-def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
-    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
-    _end(wanted, job_id, lambda control: control.stop(job_id, is_agreed=not now), is_json=is_json)
+def stop(*, job_id: str | None, wanted: HostsWanted, now: bool, is_json: bool) -> None:
+    """End a job in an orderly way.
+
+    A step and a checkpoint if it can, else SIGTERM, then SIGKILL.
+    """
+    _end(wanted, job_id, lambda control, job_id: control.stop(job_id, is_agreed=not now), is_json=is_json)
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @json_option
 @takes_hosts
-def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
+def kill(*, job_id: str | None, wanted: HostsWanted, is_json: bool) -> None:
     """Kill every process of a job immediately."""
-    _end(wanted, job_id, lambda control: control.kill(job_id), is_json=is_json)
+    _end(wanted, job_id, lambda control, job_id: control.kill(job_id), is_json=is_json)
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option("--now", is_flag=True, help="Kill it at once, without an agreed step and a checkpoint")
 @click.option(
     "--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE), help="Ranks of each host [as before]"
@@ -67,14 +70,17 @@ def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
 )
 @json_option
 @takes_hosts
-def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
-    """End a job in an orderly way if it runs, and start its next attempt with the same options."""
-    check_job_id(job_id)
+def restart(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
+    """End a job if it runs, and start its next attempt.
+
+    It ends in an orderly way, and starts with the same options.
+    """
+    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
         watch = hosts.command("attach")
     if is_json:
-        fields = {"job_id": job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
+        fields = {"job_id": begun.job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
         print_json({"hosts": wanted.names, **fields})
     else:
         click.echo(done)
@@ -97,7 +103,10 @@ def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> N
 @json_option
 @takes_hosts
 def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: Any) -> None:
-    """Inject a fault into one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    """Inject a fault into one rank of a job.
+
+    The job has to allow it: `run --allow-faults`.
+    """
     harm = make_fault(FaultKind(kind), **how)
     if job_id:
         check_job_id(job_id)
@@ -127,10 +136,12 @@ def _session(hosts: Hosts) -> RemoteSession:
     return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
 
 
-def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
-    check_job_id(job_id)
+def _end(
+    wanted: HostsWanted, job_id: str | None, ask: Callable[[JobControl, str], Awaitable[str]], *, is_json: bool
+) -> None:
+    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        states, num_unknown = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
+        job_id, states, num_unknown = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
     if is_json:
         state = min(states.values(), key=_WORST_FIRST.index)
         rows = [{"host": host, "state": its_state.value} for host, its_state in states.items()]
@@ -145,29 +156,29 @@ def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable
 
 
 async def _wait_for_end(
-    session: RemoteSession, job_id: str, ask: Callable[[JobControl], Awaitable[str]]
-) -> tuple[dict[str, JobState], int]:
-    """End a job and wait; return its state on each node, and the number of nodes whose state is unknown."""
+    session: RemoteSession, job_id: str, ask: Callable[[JobControl, str], Awaitable[str]]
+) -> tuple[str, dict[str, JobState], int]:
+    """End a job and wait; return its id, its state on each node, and the number of nodes whose state is unknown."""
     done = ""
     try:
         await session.connect()
-        control = session.job_control
-        done = await ask(control)
+        job_id = await job_under_way(session, job_id)
+        done = await ask(session.job_control, job_id)
         if not session.is_alone:
             print_line(f"rankdeck: {done}")
-        return await _end_of(session, job_id)
+        return job_id, *await _end_of(session, job_id)
     except AgentRefusedError as error:
         if not done or error.reason != RefusalReason.UNKNOWN_JOB:
             raise
         # The job was prepared but never started, and no agent knows it any more.
-        return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
+        return job_id, dict.fromkeys(await session.reports(), JobState.STOPPED), 0
     finally:
         await session.close()
         print_trouble(session.audit)
 
 
 async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
-    """Wait until a job that was asked to end has ended; return as `_wait_for_end`."""
+    """Wait until a job that was asked to end has ended; return its states as `_wait_for_end`."""
     patience_s = await session.end_patience_s(job_id)
     deadline_s = time.monotonic() + patience_s
     shown: list[JobState] = []
@@ -191,7 +202,7 @@ async def _restart(
     """Return what was done, and the job's status after it; `num_ranks` counts per node."""
     try:
         await session.connect()
-        control = session.job_control
+        job_id, control = await job_under_way(session, job_id), session.job_control
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else latest_status(statuses).num_nodes

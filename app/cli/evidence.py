@@ -56,7 +56,10 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 @takes_settings
 @takes_hosts
 def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
-    """Save what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
+    """Save what is known of a job in one file.
+
+    Reports, stacks, output and versions, for `rankdeck replay`.
+    """
     check_job_id(job_id)
     options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
@@ -77,9 +80,10 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
-    """Record all reports of a job into FILE until it ends, for `rankdeck replay`; a full file becomes FILE.1.
+    """Record a job into FILE until it ends.
 
-    Status lines are printed, as with `attach --headless`.
+    All of its reports, for `rankdeck replay`; a full file becomes FILE.1. Status lines are printed, as with `attach
+    --headless`.
     """
     job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())
@@ -103,7 +107,7 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
 @takes_settings
 def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
-    """Show a bundle of evidence, or a recording, as if it happened now."""
+    """Show evidence or a recording, as if it happened now."""
     recording = _read(file)
     session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)
     if headless or is_json or not is_terminal():

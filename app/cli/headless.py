@@ -1,9 +1,10 @@
-"""A job without a terminal: a line every two seconds on stderr, a summary on stdout."""
+"""A job without a terminal: a line on stderr whenever something has changed, a summary on stdout."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 import time
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 _LINE_AWAY = "\r\x1b[K"
-LINE_PERIOD_S = 2.0
+LINE_GAP_S = 2.0
+"""Least seconds between two lines about the state of the job."""
+LINE_PERIOD_S = 30.0
+"""Seconds until such a line comes although only its figures have changed."""
+_FIGURES = re.compile(r"\d[\d.,\s-]*")
 FRAME_PERIOD_S = 0.1
 VERDICT_DEADLINE_S = 60.0
 """Seconds from the step of a fault until a verdict must name it."""
@@ -87,6 +92,8 @@ class Headless:
         self._named_at_s: float | None = None
         self._over_at_s: float | None = None
         self._printed_at_s = float("-inf")
+        self._printed: object = None
+        """Severity, causes and culprits of the last line printed."""
         self._notes = NoteWatch()
         self._hint = ""
         """Last hint printed; it is printed again only when it changes."""
@@ -124,8 +131,9 @@ class Headless:
             print_line(f"{elapsed}  {notice}")
         for note in self._notes.news(view.remarks(), now_s):
             print_line(f"{elapsed}  note: {note}")
-        if now_s - self._printed_at_s >= LINE_PERIOD_S:
-            self._printed_at_s = now_s
+        state, age_s = _state(view), now_s - self._printed_at_s
+        if age_s >= (LINE_PERIOD_S if state == self._printed else LINE_GAP_S):
+            self._printed, self._printed_at_s = state, now_s
             print_line(f"{elapsed}  {headline_text(view)}")
             hint, self._hint = self._hint, headline_hint(view)
             if self._hint and self._hint != hint:
@@ -217,6 +225,13 @@ async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
 def print_line(text: str) -> None:
     """Print a line to standard error, for the user."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
+
+
+def _state(view: View) -> object:
+    """Return what a line is about, without its figures."""
+    headline = view.headline()
+    verdicts = [(row.severity, row.cause, row.culprits) for row in view.verdicts()]
+    return headline.severity, verdicts or _FIGURES.sub("", headline.text)
 
 
 def _names(verdict: VerdictRow, fault: Fault) -> bool:

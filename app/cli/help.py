@@ -29,7 +29,7 @@ _MARKS = re.compile(r"`(?P<code>[^`]+)`|\[(?P<link>[^]]+)\]\((?P<target>[^)]+)\)
 @click.argument("topic", required=False)
 @click.pass_context
 def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a verb is found by its function's name
-    """Print the manual: its topics, one TOPIC, or the options of a command."""
+    """Print the manual, one TOPIC of it, or a command's options."""
     if topic is None:
         width = max(map(len, TOPICS))
         click.echo("rankdeck help TOPIC prints a topic, rankdeck help VERB a command's options.\n")
@@ -110,7 +110,10 @@ def _plain(text: str) -> str:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that completes commands and options: save it where the shell reads it at its start."""
+    """Print the script that completes commands and options.
+
+    Save it where the shell reads it at its start.
+    """
     made = get_completion_class(shell)
     assert made is not None
     click.echo(made(context.find_root().command, {}, "rankdeck", "_RANKDECK_COMPLETE").source())

@@ -27,6 +27,7 @@ from app.cli.options import (
     audit_log,
     evidence_option,
     follow_one_job,
+    job_under_way,
     json_option,
     no_evidence_option,
     print_json,
@@ -80,7 +81,10 @@ STATUS_REPORTS_S = 1.0
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
-    """Watch JOB, or the job that was started last of those under way, whoever has started it."""
+    """Watch a job that runs, whoever has started it.
+
+    Without JOB it is the one that was started last of those under way.
+    """
     options = session_options(**how)
     job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # watching works even where this directory is gone
@@ -101,9 +105,10 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
-    """Print the state of hosts and JOB, or of the job that was started last of those under way.
+    """Print the state of hosts, and of a job.
 
-    Exit code 10 while a verdict stands, 1 if the job has failed.
+    Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, 1 if the
+    job has failed.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -120,7 +125,7 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option(
     "--all",
     "is_whole",
@@ -130,9 +135,12 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
 @json_option
 @takes_hosts
-def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
-    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
-    check_job_id(job_id)
+def stacks(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
+    """Print where every rank of a job stands, frame by frame.
+
+    Identical stacks are together, the odd one comes first.
+    """
+    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
         picture = asyncio.run(_take_stacks(session, job_id, is_native=how["is_native"]))
@@ -146,6 +154,7 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
     try:
         await session.connect()
+        job_id = await job_under_way(session, job_id)
         return picture_of(await session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()
@@ -236,10 +245,10 @@ LOOK_PERIOD_S = 1.0
 @takes_hosts
 @click.argument("which", metavar="[PID|JOB]", required=False)
 def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any) -> None:
-    """Name the rank that holds up training that anything has launched; nothing has to be prepared.
+    """Name the rank that holds up training of any launcher.
 
-    Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit code 10 when a rank holds
-    the others up.
+    Nothing has to be prepared. Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit
+    code 10 when a rank holds the others up.
     """
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
@@ -363,9 +372,10 @@ SERVED_VERBS = ("attach", "demo", "replay")
 def serve(
     *, port: int, control: bool, command: tuple[str, ...], assignments: tuple[str, ...], has_no_files: bool
 ) -> None:
-    """Serve the console to a browser of this machine: `serve -- attach --host gpu1`, `serve -- replay FILE`.
+    """Serve the console to a browser of this machine.
 
-    The printed address holds a secret; whoever has it may watch. From another machine: `ssh -L`.
+    As in `serve -- attach --host gpu1`, or `serve -- replay FILE`. The printed address holds a secret; whoever has it
+    may watch. From another machine: `ssh -L`.
     """
     # Errors of the settings are reported here, before any page exists that could show them.
     read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)

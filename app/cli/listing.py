@@ -1,4 +1,4 @@
-"""The commands that print one kind of rows of a job: `ranks`, `barriers`, `memory`, `events`, `logs`."""
+"""The commands that print one kind of rows of a job: `ranks`, `barriers`, `stragglers`, `memory`, `events`, `logs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -24,7 +24,7 @@ from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text
-from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
+from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.recording.events import Event
     from app.session.remote_session import RemoteSession
     from app.settings.schema import Settings
+    from app.view.pace import PaceRow
     from app.view.view import View
 
 LAST_LINES_S = 0.5
@@ -42,6 +43,7 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
 NO_JOB = "no job is known there"
+NO_RANK = "there is no such rank"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -96,9 +98,9 @@ def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
 @rank_option
 @lists_rows
 def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print what each rank of a job does: its step, its last call, how long it waits, its memory, its line.
+    """Print what each rank of a job does.
 
-    Exit codes are those of `status`.
+    Its step, its last call, how long it waits, its memory, its line. Exit codes are those of `status`.
     """
     _list(_Table("ranks", lambda view: view.ranks(_chosen(view, wanted_ranks)), rank_lines), **how)
 
@@ -107,11 +109,24 @@ def ranks(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @watch_option
 @lists_rows
 def barriers(**how: Any) -> None:
-    """Print the calls in which ranks of a job wait now: who waits, who is missing, where both stand.
+    """Print the calls in which ranks of a job wait now.
 
-    Exit codes are those of `status`.
+    Who waits, who is missing, where both stand. Exit codes are those of `status`.
     """
-    _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, "no rank waits for another"), **how)
+    _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, lambda _: "no rank waits for another"), **how)
+
+
+@click.command()
+@watch_option
+@rank_option
+@lists_rows
+def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
+    """Print which rank costs the others time, and in which phase.
+
+    The costliest comes first. Shares of the time observed: COST is how much less a rank waits than the others, LAST how
+    often it comes last on its node, MORE what it does more than the others. Exit codes are those of `status`.
+    """
+    _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
 
 
 @click.command()
@@ -119,9 +134,9 @@ def barriers(**how: Any) -> None:
 @rank_option
 @lists_rows
 def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
-    """Print what each rank of a job holds, compared with the median, and the limit that it reaches first.
+    """Print what each rank of a job holds.
 
-    Exit codes are those of `status`.
+    It is compared with the median, and with the limit that it reaches first. Exit codes are those of `status`.
     """
     _list(_Table("memory", lambda view: view.memory(_chosen(view, wanted_ranks)), memory_lines), **how)
 
@@ -129,7 +144,10 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @click.command()
 @lists_rows
 def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None) -> None:
-    """Print what has happened, as far as the agents remember: verdicts, nodes, checkpoints, actions."""
+    """Print what has happened, as far as the agents remember.
+
+    Verdicts, nodes, checkpoints, actions.
+    """
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
     if is_json:
@@ -153,13 +171,21 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     metavar="TIME",
     help="Only lines that are no older, as 90s, 10m or 2h",
 )
-@click.option("-n", "--tail", "num_last", type=click.IntRange(min=0), help="Of those there are, only so many [all]")
+@click.option(
+    "-n",
+    "--tail",
+    "num_last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the last N, of all ranks together [all]",
+)
 @lists_rows
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
-    """Print what the ranks of a job have printed, of all hosts together: `node:rank  line`.
+    """Print what the ranks of a job have printed.
 
-    The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has known
-    it: files have no times, so what was printed before an agent began counts from its begin.
+    Of all hosts together, as `gpu1:r0  line`. Lines that are there are merged by time. The agents keep the last lines;
+    `python -P -m agent logs` reads whole files. A line is as old as an agent has known it: files have no times, so what
+    was printed before an agent began counts from its begin.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:
@@ -192,12 +218,12 @@ class _LineWish(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One kind of rows: their name in JSON, functions for rows and for text, and the text without a row."""
+    """One kind of rows: their name in JSON, and functions for rows, for their text, and for the text without a row."""
 
     name: str
     rows: Callable[[View], Sequence[Any]]
     lines: Callable[[Sequence[Any]], list[str]]
-    nothing: str = "there is no such rank"
+    nothing: Callable[[View], str] = lambda _view: NO_RANK
 
 
 def _list(
@@ -212,7 +238,7 @@ def _list(
         elif view.job() is None:
             click.echo(NO_JOB)
         else:
-            click.echo("\n".join(table.lines(found)) or table.nothing)
+            click.echo("\n".join(table.lines(found)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
         raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))
@@ -220,6 +246,16 @@ def _list(
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
     return None if wanted is None else np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+
+
+def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
+    rows, chosen = [] if view.pace is None else view.pace.rows(range(view.num_ranks)), _chosen(view, wanted)
+    return [row for row in rows if chosen is None or row.rank in chosen]
+
+
+def _no_pace(view: View) -> str:
+    summary = None if view.pace is None else view.pace.summary()
+    return NO_RANK if summary is None or summary.num_rows else summary.text
 
 
 async def _events(session: RemoteSession) -> list[Event]:
@@ -240,10 +276,11 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not job_id:
             print_line(f"rankdeck: {NO_JOB}")
             return
-        kept = deque[tuple[str, "LogLine"]](maxlen=num_last)
-        while pairs := await _more_lines(session):
-            kept.extend(wish.among(pairs, job_id))
-        _print_lines(kept, wish)
+        kept: list[tuple[float, str, LogLine]] = []
+        while lines := await _more_lines(session):
+            kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
+        merged = in_time_order(kept)
+        _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
@@ -253,20 +290,30 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
             for notice in session.drain_notices():
                 print_line(f"rankdeck: {notice}")
-            while pairs := await _more_lines(session):
-                _print_lines(wish.among(pairs, job_id), wish)
+            while lines := await _more_lines(session):
+                _print_lines(wish.among([(node, line) for _, node, line in lines], job_id), wish)
     finally:
         await session.close()
 
 
-async def _more_lines(session: RemoteSession) -> list[tuple[str, LogLine]]:
+def in_time_order(lines: Sequence[tuple[float, str, LogLine]]) -> list[tuple[str, LogLine]]:
+    """Return (node, line) of all nodes merged by time; a node's own lines keep their order, ages are rough."""
+    latest_s: dict[str, float] = {}
+    timed = []
+    for at_s, node, line in lines:
+        latest_s[node] = max(latest_s.get(node, at_s), at_s)
+        timed.append((latest_s[node], node, line))
+    return [(node, line) for _, node, line in sorted(timed, key=itemgetter(0))]
+
+
+async def _more_lines(session: RemoteSession) -> list[tuple[float, str, LogLine]]:
     """Return new lines; empty once all announced lines have come, or when no more come."""
     deadline_s = time.monotonic() + SILENT_S
     session.view()
-    while not (pairs := session.drain_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
+    while not (lines := session.drain_dated_logs()) and not session.has_all_lines and time.monotonic() < deadline_s:
         await asyncio.sleep(POLL_S)
         session.view()
-    return pairs
+    return lines
 
 
 def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
@@ -275,6 +322,6 @@ def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
             fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text, "age_s": line.age_s}
             click.echo(json.dumps(fields))  # ASCII only: a line may contain terminal escapes
             continue
-        who = "launcher" if line.rank == LAUNCHER_RANK else line.rank
+        who = "launcher" if line.rank == LAUNCHER_RANK else f"r{line.rank}"
         click.echo(f"{click.style(f'{clean_name(node)}:{who}', dim=True)}  {clean(line.text, LINE_LIMIT)}")
     sys.stdout.flush()

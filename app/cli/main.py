@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,6 +45,31 @@ class LazyGroup(click.Group):
         command.epilog = f"For example: rankdeck {cmd_name} {example}"
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was typed.
+
+        Raises:
+            UsageError: There is no such command; the hint names the nearest.
+        """
+        if args[0] not in self.list_commands(ctx):
+            raise _no_command(args, self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+def _no_command(args: list[str], commands: list[str]) -> UsageError:
+    # Imported late: other commands do not wait for these.
+    from app.inventory.program import without_launcher  # noqa: PLC0415
+    from app.settings.keys import nearest  # noqa: PLC0415
+    from app.text import LINE_LIMIT, clean  # noqa: PLC0415
+
+    program, near = without_launcher(tuple(args)), nearest(args[0], commands)
+    hint = f"did you mean {near}?" if near else "rankdeck --help lists them"
+    if len(program) < len(args) or args[0].endswith(".py"):
+        hint = f"rankdeck run {clean(shlex.join(program), LINE_LIMIT)}"
+    return UsageError(f"{clean(args[0])} is no command of rankdeck", hint)
+
 
 COMMANDS = {
     "attach": ("app.cli.hosts", "gpt --host gpu1"),
@@ -72,6 +98,7 @@ COMMANDS = {
     "stacks": ("app.cli.hosts", "gpt --native"),
     "start": ("app.cli.run", "gpt -- --lr 1e-4"),
     "status": ("app.cli.hosts", "--watch"),
+    "stragglers": ("app.cli.listing", "--rank 0-7 --json"),
     "stop": ("app.cli.control", "gpt"),
     "up": ("app.cli.agents", "gpu1 gpu2"),
 }
@@ -122,6 +149,7 @@ def main() -> NoReturn:
     try:
         rankdeck.main(standalone_mode=False)
     except click.exceptions.Abort:
+        _print_error("interrupted")
         code = ExitCode.INTERRUPTED
     except click.ClickException as error:
         _print_error(f"{error.format_message()} (--help shows what there is)")

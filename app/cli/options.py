@@ -26,6 +26,7 @@ from app.paths import make_room_for_nodes
 from app.recording.evidence import check_directory, default_directory
 from app.session.audit import AuditLog, default_path
 from app.session.options import SessionOptions
+from app.session.remote_job import only_running_job
 from app.ssh.config import THIS_MACHINE, parse_destination
 from app.text import clean
 from app.view.rows import SCHEMA
@@ -178,6 +179,19 @@ def follow_one_job(session: RemoteSession) -> None:
     """Make a script follow the shown job to its end; call it before the session connects."""
     session.patience_s = HEADLESS_PATIENCE_S
     session.choice.stays = True
+
+
+async def job_under_way(session: RemoteSession, job_id: str | None) -> str:
+    """Return the job's id as typed, else that of the only job under way, which is printed; after `connect`.
+
+    Raises:
+        UsageError: None was typed, and none or several run.
+    """
+    if job_id:
+        return job_id
+    job_id = only_running_job(await session.reports(), "name one: JOB")
+    print_line(f"rankdeck: job {job_id}, the only one under way")
+    return job_id
 
 
 def desk_of(session: RemoteSession) -> QuestionDesk | None:

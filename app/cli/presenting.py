@@ -87,8 +87,10 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
 
     starting = asyncio.create_task(start())
     starting.add_done_callback(leave_if_failed)
+    is_begun = False
     try:
         await console.run_async()
+        is_begun = starting.done()
     finally:
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
@@ -99,7 +101,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
             raise error
-    _print_farewell(session)
+    _print_farewell(session, is_begun=is_begun)
     last = console.ui.view
     if is_interrupted:
         return ExitCode.INTERRUPTED
@@ -170,8 +172,8 @@ def print_summary(view: View, *, is_json: bool) -> None:
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
 
-def _print_farewell(session: Presented) -> None:
-    if text := session.farewell():
+def _print_farewell(session: Presented, *, is_begun: bool = True) -> None:
+    if text := session.farewell() or ("" if is_begun else f"rankdeck: {session.leaving}"):
         print_line(text)
 
 

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
-from app.cli.chosen_hosts import HostsWanted, Watch, reached, takes_hosts, watch
+from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
 from app.cli.inventory_file import load_inventory
 from app.cli.options import (
@@ -35,7 +35,7 @@ from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, HostsBusyError, UsageError
 from app.inventory.jobs import is_variable
 from app.inventory.program import check_command, check_job_id, make_job_id
-from app.preflight.examining import preflight
+from app.preflight.examining import preflight, refuse_before_examining
 from app.recording.evidence import check_directory
 from app.session.audit import AuditedAction
 from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from app.preflight.findings import Step
     from app.session.hosts import Hosts
 
+NPROC_KINDS = ("gpu", "cpu", "auto")
 _RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
 INSTEAD = {
-    "--nnodes": "name the hosts: --host gpu1 --host gpu2",
     "--node-rank": "hosts have the ranks in the order in which they are named",
     "--master-port": _RENDEZVOUS,
     "--rdzv-backend": _RENDEZVOUS,
@@ -95,6 +95,24 @@ def _starts(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class _NumRanks(click.IntRange):
+    """A number of ranks, or what torchrun counts instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the word."""
+        if value in NPROC_KINDS:
+            return value
+        if isinstance(value, str) and not value.lstrip("-").isdecimal():
+            self.fail(f"{clean(value)} is neither a number nor {', '.join(NPROC_KINDS)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _one_node(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value not in (None, "1", "1:1"):
+        hint = "name the hosts: --host gpu1 --host gpu2"
+        raise UsageError("--nnodes is an option of torchrun, not of rankdeck", hint)
+
+
 class ProgramCommand(click.Command):
     """A command whose first argument that is no option of its own begins the program's command line, as in torchrun."""
 
@@ -124,8 +142,10 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     "--nproc-per-node",
     "--nproc_per_node",
     "num_ranks",
-    type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
-    help="Ranks of each host [the inventory's, else one for each GPU, without GPUs one for every two cores]",
+    type=_NumRanks(1, MAX_LOCAL_WORLD_SIZE),
+    metavar="N|gpu|cpu|auto",
+    help="Ranks of each host; the words count as torchrun's do [the inventory's number, else one for each GPU, "
+    "without GPUs one for every two cores]",
 )
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
 @click.option(
@@ -134,10 +154,17 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     help=f"Directory there that the program runs in [the inventory's, else home; on {THIS_MACHINE} this one]",
 )
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
-@click.option("--master-addr", default="", help="Under which the other hosts reach the first one [those it has]")
+@click.option(
+    "--master-addr", "--master_addr", default="", help="Under which the other hosts reach the first one [those it has]"
+)
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")
 @click.option(
-    "--max-restarts", type=click.IntRange(0, MAX_RESTARTS), default=0, show_default=True, help="After a failure"
+    "--max-restarts",
+    "--max_restarts",
+    type=click.IntRange(0, MAX_RESTARTS),
+    default=0,
+    show_default=True,
+    help="After a failure",
 )
 @click.option(
     "--abandon-after",
@@ -159,18 +186,21 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
+@click.option("--nnodes", callback=_one_node, expose_value=False, hidden=True)
 @_starts
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, wanted: HostsWanted, **job: Any) -> None:
-    """Start COMMAND under torchrun, and watch it: `run train.py --epochs 3`, `run --host gpu1 --host gpu2 -m train`.
+    """Start a program under torchrun, and watch it.
 
-    Without --host it runs on the hosts of rankdeck.toml, or on this machine when that names none.
+    As in `run train.py --epochs 3`, or `run --host gpu1 --host gpu2 -m train`. Without --host it runs on the hosts of
+    rankdeck.toml, or on this machine when that names none.
     """
-    command = check_command(tuple(job["command"]))
+    command, num_ranks = check_command(tuple(job["command"])), job["num_ranks"]
     request = RunRequest(
         command=command,
         job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
-        num_ranks=job["num_ranks"],
+        num_ranks=None if num_ranks in NPROC_KINDS else num_ranks,
+        nproc=num_ranks if num_ranks in NPROC_KINDS else "",
         python=job["job_python"],
         master_addr=job["master_addr"],
         max_restarts=job["max_restarts"],
@@ -190,9 +220,9 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
 @click.argument("name", metavar="[JOB]", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], **job: Any) -> None:
-    """Start JOB of rankdeck.toml, and watch it; ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`.
+    """Start a job of rankdeck.toml, and watch it.
 
-    Without a name it lists the jobs.
+    ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`. Without a name it lists the jobs.
     """
     if click.get_current_context().params.get(NO_FILES_PARAMETER):
         raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
@@ -263,7 +293,7 @@ def _start_and_watch_alone(
         if (place := link.bring_up()).is_new:
             options.audit.add(AuditedAction("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
 
-    def look(hosts: Hosts, notify: Callable[[str, Step], None] = lambda _host, _step: None) -> None:
+    def look(hosts: Hosts, notify: Callable[[str, Step], None]) -> None:
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
@@ -271,12 +301,11 @@ def _start_and_watch_alone(
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request, notify)
 
+    job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
     if not detach:
-        job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
         watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
-    with reached(wanted, bring_up, needs_all=True) as hosts:
-        look(hosts)
-        _start_and_leave(RemoteSession(hosts, request, options), hosts, request.job_id, is_json=is_json)
+    with looked_at(wanted, job) as hosts:
+        _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
 
 
 def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_json: bool) -> None:
@@ -291,6 +320,9 @@ def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_js
 async def _start(session: RemoteSession) -> None:
     try:
         await with_progress(session.start(), session)
+    except asyncio.CancelledError:
+        print_line(f"rankdeck: {session.farewell().removeprefix('rankdeck: ') or session.leaving}")
+        raise
     finally:
         await session.close()
         print_trouble(session.audit)
@@ -305,6 +337,8 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
     if not all(link.runs_programs for link in hosts.links):
         print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
         return
+    workdirs = [entry.workdir for entry in hosts.entries]
+    refuse_before_examining([*zip(hosts.links, workdirs, strict=True)], request.job_id, request.command)
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
         found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one
@@ -360,7 +394,10 @@ def _variable(text: str) -> tuple[str, str]:
 @read_only_option
 @takes_settings
 def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
-    """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
+    """Train a small GPT on this machine, and watch it.
+
+    Two private agents stand for two nodes; nothing is left behind.
+    """
     is_headless = headless or is_json or not is_terminal()
     options = DemoOptions(
         num_ranks=how["ranks"],

@@ -260,8 +260,8 @@ class AgentLink(ABC):
         place = self._asked_place("where")
         return place if place.ready else None
 
-    def shut_down(self, *, kill_jobs: bool) -> int:
-        """End the agent; return when it is gone, with the number of jobs that keep running.
+    def shut_down(self, *, kill_jobs: bool) -> Accepted:
+        """End the agent; return when it is gone, with its answer: how many jobs keep running, and how many ended.
 
         Raises:
             AgentUnreachableError: None serves there.
@@ -275,7 +275,7 @@ class AgentLink(ABC):
             raise AgentUnreachableError(self.host, clean(str(error))) from error
         if not isinstance(reply, Accepted):
             raise AgentRefusedError(self.host, "shutdown", clean(str(reply)))
-        return reply.num_jobs_left or 0
+        return reply
 
     @abstractmethod
     def open_sockets(self, on_frame: TakesFrame) -> None:

@@ -30,6 +30,7 @@ from app.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.wire.commands import Accepted
     from agent.wire.relay import RosterEntry
     from app.fleet.relay_hub import RelayHub
     from app.ssh.io_thread import ByteChannel
@@ -96,7 +97,7 @@ class RelayedLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: the relay is connected."""
 
-    def shut_down(self, *, kill_jobs: bool) -> int:
+    def shut_down(self, *, kill_jobs: bool) -> Accepted:
         """Refuse: whatever started the agent would start it again, or miss it."""
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
         raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")

@@ -240,7 +240,7 @@ class Installer:
         if not self._plan.restarts_agent:
             return msgspec.structs.replace(done, is_agent_older=True)
         self._notify("restarts the agent")
-        num_left = self._link.shut_down(kill_jobs=False)
+        num_left = self._link.shut_down(kill_jobs=False).num_jobs_left or 0
         self._link.bring_up()
         return msgspec.structs.replace(done, is_agent_restarted=True, num_jobs_left=num_left)
 

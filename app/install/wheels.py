@@ -215,7 +215,8 @@ def failure(lines: Sequence[str], host: str, wheelhouse: str) -> tuple[str, str]
     if _NO_INDEX.search(text) or missing:
         what = f"finds no {clean(missing['what'])}" if missing else "gets no answer"
         why = "reaches no package index" if _NO_INDEX.search(text) else f"{what} in its package index"
-        return f"pip there {why}", f"bring its wheels along: rankdeck install {host} --wheelhouse DIR"
+        make = "python3 -m pip wheel -w DIR PATH_OF_CLONE"
+        return f"pip there {why}", f"bring the wheels along: {make}; rankdeck install {host} --wheelhouse DIR"
     if "ResolutionImpossible" in text:
         return f"what is installed there does not go with rankdeck: {error_line_of(lines)}", "name a venv: --venv DIR"
     if "Permission denied" in text or "Errno 13" in text:

@@ -17,7 +17,8 @@ from app.text import LINE_LIMIT, clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+_LAUNCHER = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 MAX_STEM_CHARS = 40
@@ -86,8 +87,6 @@ def read_program(fields: Typed) -> Program:
         raise UsageError("a quote is open in the command") from error
     if not command:
         raise UsageError("type the program and its arguments: train.py --epochs 3, or -m package.module")
-    if _PYTHON.fullmatch(command[0]):
-        raise UsageError(f"leave {clean(command[0])} away: torchrun starts the ranks, each with that Python")
     if any(MASK in word for word in command):
         raise UsageError(f"what looked like a secret is hidden as {MASK}: type it again")
     return Program(
@@ -103,14 +102,29 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command that can be sent as JSON.
 
     Raises:
-        UsageError: An argument is not UTF-8, or -m has no module.
+        UsageError: An argument is not UTF-8, -m has no module, or it begins with what rankdeck itself starts.
     """
     if command == ("-m",):
         raise UsageError("-m names no module", "for example: -m pkg.train")
     for text in command:
         if not text.isascii() and text.encode(errors="replace").decode() != text:
             raise UsageError(f"the argument {text!a} is not UTF-8")
+    if (program := without_launcher(command)) != command:
+        left_out = shlex.join(command[: len(command) - len(program)])
+        raise UsageError(
+            f"leave {clean(left_out)} out: rankdeck run {clean(shlex.join(program) or 'train.py', LINE_LIMIT)}"
+        )
     return command
+
+
+def without_launcher(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command without the Python or the torchrun in front of the program."""
+    rest = command
+    if rest and _LAUNCHER.fullmatch(rest[0]):
+        is_torchrun, rest = rest[0].endswith("torchrun"), rest[1:]
+        while not is_torchrun and rest and re.match("-(?!m)", rest[0]):
+            rest = rest[1:]
+    return rest[2:] if rest[:1] == ("-m",) and rest[1:2] and rest[1] in _LAUNCHER_MODULES else rest
 
 
 def check_job_id(job_id: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.codec import MalformedMessageError
+from agent.wire.commands import RefusalReason, Refused, Status, decode_reply
 from agent.wire.examination import (
     Listening,
     Reached,
@@ -22,6 +23,7 @@ from agent.wire.examination import (
     decode_listening,
     decode_reach_report,
 )
+from agent.wire.jobs import ENDED_STATES
 from app.errors import (
     AgentRefusedError,
     AgentUnreachableError,
@@ -40,6 +42,7 @@ from app.threads import run_parallel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from agent.wire.commands import Reply
     from agent.wire.examination import Examination
     from app.fleet.agent_link import AgentLink, Talk
 
@@ -89,6 +92,39 @@ def preflight(
     for host in fit:
         notify(host, Step.DONE)
     return compare([*answers.values()])
+
+
+def refuse_before_examining(links: Sequence[tuple[AgentLink, str]], job_id: str, command: Sequence[str]) -> None:
+    """Refuse a job for what takes no examination: one of its name is under way, or its program is not there.
+
+    Args:
+        links: Each host, and the working directory there; empty is the home.
+        job_id: The job.
+        command: Its command.
+
+    Raises:
+        AgentRefusedError: A host would refuse it.
+    """
+
+    def look(link: AgentLink, workdir: str) -> Reply | None:
+        is_script = not command[0].startswith("-")
+        options = ("--script", command[0], "--workdir", workdir or "~") if is_script else ()
+        try:
+            return decode_reply(link.ask_verb("status", *options, answered=(ExitCode.REFUSED,)))
+        except MalformedMessageError:
+            return None
+
+    for (link, _), reply in zip(links, run_parallel(links, lambda one: look(*one)), strict=True):
+        if isinstance(reply, Refused):
+            error = AgentRefusedError(link.host, reply.reason, clean(reply.message, LINE_LIMIT))
+            error.hint = "--workdir names another directory there"
+            raise error
+        # An agent that cannot say, perhaps an older one, is examined like the others.
+        for job in reply.report.jobs if isinstance(reply, Status) else ():
+            if job.job_id == job_id and job.state not in ENDED_STATES:
+                error = AgentRefusedError(link.host, RefusalReason.JOB_EXISTS, f"job {job_id} is {job.state} there")
+                error.hint = f"rankdeck stop {job_id} first, or another --name"
+                raise error
 
 
 def failure_of(host: str, error: AppError) -> Failure:

@@ -47,7 +47,7 @@ class LogPulls:
         self.printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._fleet = fleet
         self._record = record
-        self._lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
+        self._lines: deque[tuple[float, str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._cursor: dict[str, tuple[str, int]] = {}
         self._wanted: dict[str, tuple[str, int]] = {}
 
@@ -57,6 +57,10 @@ class LogPulls:
 
     def drain(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        return [(node, line) for _, node, line in self.drain_dated()]
+
+    def drain_dated(self) -> list[tuple[float, str, LogLine]]:
+        """Return as `drain`, with the moment at which each line was read; those of no known age count as new."""
         lines = list(self._lines)
         self._lines.clear()
         return lines
@@ -99,11 +103,11 @@ class LogPulls:
             lines, first_seq = await self._fleet().pull_logs(node, cursor)
         except AppError:
             return cursor  # the node's own row shows that it does not answer; the next report asks again
-        if gap := gap_line(cursor, first_seq, lines[0].age_s if lines else None):
-            self._lines.append((node, gap))
-        self._lines.extend((node, line) for line in lines)
+        now_s = time.monotonic()
+        gap = gap_line(cursor, first_seq, lines[0].age_s if lines else None)
+        self._lines.extend((now_s - (line.age_s or 0.0), node, line) for line in ([gap] if gap else []) + lines)
         if lines:
-            received = LinesRecord(time.monotonic(), node, lines)
+            received = LinesRecord(now_s, node, lines)
             self.printed.add(received)
             self._record(received)
         return lines[-1].seq if lines else cursor

@@ -38,6 +38,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     job_id: str
     num_ranks: int | None = None
     """Ranks of each node; None is the inventory's number, else one a GPU, without GPUs one for every two cores."""
+    nproc: str = ""
+    """What torchrun would count on each node instead: `gpu`, `cpu` or `auto`; empty for `num_ranks`."""
     python: str = ""
     """Python of the job; empty is the agent's own. May begin with `~/`."""
     workdir: str = ""
@@ -105,7 +107,7 @@ def _nodes_of(job_id: str, reports: Mapping[str, NodeReport]) -> list[str]:
     return [node for node, report in reports.items() if job_id in running_jobs({node: report})]
 
 
-def only_running_job(reports: Mapping[str, NodeReport]) -> str:
+def only_running_job(reports: Mapping[str, NodeReport], how_to_name: str = "choose one by --job") -> str:
     """Return the id of the job that runs on some nodes.
 
     Raises:
@@ -118,7 +120,7 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
         return running[0]
     if not running:
         raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
-    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "choose one by --job")
+    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", how_to_name)
 
 
 def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
@@ -138,6 +140,18 @@ def usual_num_ranks(report: NodeReport) -> int:
     return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
 
 
+def counted_num_ranks(host: str, nproc: str, report: NodeReport) -> int:
+    """Return how many ranks torchrun's `--nproc-per-node gpu`, `cpu` or `auto` stands for on a host.
+
+    Raises:
+        UsageError: The host has no GPU to count.
+    """
+    num_gpus = len(report.gpus.gpus)
+    if nproc == "gpu" and not num_gpus:
+        raise UsageError(f"--nproc-per-node gpu: {host} has no GPU", "a number, or auto: without GPUs one a core")
+    return num_gpus if num_gpus and nproc != "cpu" else report.num_cpus
+
+
 class JobHost(NamedTuple):
     """A host that takes part in a job.
 
@@ -150,6 +164,12 @@ class JobHost(NamedTuple):
     entry: HostEntry
     place: AgentPlace
     report: NodeReport
+
+
+def _num_ranks(request: RunRequest, host: JobHost) -> int:
+    if request.nproc:
+        return counted_num_ranks(host.entry.host, request.nproc, host.report)
+    return request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report)
 
 
 def next_number(job_id: str, reports: Iterable[NodeReport]) -> int:
@@ -169,7 +189,7 @@ def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = 
     """
     patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
     attempt = next_number(request.job_id, (host.report for host in hosts))
-    local_sizes = [request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report) for host in hosts]
+    local_sizes = [_num_ranks(request, host) for host in hosts]
     return {
         host.entry.host: JobSpec(
             job_id=request.job_id,

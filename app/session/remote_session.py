@@ -173,6 +173,8 @@ class RemoteSession(Session):
             return "no job was started"
         if self._is_restarting:
             return NOT_AGAIN
+        if not self._job_id:
+            return "no job was seen there"
         return "the job goes on" if self._is_certain else "the job may run"
 
     @property

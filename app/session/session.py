@@ -286,6 +286,10 @@ class Session:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
         return self._logs.drain()
 
+    def drain_dated_logs(self) -> list[tuple[float, str, LogLine]]:
+        """Return them with the moment at which each was read."""
+        return self._logs.drain_dated()
+
     def drain_notices(self) -> list[str]:
         """Return sentences since the last call: about actions, starts, and what was kept."""
         recorders = (self._milestones, self._incident_recorder, self._recorder, self.audit)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from app.text import UNKNOWN, bytes_cell, call_text, loss_text, percent_text, ranges_text, seconds_cell
+from app.view.pace import MIN_SHOWN_FRAC, STEP_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from app.view.memory import MemoryRow
+    from app.view.pace import PaceRow
     from app.view.rows import BarrierRow, RankRow
 
 Row = TypeVar("Row")
@@ -59,6 +62,26 @@ def barrier_lines(rows: Sequence[BarrierRow]) -> list[str]:
     return _lines(columns, rows)
 
 
+def straggler_lines(rows: Sequence[PaceRow]) -> list[str]:
+    """Return a table of how the ranks spend their time, and of what each does more than the others."""
+    phases = [phase for phase in STEP_ORDER if any(row.phases[phase] >= MIN_SHOWN_FRAC for row in rows)]
+    columns: list[_Column[PaceRow]] = [
+        _Column(" RANK", lambda row: str(row.rank)),
+        _Column("NODE", lambda row: row.node),
+        _Column(" COST", lambda row: percent_text(row.cost_frac)),
+        _Column(" WAITS", lambda row: percent_text(row.wait_frac)),
+        _Column(" LAST", lambda row: percent_text(row.last_frac)),
+        *(_Column(f" {phase.upper()}", partial(_phase_cell, phase)) for phase in phases),
+        _Column("MORE", lambda row: ", ".join(row.more_of)),
+        _Column("AT", lambda row: row.where),
+    ]
+    return _lines(columns, rows)
+
+
+def _phase_cell(phase: str, row: PaceRow) -> str:
+    return percent_text(row.phases[phase])
+
+
 def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
     """Return a table of the ranks' memory, compared with the median, and of each rank's nearest limit."""
     columns: list[_Column[MemoryRow]] = [
@@ -68,7 +91,8 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
         _Column(" PSS", lambda row: bytes_cell(row.pss_bytes)),
         _Column(" PEAK", lambda row: bytes_cell(row.peak_rss_bytes)),
         _Column(
-            " MEDIAN", lambda row: UNKNOWN if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"
+            " MEDIAN",
+            lambda row: UNKNOWN if row.from_median_frac is None else f"{round(100 * row.from_median_frac):+} %",
         ),
         _Column(" GPU", lambda row: UNKNOWN if row.gpu is None else str(row.gpu)),
         _Column(" GPU USED", lambda row: bytes_cell(row.gpu_used_bytes)),

@@ -162,7 +162,10 @@ def _find(directory: Path, step: int | None) -> Contents:
 
 
 def _write_safetensors(contents: Contents, path: Path) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415 - see above
+    try:
+        from safetensors.torch import save_file  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise _UseError("safetensors is not installed: pip install safetensors, or write OUTPUT.pt") from error
 
     from ddpcore.checkpoint.state_tree import flatten  # noqa: PLC0415 - see above
 

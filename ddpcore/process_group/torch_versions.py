@@ -7,15 +7,16 @@ only warned of.
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
-
-from packaging.version import InvalidVersion, Version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 _RELEASE_PARTS = 3
+_VERSION = re.compile(r"(\d+(?:\.\d+)*)((?:\.?(?:a|b|rc|dev|post)\d*)*)(?:\+.*)?")
+"""The release, and what comes behind it; torch's own spelling, so that no package has to be there for it."""
 
 
 class Fault(NamedTuple):
@@ -86,13 +87,12 @@ class Finding(NamedTuple):
 
 def known_faults(version: str, backends: Collection[str] = (), *, has_cuda: bool = False) -> list[Finding]:
     """Return known faults of a torch version, the refused first; what is no version has no known fault."""
-    try:
-        parsed = Version(version)
-    except InvalidVersion:
+    if (parsed := _VERSION.fullmatch(version)) is None:
         return []
-    release = (parsed.release + (0,) * _RELEASE_PARTS)[:_RELEASE_PARTS]
+    release = (*map(int, parsed[1].split(".")), *(0,) * _RELEASE_PARTS)[:_RELEASE_PARTS]
+    is_early = re.search("a|b|rc|dev", parsed[2]) is not None
     findings = [
-        _finding(fault, version, is_early=parsed.is_prerelease)
+        _finding(fault, version, is_early=is_early)
         for fault in FAULTS
         if fault.release == release
         and (not fault.backends or not fault.backends.isdisjoint(backends))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert [line.split()[0] for line in here.run("memory", codes=any_code).splitlines()] == ["RANK", "0", "1"]
     assert "job gpt: running" in here.run("events")
     assert here.run("logs", "--grep", "begins").splitlines() in (
-        [f"localhost:{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
+        [f"localhost:r{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
     )
     assert here.run("logs", "-n", "0") == ""
     assert "begins" in here.run("logs", "--since", "1h")
@@ -110,6 +111,11 @@ def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: Dem
     here.run("up", "localhost")
 
     assert here.run("ranks") == "no job is known there\n"
+    following = here.start("attach", "--headless")
+    assert following.stderr is not None
+    assert any("no job yet" in line for line in following.stderr)
+    following.send_signal(signal.SIGINT)
+    assert following.communicate(timeout=60)[1].splitlines()[-1] == "rankdeck: interrupted, no job was seen there"
     process = here.start("logs", "-f")
 
     stdout, stderr = process.communicate(timeout=60)

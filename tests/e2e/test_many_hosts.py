@@ -46,6 +46,10 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--max-restarts", "2", "--", "train.py")
     assert (code, "a job over several hosts is not restarted by itself" in stderr) == (2, True)
     assert (len(stderr.splitlines()), "and then: rankdeck restart gpt)" in stderr) == (1, True), "what to do instead"
+    code, _, stderr = desk.run(*run, *named("h1", "h2"), "--", "missing.py")
+    refused = f"h1 refused (no_script): missing.py is not a file (seen from {project})"
+    hint = "--workdir names another directory there"
+    assert (code, stderr.splitlines()[-1]) == (4, f"rankdeck: {refused} ({hint})"), "before they are examined"
     network["h2"].exec("ip", "route", "add", "unreachable", f"{network['h1'].address}/32")
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--", "train.py")
     assert (code, "in the way of job gpt (rankdeck doctor shows more" in stderr) == (1, True), stderr
@@ -93,6 +97,10 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     until(lambda: states() == ["failed"], IMPORT_S, "it fails on one of them")
     there = desk.json("status", "--host", "h1")
     assert there["jobs"][0]["state"] in {"running", "starting"}, "who only looks ends nothing"
+    code, _, stderr = desk.run(
+        "run", "--name", "other", "--workdir", str(project), *named("h1", "h2"), "--detach", "--", "half.py"
+    )
+    assert (code, "(rankdeck stop other first, or another --name)" in stderr) == (4, True), stderr
     assert desk.run("kill", "other", *named("h1", "h2"))[0] == 0
 
     code, stdout, stderr = desk.run(*run, "--json", *named("h1", "h2"), "--name", "half", "--", "half.py")

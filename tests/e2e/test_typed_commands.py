@@ -59,10 +59,10 @@ class Shell:
             text=True,
         )
 
-    def type(self, line: str, within_s: float = 120.0) -> str:
+    def type(self, line: str, within_s: float = 120.0, codes: tuple[int, ...] = (0, VERDICT_STANDS)) -> str:
         process = self.start(line)
         printed, _ = process.communicate(timeout=within_s)
-        assert process.returncode in (0, VERDICT_STANDS), f"{line}: {printed}"
+        assert process.returncode in codes, f"{line}: {printed}"
         return printed
 
 
@@ -84,7 +84,7 @@ def test_the_commands_for_ones_own_program_do_what_readme_says(tmp_path: Path) -
         assert "succeeded" in shell.type(run)
         assert "succeeded" in shell.type(others[0])
         printed = shell.type(others[1])
-        assert re.search(r"^localhost:0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
+        assert re.search(r"^localhost:r0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
         assert "succeeded" in shell.type(others[2])
         assert "rank" in shell.type(others[3])
         assert "is down" in shell.type(down)
@@ -116,3 +116,27 @@ def test_the_commands_that_print_rows_are_as_the_manual_has_them(tmp_path: Path)
             assert printed.strip(), line
         assert (tmp_path / "night.rdk").stat().st_size
         shell.type("rankdeck down localhost --kill-jobs")
+
+
+@pytest.mark.ranks
+def test_what_runs_need_not_be_named_and_what_was_ended_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "hold").touch()
+    with DemoHouse() as house:
+        shell = Shell(house, tmp_path)
+        for name in ("a", "b", "c"):
+            shell.type(f"rankdeck run --detach --name {name} --nproc-per-node 1 train.py")
+
+        assert "several jobs run on localhost: a, b, c (name one: JOB)" in shell.type("rankdeck stop", codes=(2,))
+        assert "job c on localhost: stopped" in shell.type("rankdeck kill c")
+        assert shell.type("rankdeck down localhost --kill-jobs").endswith("is down; 2 jobs were ended\n")
+        assert shell.type("rankdeck down localhost", codes=(0,)) == "no agent runs on localhost\n"
+
+        shell.type("rankdeck run --detach --name d --nproc-per-node 1 train.py")
+        assert "rankdeck: job d, the only one under way" in shell.type("rankdeck stacks")
+        assert "job d on localhost: stopped" in shell.type("rankdeck stop")
+        assert "no job runs on localhost" in shell.type("rankdeck stop", codes=(2,))
+        shell.type("rankdeck run --detach --name e --nproc-per-node 1 train.py")
+        assert shell.type("rankdeck down localhost").endswith("is down; one job goes on\n")
+        assert shell.type("rankdeck down localhost --kill-jobs") == "no agent runs on localhost; 1 job was ended\n"
+        assert house.processes() == []

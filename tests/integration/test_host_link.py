@@ -80,7 +80,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
         await session.inject(Fault(FaultKind.KILL, 0))
     link_directory = link.directory
     assert stat.S_IMODE(link_directory.stat().st_mode) == 0o700
-    assert link.shut_down(kill_jobs=False) == 0
+    assert link.shut_down(kill_jobs=False).num_jobs_left == 0
     await session.close()
     assert not link_directory.exists()
 

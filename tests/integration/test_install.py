@@ -292,7 +292,7 @@ def test_what_keeps_pip_from_installing_is_said_and_nothing_is_left(
     assert str(refused(python, house)) == f"h1: {house} has no more[x]>=1 that fits that Python"
     error = refused(python)
     assert str(error) == "h1: pip there reaches no package index"
-    assert error.hint == "bring its wheels along: rankdeck install h1 --wheelhouse DIR"
+    assert error.hint.endswith("python3 -m pip wheel -w DIR PATH_OF_CLONE; rankdeck install h1 --wheelhouse DIR")
 
     place = site_packages(python) / "rankdeck-9.dist-info"
     place.mkdir()

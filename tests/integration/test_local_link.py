@@ -63,7 +63,7 @@ async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_h
             assert session.title == "rankdeck on localhost"
         finally:
             await session.close()
-            assert link.shut_down(kill_jobs=True) == 0
+            assert link.shut_down(kill_jobs=True).num_jobs_left == 0
 
 
 def test_an_agent_whose_process_is_stopped_is_told_as_that_at_once_with_what_to_type(state_home: Path) -> None:
@@ -135,7 +135,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             assert other.how_to_begin == "rankdeck run --host localhost -- train.py"
         finally:
             await session.close()
-            assert link.shut_down(kill_jobs=True) == 0
+            assert link.shut_down(kill_jobs=True).num_jobs_left == 0
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def read_until(process: subprocess.Popen[str], words: str, within_s: float = COM
     assert process.stderr
     said: list[str] = []
     deadline_s = time.monotonic() + within_s
-    for line in process.stderr:  # whoever is followed says something every two seconds
+    for line in process.stderr:  # whoever is followed says something every half a minute
         said.append(line)
         if words in line:
             return line

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import errors
-from app.cli.headless import LINE_PERIOD_S, Headless
+from app.cli.headless import LINE_GAP_S, Headless
 from app.errors import AppError
 from app.view.summary import exit_code, status_object, summary_lines, summary_object
 from tests.corpus.scenarios import ALL
@@ -63,9 +63,9 @@ def test_what_is_printed_is_as_before(name: str, capsys: pytest.CaptureFixture[s
     scenario.strike(source.sim)
     over_s = scenario.within_s + AFTER_S if scenario.expected else scenario.watch_s
     while over_s > 0 and not (scenario.expected and scenario.expected <= source.sim.alarming):
-        source.run(LINE_PERIOD_S + TICK_S)
+        source.run(LINE_GAP_S + TICK_S)
         headless._print_view(source.view(), source.sim.now_s)
-        over_s -= LINE_PERIOD_S + TICK_S
+        over_s -= LINE_GAP_S + TICK_S
     source.run(AFTER_S)
     headless._print_view(source.view(), source.sim.now_s)
 

@@ -129,6 +129,26 @@ def test_on_a_terminal_one_line_says_how_far_it_is_and_leaves_nothing_behind(ter
         ]
 
 
+def test_a_verdict_whose_figures_alone_change_is_printed_once_in_half_a_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=3)
+    source = SlowStart()
+    headless = Headless(source)
+    sim.run_to_step(10)
+    sim.freeze(2)
+    sim.run_until(lambda: bool(sim.verdicts()), within_s=60)
+    for _ in range(200):
+        sim.run(0.2)
+        headless._print_view(sim.view(), sim.now_s)
+    sim.thaw(2)
+    sim.run_until(lambda: not sim.verdicts(), within_s=60)
+    headless._print_view(sim.view(), sim.now_s)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert ["CRITICAL" in line for line in lines if " rank" in line] == [True, True, False], lines
+
+
 def test_a_healthy_job_is_exit_code_0_and_a_short_summary() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=2)
     sim.run_to_step(50)

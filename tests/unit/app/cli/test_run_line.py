@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
 from app.errors import UsageError
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from app.cli.chosen_hosts import HostsWanted
     from app.session.remote_job import RunRequest
 
-Started = tuple[list[str], tuple[str, ...], int | None]
+Started = tuple[list[str], tuple[str, ...], int | str | None]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     found: list[Started] = []
 
     def start(wanted: HostsWanted, request: RunRequest, **_: Any) -> None:
-        found.append((wanted.names, request.command, request.num_ranks))
+        found.append((wanted.names, request.command, request.nproc or request.num_ranks))
 
     monkeypatch.setattr(run_command, "_start_and_watch", start)
     return found
@@ -53,11 +55,17 @@ def run(*arguments: str) -> str:
         (["-m", "pkg.train", "--lr", "1"], ["localhost"], ("-m", "pkg.train", "--lr", "1"), None),
         (["--nproc-per-node", "2", "-mpkg.train", "-m"], ["localhost"], ("-m", "pkg.train", "-m"), 2),
         (["--standalone", "--nproc_per_node=2", "t.py", "-m", "3"], ["localhost"], ("t.py", "-m", "3"), 2),
+        (["--nproc-per-node=gpu", "--nnodes", "1", "t.py"], ["localhost"], ("t.py",), "gpu"),
+        (["--nproc_per_node", "auto", "--nnodes=1:1", "--max_restarts=2", "t.py"], ["localhost"], ("t.py",), "auto"),
         (["--host", "a", "--host", "b", "t.py", "--", "c"], ["a", "b"], ("t.py", "--", "c"), None),
     ],
 )
 def test_what_follows_the_program_is_the_program_s(
-    started: list[Started], arguments: list[str], hosts: list[str], command: tuple[str, ...], num_ranks: int | None
+    started: list[Started],
+    arguments: list[str],
+    hosts: list[str],
+    command: tuple[str, ...],
+    num_ranks: int | str | None,
 ) -> None:
     run(*arguments)
 
@@ -65,7 +73,7 @@ def test_what_follows_the_program_is_the_program_s(
 
 
 def test_without_an_inventory_it_runs_on_this_machine_and_says_so(directory: Path, started: list[Started]) -> None:
-    assert run("train.py") == "rankdeck: no inventory: localhost, this machine; --host names another one\n"
+    assert run("train.py") == "rankdeck: on this machine (no rankdeck.toml names a host; --host does)\n"
 
     (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n')
     assert run("train.py") == ""
@@ -74,10 +82,48 @@ def test_without_an_inventory_it_runs_on_this_machine_and_says_so(directory: Pat
     assert [hosts for hosts, _, _ in started] == [["localhost"], ["gpu1"], ["localhost"]]
 
 
+def test_who_interrupts_before_the_start_reads_that_no_job_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chosen_hosts, "reached", interrupt)
+
+    result = CliRunner().invoke(rankdeck, ["run", "--detach", "train.py"], standalone_mode=False)
+
+    assert isinstance(result.exception, click.Abort)
+    assert result.stderr.splitlines()[1] == "rankdeck: no job was started"
+
+
 @pytest.mark.parametrize("option", ["--nnodes", "--rdzv_endpoint", "--rdzv-id", "--tee", "--log_dir", "--no-python"])
 def test_an_option_of_torchrun_is_refused_with_what_to_write_instead(started: list[Started], option: str) -> None:
     with pytest.raises(UsageError) as refused:
         run(option, "2", "train.py")
 
     assert refused.value.whole.startswith(f"{option} is an option of torchrun, not of rankdeck (")
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", "leave torchrun out: rankdeck run --nproc-per-node 2 train.py"),
+        ("python3 -u train.py", "leave python3 -u out: rankdeck run train.py"),
+        ("python -m torch.distributed.run t.py", "leave python -m torch.distributed.run out: rankdeck run t.py"),
+        ("-m torch.distributed.launch t.py", "leave -m torch.distributed.launch out: rankdeck run t.py"),
+        ("/usr/bin/python -m pkg.train", "leave /usr/bin/python out: rankdeck run -m pkg.train"),
+        ("torchrun", "leave torchrun out: rankdeck run train.py"),
+    ],
+)
+def test_what_rankdeck_starts_itself_is_to_be_left_out(started: list[Started], typed: str, line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        run(*typed.split())
+
+    assert (str(refused.value), started) == (line, [])
+
+
+@pytest.mark.parametrize("value", ["two", "0", "-1", "cpus"])
+def test_a_number_of_ranks_is_a_number_or_a_word_of_torchrun(started: list[Started], value: str) -> None:
+    with pytest.raises(click.BadParameter):
+        run("--nproc-per-node", value, "train.py")
+
     assert started == []

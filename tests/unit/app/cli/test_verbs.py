@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, rankdeck
+from app.errors import UsageError
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -20,7 +21,14 @@ def test_a_verb_is_in_its_module_under_its_own_name(name: str) -> None:
 
     assert command is getattr(importlib.import_module(COMMANDS[name][0]), name)
     assert command.name == name
-    assert command.get_short_help_str(), "it says in a line what it does"
+
+
+def test_what_each_verb_does_is_a_whole_sentence_in_its_line_of_80_columns() -> None:
+    text = CliRunner().invoke(rankdeck, ["--help"], terminal_width=80).stdout
+    lines = text.partition("Commands:\n")[2].splitlines()
+
+    assert [line.split()[0] for line in lines] == sorted(COMMANDS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -39,6 +47,22 @@ def test_no_verb_is_forgotten() -> None:
 
     assert listed == sorted(COMMANDS)
     assert rankdeck.get_command(click.Context(rankdeck), "no-such-verb") is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("stauts", "did you mean status?"),
+        ("train.py --lr 1", "rankdeck run train.py --lr 1"),
+        ("torchrun --standalone train.py", "rankdeck run --standalone train.py"),
+        ("xyzzy", "rankdeck --help lists them"),
+    ],
+)
+def test_what_is_no_verb_is_refused_with_what_was_perhaps_meant(typed: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        rankdeck.main(typed.split(), standalone_mode=False)
+
+    assert (str(refused.value), refused.value.hint) == (f"{typed.partition(' ')[0]} is no command of rankdeck", hint)
 
 
 def test_help_and_version_wait_for_nothing_that_trains_or_paints() -> None:

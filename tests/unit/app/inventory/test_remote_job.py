@@ -159,6 +159,23 @@ def test_a_job_has_its_hosts_for_itself_unless_it_may_share_them() -> None:
     assert caught.value.hint == "--beside starts t there too; rankdeck stop b ends the other"
 
 
+@pytest.mark.parametrize(
+    ("nproc", "num_gpus", "num_ranks"), [("gpu", 2, 2), ("auto", 2, 2), ("auto", 0, 64), ("cpu", 2, 64)]
+)
+def test_torchrun_s_words_for_a_number_of_ranks_count_gpus_or_cores(nproc: str, num_gpus: int, num_ranks: int) -> None:
+    gpus = [GpuReport(GpuFigures(index)) for index in range(num_gpus)]
+    host = JobHost(HostEntry("h1", num_ranks=3), PLACE, report(64, *gpus))
+
+    (spec,) = job_specs(RunRequest(("train.py",), "gpt", nproc=nproc), [host]).values()
+
+    assert spec.local_world_size == num_ranks
+
+
+def test_a_rank_for_each_gpu_is_refused_where_there_is_none() -> None:
+    with pytest.raises(UsageError, match="--nproc-per-node gpu: h1 has no GPU"):
+        job_specs(RunRequest(("train.py",), "gpt", nproc="gpu"), [JobHost(HostEntry("h1"), PLACE, report(64))])
+
+
 def test_each_host_has_its_share_its_directory_and_its_python() -> None:
     hosts = [
         JobHost(HostEntry("h1", num_ranks=2, workdir="~/a"), PLACE, report(64)),

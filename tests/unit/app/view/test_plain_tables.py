@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
+from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from tests.support.sim import SimCluster
 
 
@@ -44,3 +44,19 @@ def test_memory_is_beside_the_median() -> None:
     assert header.split()[:3] == ["RANK", "NODE", "RSS"]
     assert len(lines) == 2
     assert all("%" in line for line in lines)
+
+
+def test_a_straggler_comes_first_with_what_it_does_more() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.slow(3, 3.0)
+    sim.run_to_step(200)
+    pace = sim.view().pace
+    assert pace is not None
+
+    header, first, *others = straggler_lines(pace.rows(range(4)))
+
+    assert header.split()[:5] == ["RANK", "NODE", "COST", "WAITS", "LAST"]
+    assert first.split()[0] == "3"
+    assert first[header.index("MORE") :].strip()
+    assert len(others) == 3
+    assert straggler_lines([]) == []

@@ -111,6 +111,7 @@ def test_a_call_reads_as_operation_label_seq_and_group(call: tuple[str, int | No
 def test_numbers_that_are_not_known_are_a_dash() -> None:
     assert words.percent_text(None) == words.rate_text(math.nan) == words.loss_text(None) == "-"
     assert words.percent_text(0.424) == "42 %"
+    assert words.percent_text(-0.004) == "0 %"
     assert words.rate_text(3.24) == "3.2"
     assert words.rate_text(24.4) == "24"
 

@@ -101,6 +101,17 @@ def test_consolidate_writes_a_file_that_torch_loads_without_trust(root: Path, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.pt", "checkpoints"]
 
 
+def test_without_safetensors_the_other_format_is_named(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+
+    result = run("consolidate", root, tmp_path / "all.safetensors")
+
+    assert result.stderr == "Error: safetensors is not installed: pip install safetensors, or write OUTPUT.pt\n"
+    assert result.exit_code == 2
+
+
 def test_consolidate_passes_over_what_is_damaged_and_says_so(root: Path, tmp_path: Path) -> None:
     damage(root, "step_00000010")
 

@@ -89,7 +89,7 @@ def test_a_person_runs_a_program_on_this_machine_and_starts_another_from_the_con
     terminal.key_that_marks("Right", "Start it", LOOK_S)
     terminal.keys("Enter")
     terminal.until_it_shows("second has ['a b']", START_S)
-    terminal.until_it_shows("job second-", LOOK_S)
+    terminal.until_it_shows("job second-", LOOK_S, "succeeded")
     terminal.keys("8")
     terminal.until_it_shows("on request: job second-", LOOK_S)
 
@@ -145,7 +145,7 @@ def test_ctrl_z_goes_to_the_shell_and_fg_paints_everything_anew(house: DemoHouse
     terminal.keys("Enter")
 
     # These lines have not changed meanwhile.
-    for line in ("NODE    STATE", "RANK  NODE", "nobody waits", "1-8 Views"):
+    for line in ("NODE    STATE", "RANK  NODE", "no long wait", "1-8 Views"):
         terminal.until_it_shows(line, LOOK_S)
     terminal.keys("q")
     terminal.until_it_shows("rankdeck run train.py", LOOK_S)

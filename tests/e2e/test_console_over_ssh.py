@@ -56,7 +56,9 @@ def test_what_hosts_ask_while_the_console_opens_is_a_dialog(desk: Desk, network:
     terminal.until_it_shows("exit code 0", WITHIN_S)
 
 
-def test_why_a_start_was_not_made_is_on_the_terminal_once_the_console_is_gone(desk: Desk) -> None:
+def test_why_a_start_was_not_made_is_on_the_terminal_once_the_console_is_gone(desk: Desk, network: Network) -> None:
+    for name in ("h1", "h2"):
+        (network[name].home / "train.py").touch()
     terminal = desk.terminal("unfit", "run", *named("h1", "h2"), "--job-python", "/no/python", "train.py")
 
     screen = terminal.until_it_shows("exit code", LOOK_S, "--no-doctor starts all the same")

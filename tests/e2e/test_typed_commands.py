@@ -125,7 +125,7 @@ def test_what_runs_need_not_be_named_and_what_was_ended_is_said(tmp_path: Path) 
     with DemoHouse() as house:
         shell = Shell(house, tmp_path)
         for name in ("a", "b", "c"):
-            shell.type(f"rankdeck run --detach --name {name} --nproc-per-node 1 train.py")
+            shell.type(f"rankdeck run --detach --beside --name {name} --nproc-per-node 1 train.py")
 
         assert "several jobs run on localhost: a, b, c (name one: JOB)" in shell.type("rankdeck stop", codes=(2,))
         assert "job c on localhost: stopped" in shell.type("rankdeck kill c")

@@ -147,6 +147,7 @@ async def gone(page: aiohttp.ClientWebSocketResponse) -> None:
     """Cut the connection, as a browser does that is killed."""
     assert page._writer.transport is not None
     page._writer.transport.abort()
+    page._response.close()
 
 
 @pytest.mark.parametrize("end", [gone, pytest.param(closed, marks=pytest.mark.slow)])

@@ -263,7 +263,7 @@ def test_signals_end_a_private_agent_and_leave_nothing(agent: RunningAgent, numb
 
 
 def test_a_shutdown_is_answered_and_leaves_nothing(agent: RunningAgent) -> None:
-    assert agent.ask(Shutdown()) == Accepted(num_jobs_left=0)
+    assert agent.ask(Shutdown()) == Accepted(num_jobs_left=0, num_jobs_ended=0)
     assert_nothing_is_left(agent)
 
 

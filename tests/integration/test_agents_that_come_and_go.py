@@ -96,8 +96,9 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
         network["h2"].exec("kill", "-9", str(pids[1]))
 
         await until_async(lambda: session.away == {"h2"}, COME_S, "it is missed")
-        (_, row) = session.view().nodes()
-        assert "none serves there (rankdeck up h2)" in row.trouble
+        await until_async(
+            lambda: "none serves there (rankdeck up h2)" in session.view().nodes()[1].trouble, COME_S, "it is said"
+        )
         assert links[1].is_alive, "it is not the connection"
         await until_async(lambda: session.view().nodes()[1].state == "lost", COME_S, "it is not waited for any more")
         text = session.view().headline().text

@@ -254,9 +254,11 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
     if how["slurm"]:
         wanted = wanted._replace(entries=tuple(HostEntry(host) for host in slurm_job_hosts(how["slurm"])))
-    spy = own_py_spy()
+    spy, evidence = own_py_spy(), how["evidence"]
+    if evidence is not None:
+        _write(evidence, {}, is_new=True)
     while True:
-        code = _inspect(wanted, which, spy, is_json=is_json, num_looks=how["looks"], evidence=how["evidence"])
+        code = _inspect(wanted, which, spy, is_json=is_json, num_looks=how["looks"], evidence=evidence)
         if not how["is_watching"]:
             raise SystemExit(code)
         time.sleep(LOOK_PERIOD_S)
@@ -265,6 +267,33 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
 def _inspect(
     wanted: HostsWanted, which: str | None, spy: str, *, is_json: bool, num_looks: int, evidence: Path | None
 ) -> ExitCode:
+    """Look once, print what is found, and return the exit code; `evidence` is a file of our own."""
+    seen, code = _seen_on(wanted, spy, num_looks)
+    if evidence is not None:
+        _write(evidence, seen)
+    jobs = [job for job in jobs_of(seen.items()) if which is None or _is_meant(job, which)]
+    if which is not None and not jobs and seen:
+        error = UsageError(f"no rank of {clean(which)} runs on {nodes_text(list(seen))}", "rankdeck inspect shows all")
+        if code is ExitCode.WELL:
+            raise error
+        print_line(f"rankdeck: {error.whole}")  # it may run on the host that was not reached
+    found = [(job, [standing_of(rank) for rank in job.ranks]) for job in jobs]
+    findings = [(job, standings, finding_of(job, standings)) for job, standings in found]
+    if is_json:
+        print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen)})
+    else:
+        for one in findings:
+            click.echo("\n".join(job_lines(*one)))
+        if not findings and seen and which is None:
+            click.echo(f"no training ranks run on {nodes_text(list(seen))}")
+        for line in unseen_lines(seen):
+            print_line(f"rankdeck: {line}")
+    is_alarm = any(finding.severity is Severity.CRITICAL for _, _, finding in findings)
+    return ExitCode.VERDICT_STANDS if is_alarm else code
+
+
+def _seen_on(wanted: HostsWanted, spy: str, num_looks: int) -> tuple[dict[str, HostSeen], ExitCode]:
+    """Return what each host has shown, and the exit code of the first that failed; its error is printed."""
     seen: dict[str, HostSeen] = {}
     code = ExitCode.WELL
     answers = on_each(
@@ -276,35 +305,20 @@ def _inspect(
             print_line(f"rankdeck: {answer.whole}")
         else:
             seen[host] = answer
-    jobs = [job for job in jobs_of(seen.items()) if which is None or _is_meant(job, which)]
-    if which is not None and not jobs:
-        raise UsageError(f"no rank of {clean(which)} runs on {nodes_text(list(seen))}", "rankdeck inspect shows all")
-    if evidence is not None:
-        _write(evidence, seen)
-    found = [(job, [standing_of(rank) for rank in job.ranks]) for job in jobs]
-    findings = [(job, standings, finding_of(job, standings)) for job, standings in found]
-    if is_json:
-        print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen)})
-    else:
-        for one in findings:
-            click.echo("\n".join(job_lines(*one)))
-        if not findings and seen:
-            click.echo(f"no training ranks run on {nodes_text(list(seen))}")
-        for line in unseen_lines(seen):
-            print_line(f"rankdeck: {line}")
-    if any(finding.severity is Severity.CRITICAL for _, _, finding in findings):
-        return ExitCode.VERDICT_STANDS
-    return code
+    return seen, code
 
 
 def _is_meant(job: SeenJob, which: str) -> bool:
-    return which in (job.name, job.ranks[0].program) or any(which == str(rank.pid) for rank in job.ranks)
+    """Return whether a job is what a user has typed: its key or run id, its script with or without path, or a pid."""
+    program, run_id = job.ranks[0].program, job.name.partition(" ")[0]
+    return which in {job.name, run_id, program, Path(program).name, *(str(rank.pid) for rank in job.ranks)}
 
 
-def _write(path: Path, seen: dict[str, HostSeen]) -> None:
+def _write(path: Path, seen: dict[str, HostSeen], *, is_new: bool = False) -> None:
     text = msgspec.json.format(msgspec.json.encode(seen))
     try:
-        path.touch(0o600, exist_ok=False)
+        if is_new:
+            path.touch(0o600, exist_ok=False)
         path.write_bytes(text)
     except OSError as error:
         raise UsageError(f"{clean(str(path))} cannot be written: {error.strerror}", "name a new file") from error

@@ -157,7 +157,8 @@ def slurm_hostnames(nodes: str) -> list[str]:
 
 def slurm_job_hosts(job_id: str) -> list[str]:
     """Return the host names of a running Slurm job; raises as `slurm_hostnames`."""
-    return slurm_hostnames(_slurm("squeue", "--noheader", "--format=%N", f"--jobs={job_id}").strip())
+    lines = _slurm("squeue", "--noheader", "--format=%N", f"--jobs={job_id}").split()  # one for each task of an array
+    return list(dict.fromkeys(slurm_hostnames(",".join(lines))))
 
 
 def _slurm(*argv: str) -> str:

@@ -8,6 +8,7 @@ Source of the functions: torch 2.1 to 2.13, torch/distributed/distributed_c10d.p
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from enum import StrEnum
@@ -36,25 +37,39 @@ DDP_CALLS = {
     "_verify_param_shape_across_processes": "DDP's check of the parameters",
 }
 BACKWARD = {"_engine_run_backward", "backward"}
-DEVICE_CALLS = {"synchronize", "item", "cpu", "tolist", "wait_stream", "to"}
-"""Calls that wait for a GPU's queue: where ranks of NCCL stand while others are missing."""
+DEVICE_CALLS = {"synchronize", "wait_stream"}
+"""Functions that wait for a GPU's queue: ranks of NCCL stand there while others are missing.
+
+`item()`, `cpu()` and `to()` wait as well, at full CPU, but have no frame: they are the line of the program itself.
+"""
 STEP_ORDER = ("global_step", "step", "batch_idx", "iteration", "it", "i", "epoch")
 PEERS = ("src", "dst")
+SAVES = "saves a checkpoint"
 PHASES = (
-    ("saves a checkpoint", re.compile(r"torch/(serialization|distributed/checkpoint/.*)\.py$")),
+    (SAVES, re.compile(r"torch/(serialization|distributed/checkpoint/.*)\.py$")),
     ("loads data", re.compile(r"torch/utils/data/.*\.py$")),
     ("imports", re.compile(r"^<frozen importlib\._bootstrap")),
 )
-PROGRAM = {"<module>", "_run_module_as_main"}
+PROGRAM = {"<module>", "_run_module_as_main", "_bootstrap", "run"}
 """Outermost functions while the program runs; once it is over, others wait for exit handlers and threads."""
 BUSY = 0.2
 """Fraction of a core from which a rank computes."""
+SPINS = 0.8
+"""Fraction of a core from which a rank may wait for its GPU: CUDA polls."""
 MAX_SWITCHES_HZ = 3.0
 """A main thread that stands gives up its core less often; one that trains does so at each step."""
+MOVED_BYTES_HZ = 1 << 18
+"""A rank that reads or writes more than this is at work, even if its stack stays."""
 START_S = 60.0
 """Seconds in which a rank may still be on its way to init_process_group."""
-STANDSTILL_S = 8.0
-"""Seconds for which all ranks must have been seen at one place: all may load a first batch for a while."""
+SURE_S = 8.0
+"""Seconds for which ranks must have been seen at one place where they may have work there.
+
+They may compute, write a file, or load a first batch, all of them in one call or none.
+"""
+SURE_ON_GPU_S = 30.0
+"""The same where ranks wait for their GPUs: a healthy job with long steps stands there most of the time."""
+SPARE_LOOKS = 4
 
 
 class Kind(StrEnum):
@@ -65,6 +80,7 @@ class Kind(StrEnum):
     JOINS = "joins"
     """It stands in init_process_group."""
     DEVICE = "waits for its GPU"
+    """It stands in a call that waits for the GPU's queue; the queue may hold a collective, or work."""
     ELSEWHERE = "is elsewhere"
     FROZEN = "frozen"
     BLOCKED = "blocked"
@@ -91,6 +107,8 @@ class What(StrEnum):
     """Ranks have finished their program, and their processes do not end."""
     STANDSTILL = "standstill"
     """No rank moves, and none waits in a call."""
+    STANDING = "standing"
+    """Some ranks stand, the others move, and none waits in a call."""
     MOVING = "moving"
     UNSEEN = "unseen"
     """Ranks whose stacks could not be read."""
@@ -118,6 +136,23 @@ class Standing(msgspec.Struct, frozen=True):
         """Whether it stands in a call that needs other ranks."""
         return self.kind in (Kind.WAITS, Kind.JOINS, Kind.DEVICE) and not self.is_moving
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it does nothing."""
+        return not self.is_moving and self.busy_frac < BUSY
+
+    @property
+    def seen_s(self) -> float:
+        """Seconds between its first and its last look."""
+        return self.rank.looks[-1].at_s - self.rank.looks[0].at_s
+
+    @property
+    def sure_s(self) -> float:
+        """Seconds for which it must have been seen at its place before that is no work."""
+        if self.is_moving:
+            return math.inf
+        return SURE_S if self.phase == SAVES or not self.is_at_rest else 0.0
+
 
 class Finding(msgspec.Struct, frozen=True):
     """What the comparison of a job's ranks has found."""
@@ -126,7 +161,9 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity
     culprits: list[Standing]
     waiting: list[list[Standing]]
-    """Ranks that wait, by their call, the fewest first; in a standstill all ranks, by their line."""
+    """Ranks that wait, by their call, the fewest first; where none waits, the ranks by their line."""
+    num_looks: int = 0
+    """Looks that would make it sure; 0 where it is, or looking longer does not help."""
 
 
 def standing_of(rank: SeenRank) -> Standing:
@@ -141,7 +178,7 @@ def standing_of(rank: SeenRank) -> Standing:
     is_moving = len({_lines(look) for look in looks}) > 1 or steps[0] != steps[1]
     if not last.state or last.state in "ZX":
         kind = Kind.ENDED
-    elif last.state in "Tt":
+    elif last.state == "T" or all(look.state == "t" for look in looks):
         kind, is_moving = Kind.FROZEN, False
     elif last.trouble:
         kind = Kind.UNSEEN
@@ -150,17 +187,22 @@ def standing_of(rank: SeenRank) -> Standing:
     elif last.frames and _in_backward(last.frames):
         # DDP's all-reduce runs under backward, without a frame of its own: a rank that computes there is busy.
         kind, op = (Kind.WAITS, "backward") if busy_frac < BUSY and not is_moving else (Kind.ELSEWHERE, "backward")
-    elif 0 < len(last.frames) < MAX_FRAMES and last.frames[-1].name not in PROGRAM:
+    elif kind is Kind.ELSEWHERE and 0 < len(last.frames) < MAX_FRAMES and last.frames[-1].name not in PROGRAM:
         kind = Kind.ENDING
-    if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _switches_hz(looks, seconds) > MAX_SWITCHES_HZ:
+    elif kind is Kind.ELSEWHERE and not op and not is_moving and rank.uses_gpu and busy_frac > SPINS:
+        kind = Kind.DEVICE
+    if kind in (Kind.ELSEWHERE, Kind.BLOCKED) and _hz(looks, "io_bytes", seconds) > MOVED_BYTES_HZ:
+        is_moving = True
+    if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _hz(looks, "switches", seconds) > MAX_SWITCHES_HZ:
         is_moving = True
     phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
     return Standing(rank, kind, op, place, is_moving, busy_frac, steps, phase, last.trouble)
 
 
-def _switches_hz(looks: Sequence[Look], seconds: float) -> float:
-    first, last = looks[0].switches, looks[-1].switches
-    return 0.0 if len(looks) < 2 or first is None or last is None else (last - first) / seconds
+def _hz(looks: Sequence[Look], counter: str, seconds: float) -> float:
+    """Return how fast a counter has grown from the first to the last look; 0 where it is not known."""
+    counts = [getattr(look, counter) for look in looks[:: max(1, len(looks) - 1)]]
+    return 0.0 if len(counts) < 2 or None in counts else (counts[-1] - counts[0]) / seconds
 
 
 def _lines(look: Look) -> tuple[tuple[str, int], ...]:
@@ -209,41 +251,79 @@ def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
     ended = [one for one in standings if one.kind is Kind.ENDED]
     unseen = [one for one in standings if one.kind is Kind.UNSEEN]
     others = [one for one in standings if not (one.is_waiting or one in frozen or one in ended or one in unseen)]
-    at_rest = [one for one in others if not one.is_moving]
     if frozen:
         return Finding(What.FROZEN, Severity.CRITICAL, frozen, by_call)
     if by_call and others:
-        is_starting = all(one.kind is Kind.JOINS for group in by_call for one in group) and all(
-            one.rank.age_s < START_S for one in others
-        )
-        severity = Severity.CRITICAL if at_rest and not is_starting else Severity.WARNING
-        return Finding(What.ELSEWHERE, severity, at_rest or others, by_call)
+        return _elsewhere(others, by_call)
     if unseen:
         return Finding(What.UNSEEN, Severity.WARNING, unseen, by_call)
     if by_call and (job.missing or ended):
-        return Finding(What.MISSING, Severity.CRITICAL, ended, by_call)
-    if len(by_call) > 1:
-        smallest = [group for group in by_call if len(group) == len(by_call[0])]
-        # Of three sides of one size each is as likely to be right.
-        fewest = [one for group in smallest for one in group] if len(smallest) < max(3, len(by_call)) else []
-        return Finding(What.MISMATCH, Severity.CRITICAL, fewest, by_call)
+        return Finding(What.MISSING, Severity.CRITICAL if ended else Severity.WARNING, ended, by_call)
     if by_call:
-        return Finding(What.SAME_CALL, Severity.CRITICAL, [], by_call)
+        return _all_wait(job, by_call)
+    return _none_waits(job, others)
+
+
+def _found(
+    what: What, sure_s: float, culprits: list[Standing], waiting: list[list[Standing]], *, may_alarm: bool = True
+) -> Finding:
+    """Return a finding that is an alarm once its ranks were seen for long enough.
+
+    Args:
+        what: What has been found.
+        sure_s: Seconds from which it is sure; infinite where it never is.
+        culprits: See `Finding`.
+        waiting: See `Finding`.
+        may_alarm: False where looking longer does not help either.
+    """
+    seen_s = min(one.seen_s for one in [*culprits, *(one for group in waiting for one in group)])
+    if not may_alarm or sure_s == math.inf:
+        return Finding(what, Severity.WARNING, culprits, waiting)
+    if seen_s >= sure_s:
+        return Finding(what, Severity.CRITICAL, culprits, waiting)
+    return Finding(what, Severity.WARNING, culprits, waiting, math.ceil(sure_s) + SPARE_LOOKS)
+
+
+def _elsewhere(others: list[Standing], by_call: list[list[Standing]]) -> Finding:
+    """Return who keeps away from the call in which others wait: those at rest, else those that may have work there."""
+    sure_s = min(one.sure_s for one in others)
+    culprits = [one for one in others if one.sure_s == sure_s]
+    is_joining = all(one.kind is Kind.JOINS for group in by_call for one in group)
+    is_starting = is_joining and all(one.rank.age_s < START_S for one in others)
+    return _found(What.ELSEWHERE, sure_s, culprits, by_call, may_alarm=not is_starting)
+
+
+def _all_wait(job: SeenJob, by_call: list[list[Standing]]) -> Finding:
+    is_on_gpu = any(one.kind is Kind.DEVICE for group in by_call for one in group)
+    if len(by_call) == 1:
+        sure_s = SURE_ON_GPU_S if is_on_gpu else SURE_S
+        return _found(What.SAME_CALL, sure_s, [], by_call, may_alarm=job.size > 1)
+    smallest = [group for group in by_call if len(group) == len(by_call[0])]
+    # Of three sides of one size each is as likely to be right.
+    fewest = [one for group in smallest for one in group] if len(smallest) < max(3, len(by_call)) else []
+    return _found(What.MISMATCH, SURE_ON_GPU_S if is_on_gpu else 0.0, fewest, by_call)
+
+
+def _none_waits(job: SeenJob, ranks: list[Standing]) -> Finding:
+    at_rest = [one for one in ranks if one.is_at_rest]
     if ending := [one for one in at_rest if one.kind is Kind.ENDING]:
-        return Finding(What.NOT_EXITING, Severity.CRITICAL, ending, [])
-    if at_rest and len(at_rest) == len(others) and all(one.busy_frac < BUSY for one in others):
-        places = _by_place(others)
-        fewest = places[0] if len(places[0]) < len(places[-1]) else []
-        seconds = min(one.rank.looks[-1].at_s - one.rank.looks[0].at_s for one in others)
-        is_sure = seconds >= STANDSTILL_S and job.size > 1
-        return Finding(What.STANDSTILL, Severity.CRITICAL if is_sure else Severity.WARNING, fewest, places)
-    return Finding(What.MOVING, Severity.OK, [], [])
+        return _found(What.NOT_EXITING, SURE_S, ending, [])
+    if not at_rest:
+        return Finding(What.MOVING, Severity.OK, [], [])
+    places = _by_place(ranks)
+    busy = [one for one in ranks if one not in at_rest]
+    if busy:
+        fewest = min(at_rest, busy, key=len) if len(at_rest) != len(busy) else []
+        sure_s = math.inf if any(one.is_moving for one in busy) else SURE_S
+        return _found(What.STANDING, sure_s, fewest, places)
+    fewest = places[0] if len(places[0]) < len(places[-1]) else []
+    return _found(What.STANDSTILL, SURE_S, fewest, places, may_alarm=job.size > 1)
 
 
 def _by_call(waiting: Iterable[Standing]) -> list[list[Standing]]:
     groups: dict[tuple[str, str], list[Standing]] = defaultdict(list)
     for one in waiting:
-        line = "" if one.op != "backward" else f"{one.place}"
+        line = f"{one.place}" if one.op in ("", "backward") else ""
         groups[one.op, line].append(one)
     return sorted(groups.values(), key=lambda group: (len(group), group[0].rank.rank))
 

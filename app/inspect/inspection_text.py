@@ -10,7 +10,7 @@ from app.inspect.comparison import Kind, What
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from app.inspect.comparison import Finding, Standing
     from app.inspect.seen import HostSeen, SeenChild, SeenJob
@@ -39,48 +39,96 @@ STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "s
 
 def sentence(job: SeenJob, finding: Finding) -> str:
     """Return what is wrong with a job, in one clean sentence."""
-    waits = "; ".join(_waits_text(group) for group in finding.waiting)
-    who = ranks_text([one.rank.rank for one in finding.culprits])
-    it, has, is_ = ("it", "has", "is") if len(finding.culprits) == 1 else ("they", "have", "are")
+    parts = _PARTS[finding.what](job, finding)
+    if finding.num_looks:
+        parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
+    return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
+
+
+def _frozen(_job: SeenJob, finding: Finding) -> list[str]:
+    who, _, is_ = _subject(finding)
+    first = finding.culprits[0]
+    is_traced = first.rank.looks[-1].state == "t"
+    how = "stopped by a debugger or tracer" if is_traced else "frozen (SIGSTOP)"
+    return [f"{who} {is_} {how}{_at(first.place)}", _all_waits(finding)]
+
+
+def _elsewhere(_job: SeenJob, finding: Finding) -> list[str]:
+    who, has, _ = _subject(finding)
+    it = "it" if len(finding.culprits) == 1 else "they"
     classes = _classes(finding.culprits)
     stands = "; ".join(_stands_text(group, "" if len(classes) > 1 else it) for group in classes)
-    if finding.what is What.FROZEN:
-        parts = [f"{who} {is_} frozen (SIGSTOP){_at(finding.culprits[0].place)}", waits]
-    elif finding.what is What.ELSEWHERE and finding.severity is Severity.CRITICAL:
-        parts = [f"{who} {has} not come to the call in which others wait: {stands}", waits]
-    elif finding.what is What.ELSEWHERE:
-        why = "no alarm while " + ("it moves" if len(finding.culprits) == 1 else "they move")
-        why = (
-            why
-            if finding.culprits[0].is_moving
-            else "and it has just started"
-            if it == "it"
-            else "and they have just started"
-        )
-        parts = [waits, f"{who} {has} not come to it, {why}: {stands}"]
-    elif finding.what is What.MISSING:
-        missing = sorted({*job.missing, *(one.rank.rank for one in finding.culprits)})
-        is_ = "is" if len(missing) == 1 else "are"
-        parts = [f"{ranks_text(missing)} {is_} not there: ended, or on a host that was not looked at", waits]
-    elif finding.what is What.MISMATCH:
-        same = len({group[0].op.partition("(")[0] for group in finding.waiting}) == 1
-        how = "in the same call with different arguments" if same else "in different calls"
-        parts = [f"all ranks wait {how}, for each other: {waits}"]
-    elif finding.what is What.SAME_CALL:
-        parts = [f"all {waits}: the network, or arguments that cannot be seen from outside"]
-    elif finding.what is What.NOT_EXITING:
-        ends = "its process does" if len(finding.culprits) == 1 else "their processes do"
-        parts = [f"{who} {has} finished the program, and {ends} not end: a thread or child process keeps it"]
-    elif finding.what is What.STANDSTILL:
-        where = "; ".join(_stands_text(group) for group in finding.waiting[:3])
-        longer = "" if finding.severity is Severity.CRITICAL else "to be sure, look longer: --looks 12"
-        parts = ["no rank moves, and none waits in a call that needs others", where, longer]
-    elif finding.what is What.UNSEEN:
-        why = clean(finding.culprits[0].trouble, LINE_LIMIT)
-        parts = [f"the stack of {who} cannot be read: {why}", waits]
-    else:
-        parts = ["the ranks move, and nobody holds the others up"]
-    return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
+    if finding.severity is Severity.CRITICAL:
+        return [f"{who} {has} not come to the call in which others wait: {stands}", _all_waits(finding)]
+    return [_all_waits(finding), f"{who} {has} not come to it, {_excuse(finding, it, has)}: {stands}"]
+
+
+def _missing(job: SeenJob, finding: Finding) -> list[str]:
+    missing = sorted({*job.missing, *(one.rank.rank for one in finding.culprits)})
+    is_ = "is" if len(missing) == 1 else "are"
+    return [f"{ranks_text(missing)} {is_} not there: ended, or on a host that was not looked at", _all_waits(finding)]
+
+
+def _mismatch(_job: SeenJob, finding: Finding) -> list[str]:
+    is_one = len({group[0].op.partition("(")[0] for group in finding.waiting}) == 1
+    how = "in the same call with different arguments" if is_one else "in different calls"
+    return [f"all ranks wait {how}, for each other: {_all_waits(finding)}"]
+
+
+def _same_call(_job: SeenJob, finding: Finding) -> list[str]:
+    return [f"all {_all_waits(finding)}: the network, or arguments that cannot be seen from outside"]
+
+
+def _not_exiting(_job: SeenJob, finding: Finding) -> list[str]:
+    who, has, _ = _subject(finding)
+    ends = "its process does" if len(finding.culprits) == 1 else "their processes do"
+    return [f"{who} {has} finished the program, and {ends} not end: a thread or child process keeps it"]
+
+
+def _none_waits(_job: SeenJob, finding: Finding) -> list[str]:
+    what = "no rank moves" if finding.what is What.STANDSTILL else "some ranks stand"
+    where = [_stands_text(group) for group in finding.waiting[:3]]
+    return [f"{what}, and none waits in a call that needs others", *where]
+
+
+def _unseen(_job: SeenJob, finding: Finding) -> list[str]:
+    who, _, _ = _subject(finding)
+    why = clean(finding.culprits[0].trouble, LINE_LIMIT)
+    return [f"the stack of {who} cannot be read: {why}", _all_waits(finding)]
+
+
+_PARTS: dict[What, Callable[[SeenJob, Finding], list[str]]] = {
+    What.FROZEN: _frozen,
+    What.ELSEWHERE: _elsewhere,
+    What.MISSING: _missing,
+    What.MISMATCH: _mismatch,
+    What.SAME_CALL: _same_call,
+    What.NOT_EXITING: _not_exiting,
+    What.STANDSTILL: _none_waits,
+    What.STANDING: _none_waits,
+    What.UNSEEN: _unseen,
+    What.MOVING: lambda _job, _finding: ["the ranks move, and nobody holds the others up"],
+}
+
+
+def _subject(finding: Finding) -> tuple[str, str, str]:
+    """Return the culprits, with the forms of `have` and `be` that go with them."""
+    who = ranks_text([one.rank.rank for one in finding.culprits])
+    return (who, "has", "is") if len(finding.culprits) == 1 else (who, "have", "are")
+
+
+def _all_waits(finding: Finding) -> str:
+    return "; ".join(_waits_text(group) for group in finding.waiting)
+
+
+def _excuse(finding: Finding, it: str, has: str) -> str:
+    """Return why ranks that have not come to a call are no alarm."""
+    one = finding.culprits[0]
+    if one.is_moving:
+        return f"no alarm while {it} move{'s' if it == 'it' else ''}"
+    if not finding.num_looks:
+        return f"and {it} {has} just started"
+    return f"and may have work there{f' ({one.phase})' if one.phase else ''}"
 
 
 def _at(place: Place | None) -> str:
@@ -90,7 +138,8 @@ def _at(place: Place | None) -> str:
 def _waits_text(group: Sequence[Standing]) -> str:
     verb = "waits" if len(group) == 1 else "wait"
     kind = group[0].kind
-    what = f"for the GPU in {group[0].op}" if kind is Kind.DEVICE else f"in {clean_name(group[0].op)}"
+    what = f"in {clean_name(group[0].op)}" if group[0].op else ""
+    what = f"for the GPU {what}".rstrip() if kind is Kind.DEVICE else what
     places = {one.place for one in group}
     where = _at(group[0].place) if len(places) == 1 else ""
     return f"{ranks_text([one.rank.rank for one in group])} {verb} {what}{where}"
@@ -151,7 +200,8 @@ def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> 
     for group in _classes(standings):
         one = group[0]
         plural = "" if len(group) > 1 else "s"
-        what = f"wait{plural} in {clean_name(one.op)}" if one.is_waiting else one.kind.value
+        is_call = one.is_waiting and one.op
+        what = f"wait{plural} in {clean_name(one.op)}" if is_call else one.kind.value
         what = f"move{plural}" if one.is_moving else f"stand{plural}" if one.kind is Kind.ELSEWHERE else what
         where = place_text(one.place) or clean_name(one.op)
         pids = f"pid {one.rank.pid} on {clean_name(one.rank.host)}" if len(group) == 1 else ""
@@ -171,7 +221,8 @@ def unseen_lines(hosts: Mapping[str, HostSeen]) -> list[str]:
             lines.append(
                 f"{name}: Python processes of other users cannot be looked at: {users} (log in as them or root)"
             )
-        is_refused = any(look.trouble and "ermission" in look.trouble for rank in seen.ranks for look in rank.looks)
+        troubles = [look.trouble for rank in seen.ranks for look in rank.looks]
+        is_refused = any("ermission" in trouble and "is not run" not in trouble for trouble in troubles)
         if is_refused and seen.yama and not seen.is_root:
             lines.append(f"{name}: the kernel lets only root read stacks (sudo sysctl kernel.yama.ptrace_scope=0)")
     return lines

@@ -1,16 +1,16 @@
 """Looks at the ranks of hosts from outside: runs `app.inspect.on_host` there, with py-spy where it is needed.
 
-A host without py-spy gets this machine's: one static binary, in a directory that only the user can enter, checked by
-its digest there, and removed afterwards. Everything blocks, within bounds.
+A host without py-spy gets this machine's for as long as the looks last: one static binary, checked by its digest there.
+Everything blocks, within bounds.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import inspect as sources
+import platform
 import shutil
 import sys
 import zlib
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.errors import AgentUnreachableError, HostUnreachableError, SessionError
+from app.errors import HostUnreachableError, SessionError
 from app.inspect import on_host
 from app.inspect.seen import HostSeen
 from app.ssh.config import THIS_MACHINE
-from app.text import LINE_LIMIT, clean
+from app.text import LINE_LIMIT, clean, clean_name
 from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
@@ -34,18 +34,7 @@ BEGIN_S = 60.0
 SLOWEST_BYTES_HZ = 50_000
 MAX_SEEN_BYTES = 1 << 26
 _RUN = "import sys; exec(compile(sys.argv.pop(1), 'rankdeck inspect', 'exec'))"
-_FIND_SPY = "import shutil; print(shutil.which('py-spy') or '')"
-TAKE_SPY = """
-import hashlib, os, platform, sys, tempfile
-data = sys.stdin.buffer.read()
-assert hashlib.sha256(data).hexdigest() == sys.argv[1], "py-spy arrived damaged"
-path = os.path.join(tempfile.mkdtemp(prefix="rankdeck-inspect-"), "py-spy")
-with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
-    file.write(data)
-print(path)
-"""
-"""The directory of mkdtemp has mode 0700."""
-_DROP_SPY = "import os, sys; os.remove(sys.argv[1]); os.rmdir(os.path.dirname(sys.argv[1]))"
+_FIND_SPY = "import platform, shutil; print(platform.system(), platform.machine(), shutil.which('py-spy') or '')"
 
 
 def own_py_spy() -> str:
@@ -70,38 +59,41 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float) -> 
         period_s: Seconds between two looks.
 
     Raises:
-        HostUnreachableError: The connection broke.
-        AgentUnreachableError: The host's Python does not run, or answers something else.
+        HostUnreachableError: The connection broke, the host's Python does not run or answers something else, or
+            there is no py-spy for it.
     """
-    with contextlib.ExitStack() as undo:
-        there = spy if link.host == THIS_MACHINE else _line(link, _FIND_SPY)
-        if not there:
-            there = _sent(link, Path(spy).read_bytes())
-            undo.callback(_drop, link, there)
-        arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
-        answer = _line(link, _RUN, *arguments, timeout_s=BEGIN_S + num_looks * (period_s + BEGIN_S))
+    there, binary = (spy, b"") if link.host == THIS_MACHINE else _spy_for(link, spy)
+    arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
+    timeout_s = BEGIN_S + num_looks * (period_s + BEGIN_S) + len(binary) / SLOWEST_BYTES_HZ
+    answer = _line(link, _RUN, *arguments, given=binary, timeout_s=timeout_s)
     try:
         unpacked = zlib.decompressobj().decompress(base64.b64decode(answer, validate=True), MAX_SEEN_BYTES)
         return msgspec.json.decode(unpacked, type=HostSeen)
     except (*DECODE_ERRORS, binascii.Error, zlib.error) as error:
-        raise AgentUnreachableError(link.host, f"its Python answers something else: {clean(str(error))}") from error
+        raise HostUnreachableError(link.host, f"its Python answers something else: {clean(str(error))}") from error
 
 
-def _sent(link: AgentLink, binary: bytes) -> str:
-    digest = hashlib.sha256(binary).hexdigest()
-    return _line(link, TAKE_SPY, digest, given=binary, timeout_s=BEGIN_S + len(binary) / SLOWEST_BYTES_HZ)
-
-
-def _drop(link: AgentLink, path: str) -> None:
-    with contextlib.suppress(HostUnreachableError, AgentUnreachableError):
-        link.run_python(["-c", _DROP_SPY, path], BEGIN_S)
+def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
+    """Return the host's py-spy, or the digest of this machine's, and that one's bytes."""
+    system, _, rest = _line(link, _FIND_SPY).partition(" ")
+    machine, _, there = rest.partition(" ")
+    if there:
+        return there, b""
+    if (system, machine) != (platform.system(), platform.machine()):
+        raise HostUnreachableError(
+            link.host,
+            f"this machine's py-spy does not run on {clean_name(machine)} under {clean_name(system)}",
+            f"on {link.host}: pip install py-spy",
+        )
+    binary = Path(spy).read_bytes()
+    return on_host.DIGEST + hashlib.sha256(binary).hexdigest(), binary
 
 
 def _line(link: AgentLink, program: str, *arguments: str, given: bytes = b"", timeout_s: float = BEGIN_S) -> str:
-    """Return the last line that a program prints there."""
-    done = link.run_python(["-c", program, *arguments], timeout_s, given)
+    """Return the last line that a program prints there; -I: no module of the directory that a login begins in."""
+    done = link.run_python(["-I", "-c", program, *arguments], timeout_s, given)
     if done.exit_code:
-        raise AgentUnreachableError(
+        raise HostUnreachableError(
             link.host, f"{clean(link.python)} cannot look at its ranks: {clean(done.error_text, LINE_LIMIT)}"
         )
     return done.stdout.decode(errors="replace").rstrip("\n").rpartition("\n")[2]

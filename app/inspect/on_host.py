@@ -1,8 +1,8 @@
 """The part of `rankdeck inspect` that runs on a host: finds the ranks there and looks at them several times.
 
-This text is sent to the host and run by its Python, of 3.9 or newer. It uses the standard library alone, only reads,
-and prints one JSON object, compressed. /proc shows which processes are ranks, py-spy shows their stacks: it reads
-beside a rank and never pauses it.
+This text is sent to the host and run by its Python, of 3.9 or newer. It uses the standard library alone and prints one
+JSON object, compressed. /proc shows which processes are ranks, py-spy shows their stacks: it reads beside a rank and
+never pauses it. A py-spy that was sent along lies in a directory only this user can enter, until this program ends.
 
 `find_ranks` numbers the ranks by what each launcher leaves in environments and process trees.
 
@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import pwd
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +46,7 @@ STEP_NAMES = ("global_step", "step", "batch_idx", "iteration", "it", "i", "epoch
 PEER_NAMES = ("src", "dst")
 MAX_FRAMES = 64
 MAX_TEXT = 300
+MAX_WORLD = 1 << 17
 MAX_RANKS = 1024
 MAX_CHILDREN = 16
 SPY_TIMEOUT_S = 20.0
@@ -49,6 +54,11 @@ SPIES = 4
 """Dumps at a time: each takes 10 ms of a core."""
 WAITS_FOR_A_CHILD = {"poll", "select", "wait", "waitpid", "_try_wait", "_wait", "communicate", "join", "_try_get_data"}
 """Functions in which a rank may wait for a child process."""
+IS_DISTRIBUTED = re.compile(r"torch/(distributed/|multiprocessing/spawn\.py)")
+"""Files of a spawned process that is a rank, and no worker of a pool."""
+DEVICES = (b"/dev/nvidia", b"/dev/kfd")
+"""Files that a process has mapped once it uses a GPU."""
+DIGEST = "sha256:"
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
@@ -71,6 +81,12 @@ def base(path: str) -> str:
 def integer(text: str | None) -> int | None:
     """Return a number of at most nine digits; None for anything else."""
     return int(text) if text is not None and re.fullmatch(r"\d{1,9}", text) else None
+
+
+def number_in_world(text: str | None) -> int | None:
+    """Return a rank or a world size; None for what can be neither."""
+    number = integer(text)
+    return number if number is not None and number <= MAX_WORLD else None
 
 
 def process_of(pid: int) -> Process | None:
@@ -123,11 +139,20 @@ def has_torch(process: Process) -> bool:
     return b"libtorch_cpu" in read(process["pid"], "maps")
 
 
+def set_ancestors(processes: dict[int, Process], parents: dict[int, int]) -> None:
+    """Set the nearest Python above each process: a rank may run its children by a shell."""
+    for process in processes.values():
+        above = process["parent"]
+        while above not in processes and above in parents:
+            above = parents[above]
+        process["above"] = above
+
+
 def find_ranks(processes: dict[int, Process], has_torch: Any, name_of: Any) -> list[Process]:
     """Return the ranks among Python processes, each with its number, world size and job.
 
     Args:
-        processes: The processes by pid, as of `process_of`.
+        processes: The processes by pid, as of `process_of` and `set_ancestors`.
         has_torch: Returns whether a process has loaded libtorch.
         name_of: Returns the name of any process by its pid.
 
@@ -135,37 +160,36 @@ def find_ranks(processes: dict[int, Process], has_torch: Any, name_of: Any) -> l
     """
     numbered = {}
     for pid, process in processes.items():
-        found = _by_environment(process, processes.get(process["parent"]), has_torch, name_of)
+        found = _by_environment(process, processes.get(process["above"]), has_torch, name_of)
         if found is not None:
             numbered[pid] = found
     _add_lightning(processes, numbered)
     _add_spawned(processes, numbered, has_torch)
     # RANK alone is the number of a node where a launcher runs under it, as Kubernetes operators set it.
-    above = {processes[pid]["parent"] for pid in numbered}
-    return [
-        dict(processes[pid], **found) for pid, found in numbered.items() if found["how"] != "RANK" or pid not in above
-    ]
+    above = {processes[pid]["above"] for pid in numbered}
+    ranks = [dict(processes[pid], **found) for pid, found in numbered.items()]
+    return [rank for rank in ranks if rank["how"] != "RANK" or rank["pid"] not in above]
 
 
 def _by_environment(process: Process, parent: Process | None, has_torch: Any, name_of: Any) -> Process | None:
     variables, inherited = process["variables"], parent["variables"] if parent else {}
-    rank, size = integer(variables.get("RANK")), integer(variables.get("WORLD_SIZE"))
+    rank, size = number_in_world(variables.get("RANK")), number_in_world(variables.get("WORLD_SIZE"))
     if rank is not None and not _same(variables, inherited, ("RANK", "LOCAL_RANK", "MASTER_PORT")):
         how = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "RANK"
         if how == "torchrun" or has_torch(process):
             return {"rank": rank, "size": size, "how": how, "key": _store_key(variables)}
     for name, size_name in RANK_VARIABLES.items():
-        rank = integer(variables.get(name))
+        rank, size = number_in_world(variables.get(name)), number_in_world(variables.get(size_name))
         if rank is not None and not _same(variables, inherited, (name,)) and has_torch(process):
             key = variables.get("PMIX_NAMESPACE") or _store_key(variables)
-            return {"rank": rank, "size": integer(variables.get(size_name)), "how": "mpirun", "key": key}
-    rank = integer(variables.get("SLURM_PROCID"))
+            return {"rank": rank, "size": size, "how": "mpirun", "key": key}
+    rank = number_in_world(variables.get("SLURM_PROCID"))
     # Every process of a batch script has SLURM_PROCID=0: a rank of srun is a child of slurmstepd.
     is_alone = "RANK" not in variables and "LOCAL_RANK" not in variables
     if rank is None or not is_alone or name_of(process["parent"]) != "slurmstepd" or not has_torch(process):
         return None
     key = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
-    return {"rank": rank, "size": integer(variables.get("SLURM_NTASKS")), "how": "srun", "key": key}
+    return {"rank": rank, "size": number_in_world(variables.get("SLURM_NTASKS")), "how": "srun", "key": key}
 
 
 def _same(variables: dict[str, str], others: dict[str, str], names: Any) -> bool:
@@ -175,7 +199,7 @@ def _same(variables: dict[str, str], others: dict[str, str], names: Any) -> bool
 def _store_key(variables: dict[str, str]) -> str:
     run = variables.get("TORCHELASTIC_RUN_ID", "")
     store = f"{variables.get('MASTER_ADDR', '')}:{variables.get('MASTER_PORT', '')}"
-    return store if run in ("", "none") else f"{run} {store}"
+    return (store if run in ("", "none") else f"{run} {store}")[:MAX_TEXT]
 
 
 def _add_lightning(processes: dict[int, Process], numbered: dict[int, Process]) -> None:
@@ -183,30 +207,37 @@ def _add_lightning(processes: dict[int, Process], numbered: dict[int, Process]) 
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         variables = process["variables"]
-        parent = processes.get(process["parent"])
+        parent = processes.get(process["above"])
         is_one = "LOCAL_RANK" in variables and "RANK" not in variables and "MASTER_PORT" in variables
         if is_one and parent is not None and "LOCAL_RANK" not in parent["variables"]:
             children.setdefault(parent["pid"], []).append(process)
     for pid, others in children.items():
         variables = others[0]["variables"]
-        first = (integer(variables.get("NODE_RANK")) or 0) * (len(others) + 1)
-        found = {"size": integer(variables.get("WORLD_SIZE")), "how": "Lightning", "key": _store_key(variables)}
-        numbered[pid] = dict(found, rank=first)
-        for one in others:
-            numbered[one["pid"]] = dict(found, rank=first + (integer(one["variables"]["LOCAL_RANK"]) or 0))
+        first = (number_in_world(variables.get("NODE_RANK")) or 0) * (len(others) + 1)
+        size = number_in_world(variables.get("WORLD_SIZE"))
+        for one in [processes[pid], *others]:
+            local = number_in_world(one["variables"].get("LOCAL_RANK")) or 0
+            rank = min(first + local, MAX_WORLD)
+            numbered[one["pid"]] = {"rank": rank, "size": size, "how": "Lightning", "key": _store_key(variables)}
 
 
 def _add_spawned(processes: dict[int, Process], numbered: dict[int, Process], has_torch: Any) -> None:
     """Add the ranks of torch.multiprocessing.spawn, which are numbered in the order in which they were started."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
-        parent = processes.get(process["parent"])
+        parent = processes.get(process["above"])
         is_worker = parent is not None and (parent["is_spawned"] or parent["pid"] in numbered)
         if process["is_spawned"] and not is_worker and process["pid"] not in numbered and has_torch(process):
-            children.setdefault(process["parent"], []).append(process)
+            children.setdefault(process["above"], []).append(process)
     for pid, ranks in children.items():
         for number, one in enumerate(sorted(ranks, key=lambda one: (one["start"], one["pid"]))):
             numbered[one["pid"]] = {"rank": number, "size": len(ranks), "how": "spawn", "key": f"pid {pid}"}
+
+
+def without_pools(ranks: list[Process]) -> list[Process]:
+    """Return the ranks without those of `_add_spawned` that no look has shown at anything of torch.distributed."""
+    at_torch = {rank["key"] for rank in ranks for look in rank["looks"] if look["trouble"] or look["is_distributed"]}
+    return [rank for rank in ranks if rank["how"] != "spawn" or rank["key"] in at_torch]
 
 
 def main_frames(threads: list[dict[str, Any]], pid: int) -> list[dict[str, Any]]:
@@ -228,8 +259,9 @@ def kept_frame(frame: dict[str, Any]) -> list[Any]:
 
 def stack_of(pid: int, spy: str) -> dict[str, Any]:
     """Return the main thread's frames, innermost first, or why they cannot be seen."""
+    seen: dict[str, Any] = {"frames": [], "is_distributed": False, "trouble": ""}
     if not spy:
-        return {"frames": [], "trouble": "py-spy is not there"}
+        return dict(seen, trouble="no py-spy can be run in /tmp or at home there: pip install py-spy")
     argv = [spy, "dump", "--json", "--nonblocking", "--locals", "--pid", str(pid)]
     trouble = ""
     for _ in range(3):  # a process may move under its reader
@@ -238,14 +270,23 @@ def stack_of(pid: int, spy: str) -> dict[str, Any]:
                 argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=SPY_TIMEOUT_S
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return {"frames": [], "trouble": f"py-spy: {error}"[:MAX_TEXT]}
+            why = getattr(error, "strerror", None) or "it does not answer"
+            return dict(seen, trouble=f"{spy} is not run: {why}"[:MAX_TEXT])
         if done.returncode == 0:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 frames = main_frames(json.loads(done.stdout), pid)
-                return {"frames": [kept_frame(frame) for frame in frames[:MAX_FRAMES]], "trouble": ""}
+                is_distributed = any(IS_DISTRIBUTED.search(str(frame.get("filename"))) for frame in frames)
+                kept = [kept_frame(frame) for frame in frames[:MAX_FRAMES]]
+                return dict(seen, frames=kept, is_distributed=is_distributed)
         lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
         trouble = " ".join(line for line in lines if line and "backtrace" not in line)[:MAX_TEXT] or "py-spy failed"
-    return {"frames": [], "trouble": trouble}
+    return dict(seen, trouble=trouble)
+
+
+def moved_bytes(pid: int) -> int | None:
+    """Return how much a process has read and written so far; None where the kernel does not count it."""
+    counts = re.findall(rb"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", read(pid, "io"), re.MULTILINE)
+    return sum(map(int, counts)) if counts else None
 
 
 def look_at(pid: int, spy: str) -> dict[str, Any]:
@@ -261,6 +302,7 @@ def look_at(pid: int, spy: str) -> dict[str, Any]:
         state=fields[0].decode() if fields and has_memory else "",
         cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_HZ if fields else 0.0,
         switches=int(switches[1]) if switches else None,
+        io_bytes=moved_bytes(pid),
         wchan="" if wchan == "0" else wchan[:MAX_TEXT],
     )
 
@@ -278,12 +320,14 @@ def children_of(pid: int, spy: str) -> list[dict[str, Any]]:
     return children
 
 
-def python_processes() -> Iterator[Process]:
-    """Yield every Python process but this one."""
-    for path in Path("/proc").iterdir():
-        process = process_of(int(path.name)) if path.name.isdigit() and path.name != str(os.getpid()) else None
-        if process is not None:
-            yield process
+def python_processes() -> dict[int, Process]:
+    """Return every Python process but this one by its pid, with its nearest Python ancestor."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    found = {pid: process_of(pid) for pid in pids if pid != os.getpid()}
+    processes = {pid: process for pid, process in found.items() if process is not None}
+    stats = {pid: read(pid, "stat").rpartition(b")")[2].split() for pid in pids if pid not in processes}
+    set_ancestors(processes, {pid: int(fields[1]) for pid, fields in stats.items() if fields})
+    return processes
 
 
 def name_of(pid: int) -> str:
@@ -294,19 +338,21 @@ def name_of(pid: int) -> str:
 def user_of(uid: int) -> str:
     """Return the name of a user."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name.encode(errors="replace").decode()[:MAX_TEXT]
     except KeyError:
         return str(uid)
 
 
 def inspect(spy: str, num_looks: int, period_s: float) -> dict[str, Any]:
     """Return the ranks of this host and what each look at them has shown."""
-    processes = {process["pid"]: process for process in python_processes()}
+    processes = python_processes()
     ranks = find_ranks(processes, has_torch, name_of)[:MAX_RANKS]
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     for rank in ranks:
         rank["looks"] = []
         rank["age_s"] = up_s - rank["start"] / TICKS_HZ
+        maps = read(rank["pid"], "maps")
+        rank["uses_gpu"] = any(device in maps for device in DEVICES)
     with ThreadPoolExecutor(SPIES) as pool:
         for number in range(num_looks if ranks else 0):
             began_s = time.monotonic()
@@ -323,7 +369,7 @@ def inspect(spy: str, num_looks: int, period_s: float) -> dict[str, Any]:
             user = user_of(process["uid"])
             unseen[user] = unseen.get(user, 0) + 1
     return {
-        "ranks": ranks,
+        "ranks": without_pools(ranks),
         "unseen": unseen,
         "user": user_of(os.getuid()),
         "is_root": os.getuid() == 0,
@@ -336,10 +382,45 @@ def _may_wait_for_a_child(rank: Process) -> bool:
     return any(name in WAITS_FOR_A_CHILD for name in names)
 
 
+@contextlib.contextmanager
+def spy_of(given: str) -> Iterator[str]:
+    """Give the path of py-spy, or of that which comes through stdin where `given` is its digest; empty if none runs."""
+    if not given.startswith(DIGEST):
+        yield given
+        return
+    data = sys.stdin.buffer.read()
+    if DIGEST + hashlib.sha256(data).hexdigest() != given:
+        raise SystemExit("py-spy arrived damaged")
+    # /tmp may be full, or mounted noexec.
+    path = placed(data, tempfile.gettempdir()) or placed(data, str(Path.home()))
+    try:
+        yield path
+    finally:
+        if path:
+            shutil.rmtree(str(Path(path).parent), ignore_errors=True)
+
+
+def placed(data: bytes, parent: str) -> str:
+    """Return the path of a program in a new directory of mode 0700; empty where it cannot be put, or not be run."""
+    directory = ""
+    with contextlib.suppress(OSError):
+        directory = tempfile.mkdtemp(prefix="rankdeck-inspect-", dir=parent)
+        path = Path(directory, "py-spy")
+        path.write_bytes(data)
+        path.chmod(0o700)
+        if os.access(path, os.X_OK):
+            return str(path)
+    shutil.rmtree(directory, ignore_errors=True)
+    return ""
+
+
 def main(argv: list[str]) -> None:
-    """Print what `inspect` has seen; the arguments are py-spy's path, the number of looks and the seconds between."""
-    spy, num_looks, period_s = argv
-    seen = json.dumps(inspect(spy, int(num_looks), float(period_s))).encode()
+    """Print what `inspect` has seen; the arguments are those of `spy_of`, the number of looks, the seconds between."""
+    given, num_looks, period_s = argv
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    with spy_of(given) as spy:
+        seen = json.dumps(inspect(spy, int(num_looks), float(period_s))).encode()
     sys.stdout.write(base64.b64encode(zlib.compress(seen)).decode() + "\n")
 
 

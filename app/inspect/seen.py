@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+InWorld = Annotated[int, msgspec.Meta(ge=0, le=2**18)]
 MAX_FRAMES = 64
 LOOPBACK_STORES = ("localhost", "127.", "[::1]", "::1", ":")
 """Beginnings of a store's address that each host has for itself."""
@@ -48,6 +49,8 @@ class Look(msgspec.Struct, frozen=True):
     switches: int | None
     """Number of waits of its main thread; None where the kernel does not count them."""
     wchan: Text
+    io_bytes: int | None = None
+    """Bytes that it has read and written so far; None where the kernel does not count them."""
 
 
 class SeenChild(Look, frozen=True, kw_only=True):
@@ -65,14 +68,15 @@ class SeenRank(msgspec.Struct, frozen=True):
     """Seconds since it was started."""
     uid: int
     program: Text
-    rank: Number
-    size: Number | None
+    rank: InWorld
+    size: InWorld | None
     how: Text
     """Launcher: torchrun, RANK (set by hand), mpirun, srun, Lightning or spawn."""
     key: Text
     """Name of its job, the same on all hosts of a job."""
     looks: Annotated[list[Look], msgspec.Meta(min_length=1, max_length=100)]
     children: list[SeenChild] = []
+    uses_gpu: bool = False
     host: str = ""
 
 

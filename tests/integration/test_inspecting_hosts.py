@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.inspect.inspector import TAKE_SPY
+from app.inspect import on_host
 from tests.support.desk import Desk, named
 from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
@@ -102,10 +102,15 @@ def test_the_rank_that_stands_is_named_over_two_hosts_by_its_own_user(desk: Desk
     shared = desk.network.directory / "shared"
     shared.mkdir()
     shutil.chown(shared, USER, USER)
+    for host in desk.network.hosts.values():
+        for module in ("json", "platform", "shutil"):  # a login begins in its home
+            (host.directory / f"home/alice/{module}.py").write_text("raise SystemExit('not ours')")
     with training(desk.network, shared):
         found = desk.json("inspect", *named("alice@h1", "alice@h2"), codes=(10,))
         everything = shared / "seen.json"
-        code, text, _ = desk.run("inspect", "--evidence", str(everything), *named("alice@h1", "alice@h2"))
+        code, text, _ = desk.run("inspect", "train.py", "--evidence", str(everything), *named("alice@h1", "alice@h2"))
+        desk.network["h2"].stop_sshd()
+        elsewhere, _, errors = desk.run("inspect", "other.py", *named("alice@h1", "alice@h2"))
 
     (job,) = found["jobs"]
     assert (job["finding"], job["culprits"], job["missing"], job["launcher"]) == ("elsewhere", [2], [], "torchrun")
@@ -118,6 +123,8 @@ def test_the_rank_that_stands_is_named_over_two_hosts_by_its_own_user(desk: Desk
     assert "it stands at train.py:6 in load" in job["text"]
     assert code == 10
     assert "4 of 4 ranks on alice@h1 and alice@h2" in text
+    assert elsewhere == 3, "it may run on the host that was not reached"
+    assert "no rank of other.py runs on alice@h1" in errors
     assert "secret-path" not in everything.read_text()
     assert not list(Path("/tmp").glob("rankdeck-inspect-*"))
 
@@ -146,7 +153,7 @@ def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.M
 
 
 def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", TAKE_SPY, "0" * 64]
+    argv = [sys.executable, on_host.__file__, on_host.DIGEST + "0" * 64, "2", "0"]
     done = subprocess.run(
         argv, input=b"damaged", env={"TMPDIR": str(tmp_path)}, capture_output=True, timeout=SOON_S, check=False
     )

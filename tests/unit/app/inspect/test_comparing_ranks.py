@@ -32,7 +32,7 @@ WAITS = inside("all_reduce", "wrapper")
 BACKWARD = inside("_engine_run_backward", "backward", file=f"{TORCH}/autograd/graph.py")
 
 
-def rank(number: int, *stacks: list[SeenFrame], state: str = "S", **fields: Any) -> SeenRank:
+def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int = 2, **fields: Any) -> SeenRank:
     """Return a rank with a look a second; the last stack stays."""
     cpu_s, switches_hz = fields.pop("cpu_s", 0.0), fields.pop("switches_hz", 0)
     looks = [
@@ -44,8 +44,9 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", **fields: Any)
             cpu_s=cpu_s * second,
             switches=switches_hz * second,
             wchan=fields.get("wchan", "hrtimer_nanosleep"),
+            io_bytes=fields.get("io_hz", 0) * second,
         )
-        for second in range(3)
+        for second in range(seconds + 1)
     ]
     return SeenRank(
         100 + number,
@@ -58,7 +59,8 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", **fields: Any)
         "k",
         looks,
         fields.get("children", []),
-        fields.get("host", "h1"),
+        uses_gpu=fields.get("uses_gpu", False),
+        host=fields.get("host", "h1"),
     )
 
 
@@ -113,18 +115,104 @@ def test_the_same_call_with_another_source_is_a_difference() -> None:
     assert "broadcast(src=1)" in text
 
 
-def test_a_rank_that_no_host_has_shown_is_named() -> None:
+SAVES = [SeenFrame(f"{TORCH}/serialization.py", 9, "save", {}), *at(80)]
+SECONDS = pytest.mark.parametrize(("seconds", "severity"), [(2, Severity.WARNING), (11, Severity.CRITICAL)])
+
+
+@pytest.mark.parametrize("how", [{"cpu_s": 1.0}, {"stacks": [SAVES]}, {"stacks": [SAVES], "state": "D"}])
+@SECONDS
+def test_a_rank_that_may_have_work_elsewhere_is_an_alarm_only_after_longer(
+    how: dict[str, Any], seconds: int, severity: Severity
+) -> None:
+    fields = {key: value for key, value in how.items() if key != "stacks"}
+    one = rank(1, *how.get("stacks", [at(14)]), seconds=seconds, **fields)
+    finding, text = found(rank(0, WAITS, seconds=seconds), one)
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, severity, [1])
+    assert ("to be sure, look longer: --looks 12" in text) is (severity is Severity.WARNING)
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+def test_a_rank_that_writes_its_checkpoint_is_never_an_alarm(state: str) -> None:
+    one = rank(1, SAVES, seconds=30, state=state, io_hz=1 << 20)
+    finding, text = found(rank(0, WAITS, seconds=30), one)
+
+    assert (finding.severity, culprits(finding)) == (Severity.WARNING, [1])
+    assert "no alarm while it moves" in text
+    assert "--looks" not in text
+
+
+def test_of_ranks_elsewhere_the_one_at_rest_is_named() -> None:
+    finding, _ = found(rank(0, WAITS), rank(1, at(14), cpu_s=1.0), rank(2, at(15)), rank(3, at(16), at(17)))
+
+    assert (finding.severity, culprits(finding)) == (Severity.CRITICAL, [2])
+
+
+def test_a_rank_that_no_host_has_shown_is_named_but_may_run_where_nobody_looked() -> None:
     finding, text = found(rank(0, WAITS), rank(2, WAITS), size=4)
 
-    assert finding.what is What.MISSING
-    assert text.startswith("ranks 1, 3 are not there: ended, or on a host that was not looked at; ranks 0, 2 wait")
+    assert (finding.what, finding.severity) == (What.MISSING, Severity.WARNING)
+    assert text == (
+        "ranks 1, 3 are not there: ended, or on a host that was not looked at; ranks 0, 2 wait in all_reduce at "
+        "train.py:30 in main"
+    )
+    finding, _ = found(rank(0, WAITS), rank(1, [], state="Z"))
+    assert (finding.what, finding.severity, culprits(finding)) == (What.MISSING, Severity.CRITICAL, [1])
 
 
-def test_all_in_one_call_is_nobody_s_fault() -> None:
-    finding, text = found(rank(0, WAITS), rank(1, WAITS))
+@SECONDS
+def test_all_in_one_call_is_nobody_s_fault_and_may_be_a_long_call(seconds: int, severity: Severity) -> None:
+    finding, text = found(rank(0, WAITS, seconds=seconds), rank(1, WAITS, seconds=seconds))
 
-    assert (finding.what, culprits(finding)) == (What.SAME_CALL, [])
+    assert (finding.what, finding.severity, culprits(finding)) == (What.SAME_CALL, severity, [])
     assert "arguments that cannot be seen from outside" in text
+
+
+def test_one_rank_alone_waits_for_nobody() -> None:
+    assert found(rank(0, WAITS, seconds=30))[0].severity is Severity.WARNING
+
+
+ITEM = [MAIN, MODULE]
+"""`loss.item()` has no frame of its own."""
+
+
+def on_gpu(number: int, *stacks: list[SeenFrame], seconds: int = 2, cpu_s: float = 1.0) -> SeenRank:
+    return rank(number, *stacks, seconds=seconds, cpu_s=cpu_s, uses_gpu=True)
+
+
+def test_ranks_at_item_wait_for_their_gpus_and_the_one_at_rest_is_named() -> None:
+    finding, text = found(on_gpu(0, ITEM), on_gpu(1, at(14), cpu_s=0.0), on_gpu(2, ITEM))
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.CRITICAL, [1])
+    assert text.endswith("ranks 0, 2 wait for the GPU at train.py:30 in main")
+
+
+@pytest.mark.parametrize("others", [ITEM, inside("synchronize", file=f"{TORCH}/cuda/__init__.py")])
+def test_healthy_ranks_with_long_steps_stand_at_their_gpus(others: list[SeenFrame]) -> None:
+    finding, text = found(on_gpu(0, ITEM, seconds=11), on_gpu(1, others, seconds=11))
+    assert finding.severity is Severity.WARNING
+    assert text.endswith("look longer: --looks 34")
+
+    finding, _ = found(on_gpu(0, ITEM, seconds=33), on_gpu(1, others, seconds=33))
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_a_rank_at_rest_among_ranks_that_compute_is_told_though_none_waits() -> None:
+    finding, text = found(*(rank(number, ITEM, cpu_s=1.0) for number in range(3)), rank(3, at(14)))
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.STANDING, Severity.WARNING, [3])
+    assert text.startswith("some ranks stand, and none waits in a call that needs others; rank 3 stands at load.py:14")
+    assert text.endswith("look longer: --looks 12")
+    longer, _ = found(*(rank(number, ITEM, cpu_s=1.0, seconds=11) for number in range(3)), rank(3, at(14), seconds=11))
+    assert (longer.severity, culprits(longer)) == (Severity.CRITICAL, [3])
+    moving = [rank(number, ITEM, at(3), cpu_s=1.0, seconds=11) for number in range(3)]
+    assert found(*moving, rank(3, at(14), seconds=11))[0].severity is Severity.WARNING
+
+
+def test_a_rank_under_a_debugger_is_not_taken_for_one_that_was_stopped() -> None:
+    _, text = found(rank(0, WAITS), rank(1, at(3), state="t"))
+
+    assert text.startswith("rank 1 is stopped by a debugger or tracer at load.py:3 in read")
 
 
 def test_all_at_one_line_is_a_standstill_and_the_odd_one_is_named() -> None:
@@ -163,9 +251,10 @@ def test_a_rank_that_has_just_started_may_be_late() -> None:
 
 def test_a_process_that_outlives_its_program_is_named() -> None:
     ending = [SeenFrame("/usr/lib/python3.11/threading.py", 1553, "_shutdown", {})]
-    finding, text = found(rank(0, [], state="Z"), rank(1, ending))
+    assert found(rank(0, [], state="Z"), rank(1, ending))[0].severity is Severity.WARNING
+    finding, text = found(rank(0, [], state="Z"), rank(1, ending, seconds=11))
 
-    assert (finding.what, culprits(finding)) == (What.NOT_EXITING, [1])
+    assert (finding.what, finding.severity, culprits(finding)) == (What.NOT_EXITING, Severity.CRITICAL, [1])
     assert text.startswith("rank 1 has finished the program, and its process does not end")
 
 

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.inspect.on_host import find_ranks, integer, kept_frame, main_frames, program_of
+from app.inspect.on_host import (
+    DIGEST,
+    KEPT_VARIABLES,
+    MAX_TEXT,
+    find_ranks,
+    integer,
+    kept_frame,
+    main_frames,
+    program_of,
+    set_ancestors,
+    spy_of,
+    without_pools,
+)
 from app.inspect.seen import HostSeen, Look, SeenRank, jobs_of
 
 TORCHRUN = {
@@ -22,7 +45,7 @@ LOOK = Look(frames=[], trouble="", at_s=0.0, state="S", cpu_s=0.0, switches=0, w
 
 def processes(*rows: dict[str, Any]) -> dict[int, dict[str, Any]]:
     usual = {"parent": 1, "start": 0, "uid": 0, "program": "train.py", "is_readable": True, "is_spawned": False}
-    return {row["pid"]: {**usual, "variables": {}, **row} for row in rows}
+    return {row["pid"]: {**usual, "variables": {}, "above": row.get("parent", 1), **row} for row in rows}
 
 
 def numbers(
@@ -105,6 +128,79 @@ def test_rank_alone_is_a_rank_unless_a_launcher_runs_under_it() -> None:
     )
 
     assert numbers(found) == {10: (1, 2, "RANK"), 21: (4, 4, "torchrun")}
+
+
+def test_a_child_that_a_rank_runs_by_a_shell_is_no_rank() -> None:
+    found = processes(
+        {"pid": 11, "parent": 10, "variables": {**TORCHRUN, "RANK": "2"}},
+        {"pid": 14, "parent": 13, "variables": {**TORCHRUN, "RANK": "2"}},
+    )
+    set_ancestors(found, {13: 12, 12: 11, 10: 1})
+
+    assert (found[14]["above"], found[11]["above"]) == (11, 1)
+    assert numbers(found) == {11: (2, 4, "torchrun")}
+
+
+def test_a_number_that_no_world_has_is_no_rank() -> None:
+    found = processes(
+        {"pid": 11, "variables": {**TORCHRUN, "RANK": "999999999"}},
+        {"pid": 12, "variables": {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "999999999"}},
+    )
+
+    assert numbers(found) == {12: (1, None, "torchrun")}
+
+
+@pytest.mark.parametrize(("is_distributed", "trouble", "num"), [(False, "", 0), (True, "", 2), (False, "unseen", 2)])
+def test_a_pool_of_spawned_workers_is_no_job(is_distributed: bool, trouble: str, num: int) -> None:
+    looks = [{"is_distributed": False, "trouble": ""}], [{"is_distributed": is_distributed, "trouble": trouble}]
+    pool = [{"how": "spawn", "key": "pid 9", "looks": look} for look in looks]
+    other = {"how": "torchrun", "key": "k", "looks": [{"is_distributed": False, "trouble": ""}]}
+
+    assert without_pools([*pool, other]) == [*pool[:num], other]
+
+
+VALUES = st.dictionaries(st.sampled_from(KEPT_VARIABLES), st.text(max_size=MAX_TEXT) | st.integers(0).map(str))
+
+
+@given(st.lists(VALUES, max_size=6), st.lists(st.integers(0, 6), min_size=6, max_size=6))
+def test_whatever_is_in_environments_can_be_read_and_told(rows: list[dict[str, str]], parents: list[int]) -> None:
+    found = processes(
+        *({"pid": pid, "parent": parents[pid], "variables": variables} for pid, variables in enumerate(rows))
+    )
+    ranks = find_ranks(found, lambda _one: True, lambda _pid: "slurmstepd")
+    looks = [msgspec.to_builtins(LOOK)]
+    text = json.dumps(
+        {
+            "ranks": [dict(rank, looks=looks, age_s=0.0) for rank in ranks],
+            "unseen": {},
+            "user": "",
+            "is_root": False,
+            "yama": None,
+        }
+    )
+
+    jobs = jobs_of([("h1", msgspec.json.decode(text, type=HostSeen))])
+    assert sum(len(job.ranks) for job in jobs) == len(ranks)
+    assert all(len(job.missing) + len(job.ranks) == job.size for job in jobs)
+
+
+def test_a_py_spy_that_was_sent_lies_where_it_can_be_run_and_only_while_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, noexec = tmp_path / "home", tmp_path / "noexec"
+    home.mkdir()
+    noexec.mkdir()
+    binary = b"\x7fELF"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(noexec))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(binary)))
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).is_relative_to(home))
+
+    with spy_of(DIGEST + hashlib.sha256(binary).hexdigest()) as spy:
+        assert Path(spy).read_bytes() == binary
+        assert (Path(spy).stat().st_mode & 0o777, Path(spy).parent.stat().st_mode & 0o777) == (0o700, 0o700)
+        assert Path(spy).parent.parent == home
+    assert sorted(tmp_path.rglob("*")) == [home, noexec]
 
 
 @pytest.mark.parametrize(

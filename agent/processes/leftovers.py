@@ -50,11 +50,11 @@ class Leftovers:
         """Jobs that may have left something, until a sweep finds nothing of theirs."""
         self._pause_s = FIRST_PAUSE_S
         self._due_at_s = float("-inf")
-        self._writers_until_s = float("-inf")
+        self._writers_until_s: dict[str, float] = {}
 
     def suspect(self, job_id: str, writers_until_s: float = float("-inf")) -> None:
-        """Look for leftovers of a job from the next sweep on; a checkpoint's writer has until then to finish."""
-        self._writers_until_s = writers_until_s
+        """Look for leftovers of a job from the next sweep on; its checkpoint's writer has until then to finish."""
+        self._writers_until_s[job_id] = writers_until_s
         self._suspects.add(job_id)
         self._pause_s, self._due_at_s = FIRST_PAUSE_S, float("-inf")
 
@@ -74,12 +74,13 @@ class Leftovers:
         """
         if not self._suspects or now_s < self._due_at_s:
             return
+        self._writers_until_s = {job: until_s for job, until_s in self._writers_until_s.items() if now_s < until_s}
         found = sweep(
             self._inbox_path,
             own_pids,
             kept_jobs,
             owns_all_below=self._owns_all_below and owns_all,
-            spares_writers=now_s < self._writers_until_s,
+            writing_jobs=self._writers_until_s.keys(),
         )
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s) if found == self._suspects else FIRST_PAUSE_S
         self._suspects, self._due_at_s = found, now_s + self._pause_s
@@ -91,9 +92,9 @@ def sweep(
     kept_jobs: AbstractSet[str] = frozenset(),
     *,
     owns_all_below: bool,
-    spares_writers: bool = False,
+    writing_jobs: AbstractSet[str] = frozenset(),
 ) -> set[str]:
-    """Kill leftovers, all but those of `kept_jobs`; return the ids of their jobs.
+    """Kill leftovers, all but those of `kept_jobs` and the checkpoint's writers of `writing_jobs`; return their jobs.
 
     `inbox_path` is the mark of this agent's jobs. With `owns_all_below` all that lives below this process is an orphan
     of its jobs, marked or not.
@@ -101,8 +102,8 @@ def sweep(
     below = shim.descendants(os.getpid(), frozenset(own_pids)) if owns_all_below else {}
     found = {pid: (started_ticks, ANYBODYS) for pid, started_ticks in below.items()} | _marked(inbox_path, own_pids)
     found = {pid: one for pid, one in found.items() if one[1] not in kept_jobs}
-    for pid, (started_ticks, _) in found.items():
-        if not (spares_writers and shim.is_writer(pid)):
+    for pid, (started_ticks, job_id) in found.items():
+        if not (job_id in writing_jobs and shim.is_writer(pid)):
             shim.send_signal(pid, started_ticks, signal.SIGKILL)
     while ended := _next_ended_child():
         if ended in own_pids:

@@ -215,12 +215,20 @@ def find_shim(run_dir: Path) -> ShimProcess | None:
     record = _read_record(run_dir / shim.RUN_RECORD, _RunRecord)
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - as in the shim
     for pid in [record.shim_pid, *pids] if record else pids:
-        found = _shim_with(run_dir, pid) if is_shim(pid) else None
+        found = _shim_with(run_dir, pid) if is_shim(pid) and _leads_session(pid) else None
         if found:
             if not (record and _fits(record, pid)) and (run_dir / shim.RUN_RECORD).exists():
                 _replace_record(run_dir, pid)
             return found
     return None
+
+
+def _leads_session(pid: int) -> bool:
+    """Return whether a process leads its session: a shim does, the copy of it that becomes its launcher does not."""
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False
 
 
 def find_lone_launcher(run_dir: Path) -> LoneLauncher | None:

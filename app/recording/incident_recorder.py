@@ -7,12 +7,14 @@ clock, which verdicts are worth evidence, and when.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from app.diagnosis.causes import Severity
 from app.errors import AppError
 from app.recording.bundle import bundle_name, encode_bundle
 from app.recording.evidence import Answers, default_directory, prune, write_evidence
+from app.threads import in_daemon_thread
 from app.view.verdict_text import sentence
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ HURRY_S = 2.0
 """The same timeout, for all that waits for an agent, once the session ends."""
 CLOSING_S = 8.0
 """Timeout in seconds of all tasks under way when the session ends."""
+WRITING_S = 20.0
+"""Timeout in seconds of what is being written then: a network's disk may hang."""
 
 
 class Kept(Protocol):
@@ -84,7 +88,10 @@ class IncidentRecorder:
         self._notices.append(sentence)
 
     async def close(self) -> None:
-        """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
+        """Write what is under way, or was about to be, with what there is by now.
+
+        Takes at most `CLOSING_S`, and `WRITING_S` more for files that are being written.
+        """
         verdicts, observed_at_s = self._last_observed
         self.observe(verdicts, (), observed_at_s + SETTLE_S)
         self._is_closing.set()
@@ -93,7 +100,9 @@ class IncidentRecorder:
             for task in late - self._writing:
                 task.cancel()
                 self._add_notice("no evidence of this is kept: it took too long to collect")
-            await asyncio.gather(*late, return_exceptions=True)
+            _, unwritten = await asyncio.wait(late, timeout=WRITING_S) if late else (late, late)
+            if unwritten:
+                self._add_notice(f"no evidence of this is kept: {self._directory} took too long to write it")
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -111,7 +120,7 @@ class IncidentRecorder:
             evidence = await self._session.evidence(incident.job_id, incident.text, answers)
             path = self._directory / bundle_name(evidence.opening)
             self._writing |= {task for task in self._tasks if task is asyncio.current_task()}
-            path = await asyncio.to_thread(_write, path, evidence)
+            path = await in_daemon_thread(partial(_write, path, evidence))
         except AppError as error:
             self._add_notice(f"no evidence of this is kept: {error}")
             return

@@ -13,12 +13,14 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from app.errors import AnswerNeededError, AppError, HostUnreachableError, LoginRefusedError
 from app.ssh.authentication import authenticate
 from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
 from app.ssh.connection import HostConnection
 from app.ssh.first_contact import Introductions
-from app.ssh.keys import Account, Keyring
+from app.ssh.keys import Keyring
 from app.ssh.questions import Nobody
 from app.ssh.transport import CHANNEL_ERRORS, Transport, ssh_errors_of
 from app.ssh.way import ProxyCommand, dial, known_hosts, resolve
@@ -46,8 +48,8 @@ class Logins:
         self.keyring = Keyring(prompter)
         self.introductions = Introductions(prompter)
         self.jump_hosts = JumpHosts()
-        self.refusals: dict[Account, LoginRefusedError] = {}
-        """Accounts that refuse our keys; they are left alone, by all hosts behind them too."""
+        self.refusals: dict[SshSettings, LoginRefusedError] = {}
+        """Logins that are refused, by all but their alias; they are left alone, by all hosts behind them too."""
 
     def forget_refusals(self) -> None:
         """Allow questions that the user has left unanswered to be asked again, and refused keys to be offered again."""
@@ -125,8 +127,8 @@ class _Journey:
             if not self._asks and keyring.is_asked_again(account):
                 detail = f"{settings.user}@{settings.hostname} wants a new answer at each login"
                 raise AnswerNeededError(settings.alias, detail, "leave, and come in again")
-            if (refused := self._logins.refusals.get(account)) is not None:
-                raise refused
+            if (refused := self._logins.refusals.get(_without_alias(settings))) is not None:
+                raise refused.with_traceback(None)
             try:
                 transport, end_of_way = self._reach(settings, via)
             except _HungUpError:
@@ -183,11 +185,15 @@ class _Journey:
             try:
                 authenticate(transport, settings, logins.keyring, asks=self._asks)
             except LoginRefusedError as error:
-                logins.refusals[settings.user, settings.key_name] = error
+                logins.refusals[_without_alias(settings)] = error
                 raise
             transport.watch()
             undo.pop_all()
         return transport
+
+
+def _without_alias(settings: SshSettings) -> SshSettings:
+    return msgspec.structs.replace(settings, alias="")
 
 
 def connect(host: str, config_file: str = "") -> HostConnection:

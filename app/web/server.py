@@ -15,7 +15,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from textual_serve.server import Server, to_int
 
 from app.ssh.config import LOOPBACK
@@ -148,7 +148,8 @@ class WebConsole(Server):
         assert console.stdout is not None
         painting = asyncio.create_task(_paint(page, console.stdout))
         try:
-            with contextlib.suppress(ValueError, ConnectionError):  # it sends what no page of ours does, or is gone
+            # It sends what no page of ours does, or is gone.
+            with contextlib.suppress(ValueError, RecursionError, ConnectionError):
                 await _take_input(page, console.stdin)
         finally:
             painting.cancel()
@@ -179,7 +180,7 @@ class WebConsole(Server):
 
 async def _paint(page: web.WebSocketResponse, output: asyncio.StreamReader) -> None:
     """Pass on what the console paints; close the page when it ends."""
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+    with contextlib.suppress(asyncio.IncompleteReadError, ValueError, ConnectionError):
         if await output.readline() == FIRST_LINE:
             while True:
                 head = await output.readexactly(5)
@@ -196,6 +197,8 @@ async def _take_input(page: web.WebSocketResponse, console: asyncio.StreamWriter
         ValueError: It sends something else than a message.
     """
     async for message in page:
+        if message.type is WSMsgType.ERROR:
+            return
         match message.json():
             case ["stdin", str(keys)]:
                 _send(console, b"D", keys.encode(errors="replace"))

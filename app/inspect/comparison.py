@@ -44,9 +44,8 @@ DEVICE_CALLS = {"synchronize", "wait_stream"}
 """
 STEP_ORDER = ("global_step", "step", "batch_idx", "iteration", "it", "i", "epoch")
 PEERS = ("src", "dst")
-SAVES = "saves a checkpoint"
 PHASES = (
-    (SAVES, re.compile(r"torch/(serialization|distributed/checkpoint/.*)\.py$")),
+    ("saves a checkpoint", re.compile(r"torch/(serialization|distributed/checkpoint/.*)\.py$")),
     ("loads data", re.compile(r"torch/utils/data/.*\.py$")),
     ("imports", re.compile(r"^<frozen importlib\._bootstrap")),
 )
@@ -63,10 +62,7 @@ MOVED_BYTES_HZ = 1 << 18
 START_S = 60.0
 """Seconds in which a rank may still be on its way to init_process_group."""
 SURE_S = 8.0
-"""Seconds for which ranks must have been seen at one place where they may have work there.
-
-They may compute, write a file, or load a first batch, all of them in one call or none.
-"""
+"""Seconds for which ranks must have been at one place: they may read a slow disk, compute, or wait for a long call."""
 SURE_ON_GPU_S = 30.0
 """The same where ranks wait for their GPUs: a healthy job with long steps stands there most of the time."""
 SPARE_LOOKS = 4
@@ -143,15 +139,14 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def seen_s(self) -> float:
-        """Seconds between its first and its last look."""
-        return self.rank.looks[-1].at_s - self.rank.looks[0].at_s
+        """Seconds for which it is known to have been at its place: by its looks, or as its main thread has not run.
 
-    @property
-    def sure_s(self) -> float:
-        """Seconds for which it must have been seen at its place before that is no work."""
-        if self.is_moving:
-            return math.inf
-        return SURE_S if self.phase == SAVES or not self.is_at_rest else 0.0
+        Who waits for a child wakes now and then; then it is the child that has not run.
+        """
+        looks = self.rank.looks
+        asleep_s = [look.asleep_s or 0.0 for look in (looks[-1], *self.rank.children)]
+        own_s, *children_s = asleep_s if self.is_at_rest else (0.0,)
+        return max(looks[-1].at_s - looks[0].at_s, own_s, min(children_s, default=0.0))
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -276,7 +271,7 @@ def _found(
         waiting: See `Finding`.
         may_alarm: False where looking longer does not help either.
     """
-    seen_s = min(one.seen_s for one in [*culprits, *(one for group in waiting for one in group)])
+    seen_s = min(one.seen_s for one in culprits or [one for group in waiting for one in group])
     if not may_alarm or sure_s == math.inf:
         return Finding(what, Severity.WARNING, culprits, waiting)
     if seen_s >= sure_s:
@@ -285,12 +280,12 @@ def _found(
 
 
 def _elsewhere(others: list[Standing], by_call: list[list[Standing]]) -> Finding:
-    """Return who keeps away from the call in which others wait: those at rest, else those that may have work there."""
-    sure_s = min(one.sure_s for one in others)
-    culprits = [one for one in others if one.sure_s == sure_s]
+    """Return who keeps away from the call in which others wait: those at rest, else those that stand and compute."""
+    standing = [one for one in others if not one.is_moving]
+    culprits = [one for one in standing if one.is_at_rest] or standing or others
     is_joining = all(one.kind is Kind.JOINS for group in by_call for one in group)
     is_starting = is_joining and all(one.rank.age_s < START_S for one in others)
-    return _found(What.ELSEWHERE, sure_s, culprits, by_call, may_alarm=not is_starting)
+    return _found(What.ELSEWHERE, SURE_S if standing else math.inf, culprits, by_call, may_alarm=not is_starting)
 
 
 def _all_wait(job: SeenJob, by_call: list[list[Standing]]) -> Finding:
@@ -299,9 +294,11 @@ def _all_wait(job: SeenJob, by_call: list[list[Standing]]) -> Finding:
         sure_s = SURE_ON_GPU_S if is_on_gpu else SURE_S
         return _found(What.SAME_CALL, sure_s, [], by_call, may_alarm=job.size > 1)
     smallest = [group for group in by_call if len(group) == len(by_call[0])]
-    # Of three sides of one size each is as likely to be right.
-    fewest = [one for group in smallest for one in group] if len(smallest) < max(3, len(by_call)) else []
-    return _found(What.MISMATCH, SURE_ON_GPU_S if is_on_gpu else 0.0, fewest, by_call)
+    is_one_call = len({group[0].op.partition("(")[0] for group in by_call}) == 1
+    # Of three sides of one size each is as likely to be right; with one call, each rank waits for the next.
+    is_known = is_one_call or len(smallest) < max(3, len(by_call))
+    fewest = [one for group in smallest for one in group] if is_known else []
+    return _found(What.MISMATCH, SURE_ON_GPU_S if is_on_gpu else SURE_S, fewest, by_call)
 
 
 def _none_waits(job: SeenJob, ranks: list[Standing]) -> Finding:

@@ -34,6 +34,8 @@ KERNEL_TEXTS = (
     ("folio", "waits for a disk"),
 )
 """Parts of the kernel function in which a process waits, and what it does there."""
+LONG_S = 10.0
+"""Seconds from which a sleep is worth its length."""
 STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "stopped", "t": "traced"}
 
 
@@ -126,9 +128,7 @@ def _excuse(finding: Finding, it: str, has: str) -> str:
     one = finding.culprits[0]
     if one.is_moving:
         return f"no alarm while {it} move{'s' if it == 'it' else ''}"
-    if not finding.num_looks:
-        return f"and {it} {has} just started"
-    return f"and may have work there{f' ({one.phase})' if one.phase else ''}"
+    return "and may have work there" if finding.num_looks else f"and {it} {has} just started"
 
 
 def _at(place: Place | None) -> str:
@@ -152,7 +152,7 @@ def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     where = (
         f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
     )
-    facts = ", ".join(filter(None, [one.phase, doing_text(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
+    facts = ", ".join(filter(None, [one.phase, _doing_for(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
     child = "; ".join(_child_text(child) for child in one.rank.children[:2])
     text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts})"
     return f"{text}; its child {child}" if child else text
@@ -175,6 +175,13 @@ def doing_text(one: Standing) -> str:
     if last.state in ("R", "T", "t"):
         return STATE_TEXTS[last.state]
     return next((text for part, text in KERNEL_TEXTS if part in last.wchan), STATE_TEXTS.get(last.state, ""))
+
+
+def _doing_for(one: Standing) -> str:
+    """Return what a rank's main thread does, and how long it has not run where that is long: `sleeps for 2 h 3 min`."""
+    last = one.rank.looks[-1]
+    is_long = one.is_at_rest and (last.asleep_s or 0.0) >= LONG_S
+    return f"{doing_text(one)} for {seconds_text(last.asleep_s or 0.0)}" if is_long else doing_text(one)
 
 
 def _classes(standings: Iterable[Standing]) -> list[list[Standing]]:

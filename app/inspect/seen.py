@@ -51,6 +51,8 @@ class Look(msgspec.Struct, frozen=True):
     wchan: Text
     io_bytes: int | None = None
     """Bytes that it has read and written so far; None where the kernel does not count them."""
+    asleep_s: float | None = None
+    """Seconds since its main thread last ran; None where that is not known, or it runs."""
 
 
 class SeenChild(Look, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ def test_the_rank_that_stands_is_named_over_two_hosts_by_its_own_user(desk: Desk
         for module in ("json", "platform", "shutil"):  # a login begins in its home
             (host.directory / f"home/alice/{module}.py").write_text("raise SystemExit('not ours')")
     with training(desk.network, shared):
-        found = desk.json("inspect", *named("alice@h1", "alice@h2"), codes=(10,))
+        found = desk.json("inspect", "--looks", "12", *named("alice@h1", "alice@h2"), codes=(10,))
         everything = shared / "seen.json"
         code, text, _ = desk.run("inspect", "train.py", "--evidence", str(everything), *named("alice@h1", "alice@h2"))
         desk.network["h2"].stop_sshd()
@@ -142,14 +142,14 @@ def test_a_host_without_ranks_and_one_that_is_away_are_said(desk: Desk) -> None:
 def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = desk.network.directory / "bin"
     tools.mkdir()
-    for name, given, printed in (("squeue", "--jobs=7", "h[1-2]"), ("scontrol", "h[1-2]", "h1\\nh2")):
+    for name, given, printed in (("squeue", "--jobs=7", "RUNNING|None|h[1-2]"), ("scontrol", "h[1-2]", "h1\\nh2")):
         (tools / name).write_text(f'#!/bin/bash\n[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"\n')
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 
     assert desk.run("inspect", "--slurm", "7")[:2] == (0, "no training ranks run on h1 and h2\n")
     code, _, errors = desk.run("inspect", "--slurm", "8")
-    assert (code, "squeue does not know --jobs=8" in errors) == (2, True)
+    assert (code, "Slurm job 8 is on no node: not known to squeue" in errors) == (2, True)
 
 
 def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:

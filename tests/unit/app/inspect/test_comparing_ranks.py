@@ -45,6 +45,7 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int =
             switches=switches_hz * second,
             wchan=fields.get("wchan", "hrtimer_nanosleep"),
             io_bytes=fields.get("io_hz", 0) * second,
+            asleep_s=fields.get("asleep_s"),
         )
         for second in range(seconds + 1)
     ]
@@ -75,7 +76,7 @@ def culprits(finding: Finding) -> list[int]:
 
 
 def test_the_rank_that_stands_elsewhere_is_named_with_its_line() -> None:
-    finding, text = found(rank(0, WAITS), rank(1, at(14)), rank(2, WAITS), rank(3, WAITS))
+    finding, text = found(rank(0, WAITS), rank(1, at(14), asleep_s=9.0), rank(2, WAITS), rank(3, WAITS))
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.CRITICAL, [1])
     assert text == (
@@ -119,7 +120,9 @@ SAVES = [SeenFrame(f"{TORCH}/serialization.py", 9, "save", {}), *at(80)]
 SECONDS = pytest.mark.parametrize(("seconds", "severity"), [(2, Severity.WARNING), (11, Severity.CRITICAL)])
 
 
-@pytest.mark.parametrize("how", [{"cpu_s": 1.0}, {"stacks": [SAVES]}, {"stacks": [SAVES], "state": "D"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"asleep_s": 7.0}, {"cpu_s": 1.0}, {"cpu_s": 1.0, "asleep_s": 9.0}, {"stacks": [SAVES], "state": "D"}]
+)
 @SECONDS
 def test_a_rank_that_may_have_work_elsewhere_is_an_alarm_only_after_longer(
     how: dict[str, Any], seconds: int, severity: Severity
@@ -143,7 +146,9 @@ def test_a_rank_that_writes_its_checkpoint_is_never_an_alarm(state: str) -> None
 
 
 def test_of_ranks_elsewhere_the_one_at_rest_is_named() -> None:
-    finding, _ = found(rank(0, WAITS), rank(1, at(14), cpu_s=1.0), rank(2, at(15)), rank(3, at(16), at(17)))
+    finding, _ = found(
+        rank(0, WAITS), rank(1, at(14), cpu_s=1.0), rank(2, at(15), asleep_s=9.0), rank(3, at(16), at(17))
+    )
 
     assert (finding.severity, culprits(finding)) == (Severity.CRITICAL, [2])
 
@@ -177,7 +182,7 @@ ITEM = [MAIN, MODULE]
 
 
 def on_gpu(number: int, *stacks: list[SeenFrame], seconds: int = 2, cpu_s: float = 1.0) -> SeenRank:
-    return rank(number, *stacks, seconds=seconds, cpu_s=cpu_s, uses_gpu=True)
+    return rank(number, *stacks, seconds=seconds, cpu_s=cpu_s, uses_gpu=True, asleep_s=None if cpu_s else 9.0)
 
 
 def test_ranks_at_item_wait_for_their_gpus_and_the_one_at_rest_is_named() -> None:
@@ -239,6 +244,30 @@ def test_a_rank_that_joins_waits_and_one_before_it_is_named() -> None:
 
     assert culprits(finding) == [1]
     assert "rank 0 waits in init_process_group" in text
+
+
+def test_for_how_long_a_rank_has_stood_is_known_from_two_looks() -> None:
+    finding, text = found(rank(0, WAITS, asleep_s=7380.0), rank(1, at(14), asleep_s=7380.0))
+
+    assert finding.severity is Severity.CRITICAL
+    assert "rank 1 has not come to the call in which others wait: it stands at load.py:14 in read" in text
+    assert "(sleeps for 2 h 3 min, 0 % CPU, step=57)" in text
+    assert found(*(rank(number, WAITS, asleep_s=9.0) for number in range(2)))[0].severity is Severity.CRITICAL
+
+
+def test_a_rank_that_polls_a_child_stands_as_long_as_the_child_does() -> None:
+    look = rank(9, at(8), asleep_s=60.0).looks[0]
+    child = SeenChild(**{name: getattr(look, name) for name in look.__struct_fields__}, pid=77, name="python")
+    finding, _ = found(rank(0, WAITS), rank(1, at(14), asleep_s=1.0, children=[child]))
+
+    assert (finding.severity, culprits(finding)) == (Severity.CRITICAL, [1])
+
+
+def test_where_each_waits_for_the_next_all_are_named() -> None:
+    ranks = [rank(number, inside("recv", src=(number - 1) % 4), asleep_s=9.0) for number in range(4)]
+    finding, _ = found(*ranks)
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.MISMATCH, Severity.CRITICAL, [0, 1, 2, 3])
 
 
 def test_a_rank_that_has_just_started_may_be_late() -> None:

@@ -297,6 +297,7 @@ def cli() -> None:
     metavar="FILE",
     help="Dial the relay that writes this invitation, now or once it is there.",
 )
+@click.option("--until-relay-ends", "ends_with_relay", is_flag=True, help="Stop the jobs and end once the relay has.")
 def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **how: Any) -> None:
     """Serve in the foreground, or as a daemon; prints one JSON line once it listens."""
     # The other verbs start without the daemon's imports.
@@ -305,11 +306,13 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **ho
 
         if is_private:
             raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
+        if how["ends_with_relay"]:
+            raise click.UsageError("--until-relay-ends is for an agent in the foreground")
         _print(start_daemon(directory.absolute(), node, how["metrics"], how["invitation"]))
         return
-    from agent.serve import serve_until_stopped  # noqa: PLC0415
+    from agent.serve import ServeOptions, serve_until_stopped  # noqa: PLC0415
 
-    serve_until_stopped(directory, node, is_private=is_private, **how)
+    serve_until_stopped(directory, node, ServeOptions(**how), is_private=is_private)
 
 
 @cli.command()

@@ -87,6 +87,8 @@ HOST_PERIOD_S = 1.0
 """Seconds between samples of the machine's own figures."""
 MAX_HISTORY_BYTES = 200_000
 """Bytes of kept reports in one reply: as JSON they are up to four times as long."""
+LAST_LOOK_S = 2.5
+"""Seconds for which an agent that ends with its jobs still reports how they ended; consoles ask once a second."""
 FAREWELL_S = 4.0
 """How long an agent that takes its jobs with it waits for their trees to be gone; its console waits longer."""
 
@@ -123,10 +125,28 @@ class Daemon:
         self.latest_report: NodeReport | None = None
         """The last one that was published; may be read from any thread."""
         self._end = asyncio.Event()
+        self._ends_with_jobs = ""
+        """Why it ends once its jobs have; empty where it does not."""
+        self._moving_at_s = float("-inf")
+        """When a job was last under way, of those it ends with."""
 
     def end_soon(self) -> None:
         """Begin to end: `run` returns, once a private agent's jobs are gone. Another's go on."""
         self._end.set()
+
+    def end_with_jobs(self, why: str) -> bool:
+        """Stop all jobs as a console does, start no other, and end once they have; return False if that is under way.
+
+        Args:
+            why: For whoever wants to start a job in that time.
+        """
+        if self._ends_with_jobs:
+            return False
+        self._ends_with_jobs = why
+        for status in self._jobs.statuses(time.monotonic()):
+            can_agree = self._state.can_agree_to_stop(status.job_id)
+            self._jobs.command(status.job_id, StopReceived(is_agreed=True, can_agree=can_agree))
+        return True
 
     @property
     def num_jobs_left(self) -> int:
@@ -177,6 +197,10 @@ class Daemon:
             self._next_host_s = now_s + HOST_PERIOD_S
             self._state.apply(self._host.sample(), now_s)
         self._jobs.tick(now_s - self._attended_at_s)
+        if self._ends_with_jobs and self._jobs.are_moving:
+            self._moving_at_s = now_s
+        elif self._ends_with_jobs and now_s >= self._moving_at_s + LAST_LOOK_S:
+            self.end_soon()
         self._gpus.tick()
         if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
             self._publish()
@@ -232,6 +256,8 @@ class Daemon:
     async def _reply(self, command: Command) -> Reply:  # noqa: C901, PLR0912 - one case for each command
         if refused := self._lease.refusal(command, time.monotonic()):
             return refused
+        if self._ends_with_jobs and isinstance(command, Prepare | PrepareAgain | Commit):
+            return Refused(RefusalReason.WRONG_STATE, f"{self._ends_with_jobs}: nothing is started any more")
         match command:
             case Claim(generation=generation, holder=holder):
                 return self._claim(generation, holder)

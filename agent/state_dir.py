@@ -13,6 +13,7 @@ jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the pro
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -27,10 +28,13 @@ from agent.files import is_locked, try_lock
 from agent.processes.shim import write_record
 from agent.transport.control_lease import Holder
 from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET
+from agent.wire.slurm import slurm_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SLURM_INFIX = "-slurm-"
+KEPT_SLURM_DIRS = 8
 LOCK_FILE = "agent.lock"
 MAX_PID_BYTES = 20
 HOLDER_FILE = "holder.json"
@@ -103,6 +107,8 @@ def take_lock(path: Path, in_use: str) -> int:
 def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     """Return where an agent of this user lives on this host: a home that hosts share has a directory for each.
 
+    An agent in a step of a Slurm job has one for that job, so that two jobs may share a host.
+
     Its sockets lie there too, not in $XDG_RUNTIME_DIR: logind removes that at logout unless the user lingers, and an
     SSH session without PAM has none. Source: pam_systemd(8).
 
@@ -111,17 +117,36 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     """
     if not hostname or hostname.startswith(".") or "/" in hostname:
         raise StateDirError(f"the host name {hostname!r} is not fit for a directory: give --dir")
+    step = slurm_step(environ)
+    name = f"{hostname}{SLURM_INFIX}{step.job_id}" if step else hostname
     state_home = environ.get("XDG_STATE_HOME", "")
     home = environ.get("HOME", "")
     if state_home.startswith("/"):
-        directory = Path(state_home, "rankdeck", hostname)
+        directory = Path(state_home, "rankdeck", name)
     elif home.startswith("/"):
-        directory = Path(home, ".local", "state", "rankdeck", hostname)
+        directory = Path(home, ".local", "state", "rankdeck", name)
     else:
         raise StateDirError("neither XDG_STATE_HOME nor HOME is an absolute path: give --dir")
     for name in SOCKETS:
         check_socket_path(directory / name)
     return directory
+
+
+def remove_old_slurm_dirs(own: Path) -> None:
+    """Remove what agents of this host's earlier Slurm jobs have left, but for the latest `KEPT_SLURM_DIRS`.
+
+    Args:
+        own: Directory of this agent; nothing happens unless it is one of a Slurm job.
+    """
+    host, infix, _ = own.name.rpartition(SLURM_INFIX)
+    if not infix:
+        return
+    with contextlib.suppress(OSError):
+        found = [path for path in own.parent.iterdir() if path.name.startswith(host + infix) and path != own]
+        found = [path for path in found if path.is_dir() and not path.is_symlink() and not is_served(path)]
+        found.sort(key=lambda path: path.stat().st_mtime)
+        for path in found[:-KEPT_SLURM_DIRS]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def is_served(directory: Path) -> bool:

@@ -106,6 +106,10 @@ class LoginRefusedError(HostUnreachableError):
     """A host has refused our keys; it is not tried again by itself, since attempts are counted there."""
 
 
+class AllocationEndedError(HostUnreachableError):
+    """The Slurm job of a relay has ended, and its agents and jobs with it."""
+
+
 class AnswerNeededError(HostUnreachableError):
     """A login needs a user's answer, such as a second factor, and there is nobody to ask now."""
 

@@ -25,6 +25,17 @@ def watch_signals(end_soon: Callable[[], None], *, outlives_terminal: bool = Fal
         loop.add_signal_handler(signal.SIGHUP, end_soon)
 
 
+def watch_slurm(on_notice: Callable[[], None]) -> None:
+    """Call `on_notice` on the signals by which Slurm ends a step, in place of what else they do.
+
+    SIGTERM comes at `scancel`, preemption and the time limit, SIGUSR1 before it where `--signal=USR1@60` asks for it,
+    SIGINT from srun's terminal. With proctrack/linuxproc one notice may come twice.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        loop.add_signal_handler(number, on_notice)
+
+
 def watch_console(end_soon: Callable[[], None]) -> None:
     """Call `end_soon` when the pipe on standard input is closed at its other end; raise OperatorError for no pipe."""
     loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ long as it lives, so that relays may start, end and restart at any time.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 import socket
@@ -47,7 +48,7 @@ from agent.wire.relay import (
 from agent.wire.relay import RELAY_VERSION as VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from agent.transport.subscribers import NodeReports
@@ -58,6 +59,8 @@ LOOK_S = 0.5
 """Seconds between two looks at what is due."""
 STALE_S = 30.0
 """An answer about the invitation that is older counts for nothing: its file system is gone."""
+AWAY_S = 60.0
+"""Seconds without a word of a relay after which it counts as ended, where that matters."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 UNWATCHED_S = 5.0
@@ -105,14 +108,21 @@ class Dialer:
         self._received_at_s = self._asked_at_s = self._greeted_at_s = self._spoke_at_s = 0.0
         self._is_welcome = False
         self._last_notice = ""
+        self.on_relay_end: Callable[[str], None] | None = None
+        """Called with the reason once the relay has ended, or was away for `AWAY_S`; None dials on without end."""
+        self._away_since_s = time.monotonic()
 
     async def run(self) -> None:
-        """Dial and dial again; it ends by being cancelled."""
+        """Dial and dial again; it ends by being cancelled, or once it has called `on_relay_end`."""
         pause_s = FIRST_PAUSE_S
         try:
             while True:
                 invitation = await self._next_invitation(f"waits for the invitation {self._path}")
+                if invitation is None:
+                    return
                 why = await self._stay(invitation)
+                if self._reported_end():
+                    return
                 pause_s = FIRST_PAUSE_S if self._is_welcome else pause_s
                 if why:
                     self._log(f"the relay at {invitation.address} port {invitation.port}: {why}; it is tried again")
@@ -121,14 +131,22 @@ class Dialer:
         finally:
             self._reader.close()
 
-    async def _next_invitation(self, waiting: str) -> Invitation:
+    async def _next_invitation(self, waiting: str) -> Invitation | None:
+        """Return the invitation once there is one; None when nobody waits for one any more."""
         while True:
             look = self._look()
-            if look is not None and look.invitation is not None:
+            if look is not None and (look.invitation is not None or self._reported_end()):
                 return look.invitation
             if look is not None:
                 self._log(look.trouble or waiting)
             await asyncio.sleep(LOOK_S)
+
+    def _reported_end(self) -> bool:
+        """Return whether the relay counts as ended; its end is reported then."""
+        if self.on_relay_end is None or time.monotonic() < self._away_since_s + AWAY_S:
+            return False
+        self.on_relay_end(f"the relay of {self._path} has ended")
+        return True
 
     async def _pause(self, pause_s: float, invitation: Invitation) -> None:
         """Wait, unless another relay has begun while this waits."""
@@ -218,7 +236,7 @@ class Dialer:
         except MalformedMessageError as error:
             self._lose(str(error)[:200])
             return
-        self._received_at_s = now_s
+        self._received_at_s = self._away_since_s = now_s
         match message:
             case Welcome():
                 self._is_welcome = True
@@ -232,6 +250,7 @@ class Dialer:
                 self._wanted(now_s)
             case Farewell():
                 self._is_welcome = False  # nobody hears a farewell of ours
+                self._away_since_s = -math.inf
                 self._lose("it has ended")
             case Open() | Data() | Credit() | End() | Reset():
                 self._take_of_stream(message)

@@ -43,13 +43,12 @@ from agent.wire.codec import (
     Port,
     PublicKey,
 )
-from agent.wire.relay import NODES_DIR, RELAY_VERSION
+from agent.wire.relay import INVITATION_FILE, NODES_DIR, RELAY_VERSION
 from ddpcore.wire import DECODE_ERRORS, Name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-INVITATION_FILE = "invitation.json"
 LOCK_FILE = "relay.lock"
 RELAY_DIR = "relay"
 

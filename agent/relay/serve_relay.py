@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from agent.processes.parent_watch import watch_signals
 from agent.relay.relay import Relay
 from agent.relay.relay_dir import RelayDir, listening_place
 from agent.transport.relay_sockets import RelaySocket
+from agent.wire.slurm import slurm_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +67,10 @@ async def _serve(place: RelayDir, address: str, port: int, num_expected: int) ->
     relay_socket = RelaySocket(address, port)
     relay = Relay(place, relay_socket, address, num_expected)
     watch_signals(relay.end_soon)
+    if slurm_step(os.environ):
+        # Slurm's SIGTERM may reach all processes of a step: the agents' last reports still come, SIGINT ends it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     await relay.run(lambda: _print_ready(place, address, relay_socket.port, relay.name))
     log_line("the relay has ended; agents dial the next one in this directory")
 

@@ -37,7 +37,7 @@ _SESSION_VARIABLES = ("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"
 def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path | None = None) -> AgentInfo:
     """Return where the agent of a directory serves, and start it unless one serves already.
 
-    `metrics` and `invitation` are as of `agent.serve.serve_until_stopped`. Raises StateDirError if the directory cannot
+    `metrics` and `invitation` are as of `agent.serve.ServeOptions`. Raises StateDirError if the directory cannot
     be used, DaemonFailedError with its message and exit code if it did not start.
     """
     StateDir(directory).prepare()

@@ -177,6 +177,8 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Messa
 
 NO_RELAY = "no relay answers"
 """Message of `agent roster` where none answers."""
+INVITATION_FILE = "invitation.json"
+"""Name of the file in a relay's directory by which agents find it."""
 NODES_DIR = "nodes"
 """Directory of the relay's with one for each node, with the command socket of its agent."""
 MERGED_BYTES = 262_144

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import shlex
+import socket
+import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import click
 import msgspec
 
+from agent.wire.slurm import slurm_step
 from app.cli.headless import print_line
 from app.cli.inventory_file import load_inventory, named_hosts
 from app.cli.options import (
@@ -38,7 +43,7 @@ from app.cli.options import (
 )
 from app.cli.presenting import is_terminal, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER
-from app.errors import AppError, ExitCode, NoAgentError
+from app.errors import AppError, ExitCode, NoAgentError, UsageError
 from app.fleet.agent_link import LinkGroup
 from app.inventory.inventory import HostEntry, Inventory, is_meant
 from app.model.new_nodes import NewNodes
@@ -46,6 +51,8 @@ from app.paths import make_room_for_nodes
 from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
+from app.slurm.client import slurm_job_hosts, why_unreachable
+from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
 from app.ssh.config import THIS_MACHINE
 from app.text import nodes_text
 from app.threads import run_parallel
@@ -53,6 +60,7 @@ from app.threads import run_parallel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from agent.wire.slurm import SlurmStep
     from app.fleet.agent_link import AgentLink
     from app.fleet.relay_hub import RelayHub
     from app.preflight.findings import Step
@@ -124,33 +132,86 @@ class HostsWanted(NamedTuple):
         return [entry.host for entry in self.entries]
 
 
-def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that choose hosts and how they are reached; the command gets the result as `wanted`."""
+def takes_hosts(
+    command: Callable[..., None], *, starts: bool = False, goes_to_each: bool = False
+) -> Callable[..., None]:
+    """Add the options that choose hosts and how they are reached; the command gets the result as `wanted`.
+
+    Args:
+        command: The command.
+        starts: Whether it starts a job: in a Slurm step, which names its hosts, every task of the step calls it.
+        goes_to_each: Whether it goes to each host by SSH, also to those of a Slurm job.
+    """
 
     @functools.wraps(command)
-    def with_hosts(*, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, **how: Any) -> None:
-        typed = [*_repeated("--relay", filter(None, [relay])), *_repeated("--relay-dir", filter(None, [relay_dir]))]
-        typed += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
+    def with_hosts(
+        *, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, slurm: str, **how: Any
+    ) -> None:
+        chosen = (("--slurm", [slurm]), ("--relay", [relay]), ("--relay-dir", [relay_dir]))
+        arguments = [argument for option, values in chosen for argument in _repeated(option, filter(None, values))]
+        arguments += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
         python, ssh_config = how.pop("python"), how.pop("ssh_config")
+        arguments += _repeated("--python", filter(None, [named_python(python)]))
+        typed = shlex.join(arguments)
         has_no_files = bool(click.get_current_context().params.get(NO_FILES_PARAMETER))
-        wanted = HostsWanted(
-            (), shlex.join(typed), bool(names), names, exclude, python, named_python(python), ssh_config
-        )
-        inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
-        if inventory is None:
-            known = Inventory() if has_no_files else load_inventory()
-            is_here = not names and not exclude and not known.hosts
-            entries = _this_machine() if is_here else named_hosts(names, exclude, known)
-            command(wanted=wanted._replace(entries=entries), **how)
-            return
-        with through_relay(inventory, python, wanted.named_python, ssh_config) as hub:
+        wanted = HostsWanted((), typed, bool(names), names, exclude, python, named_python(python), ssh_config)
+        with ExitStack() as stack:
+            step = slurm_step(os.environ) if starts and not (names or relay or slurm or is_terminal()) else None
+            why_gone: Callable[[], AppError | None] = lambda: None  # noqa: E731
+            if step is not None:
+                relay, relay_dir = THIS_MACHINE, _serving(step, stack)
+            elif slurm and goes_to_each:
+                names = names or tuple(slurm_job_hosts(slurm))
+            elif slurm:
+                relay, relay_dir, python = _relay_of(slurm, python, is_named=bool(relay or relay_dir))
+                why_gone = functools.partial(why_unreachable, slurm, relay)
+            inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
+            if inventory is None:
+                known = Inventory() if has_no_files else load_inventory()
+                is_here = not names and not exclude and not known.hosts
+                entries = _this_machine() if is_here else named_hosts(names, exclude, known)
+                command(wanted=wanted._replace(entries=entries), **how)
+                return
+            hub = stack.enter_context(through_relay(inventory, python, wanted.named_python, ssh_config, why_gone))
+            if step is not None:
+                await_nodes(hub, step, lambda sentence: print_line(f"rankdeck: {sentence}"))
             entries = relayed_hosts(inventory, hub, names, exclude)
+            if step is not None:
+                entries = tuple(msgspec.structs.replace(entry, workdir=str(Path.cwd())) for entry in entries)
             command(wanted=wanted._replace(entries=entries, hub=hub), **how)
 
     wrapped = reaches(with_hosts)
     for option in reversed((*_choice_options, *relay_options)):
         wrapped = option(wrapped)
     return wrapped
+
+
+def _serving(step: SlurmStep, stack: ExitStack) -> str:
+    """Return the relay's directory in a Slurm step's first task; any other becomes its node's agent, and never returns.
+
+    Raises:
+        UsageError: There are several tasks on a node.
+        SessionError: See `serving`.
+    """
+    refuse_several_tasks(step)
+    if step.task:
+        become_agent(step)
+    return stack.enter_context(serving(step, lambda sentence: print_line(f"rankdeck: {sentence}")))
+
+
+def _relay_of(slurm: str, python: str, *, is_named: bool) -> tuple[str, str, str]:
+    """Return host and directory of a Slurm job's relay, and the Python there.
+
+    Raises:
+        UsageError: A relay was named besides, or the job has no nodes now.
+        SessionError: Slurm is not here.
+    """
+    if is_named:
+        raise UsageError("--slurm and --relay contradict each other", "leave --relay out")
+    first = slurm_job_hosts(slurm)[0]
+    # The nodes of a cluster share the files of this one.
+    python = python if named_python(python) or "RANKDECK_PYTHON" in os.environ else sys.executable
+    return (THIS_MACHINE if first == socket.gethostname() else first), relay_directory(slurm), python
 
 
 def link(wanted: HostsWanted, group: LinkGroup) -> None:

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from app.cli.headless import print_line
-from app.cli.inventory_file import expanded, known_hosts, slurm_hostnames, ssh_config_file, text_of
+from app.cli.inventory_file import expanded, known_hosts, ssh_config_file, text_of
 from app.cli.options import json_option, print_json
 from app.cli.presenting import is_terminal
 from app.cli.settings_options import load_settings, settings_options
@@ -24,6 +24,7 @@ from app.inventory.hostfile import NODE_LIST, allocated_hosts, allocation, read_
 from app.inventory.inventory import HostEntry, Inventory, inventory_text, read_inventory
 from app.settings.loading import PROJECT_FILE
 from app.settings.toml_lines import parse
+from app.slurm.client import slurm_hostnames
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import os
 import signal
@@ -22,7 +23,7 @@ import msgspec
 
 from app.cli.chosen_hosts import HostsWanted, Watch, on_each, reached, takes_hosts, watch
 from app.cli.headless import print_line
-from app.cli.inventory_file import inventory_path, load_inventory, slurm_job_hosts
+from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
     audit_log,
     evidence_option,
@@ -45,7 +46,6 @@ from app.inspect.comparison import finding_of, standing_of
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, own_py_spy
 from app.inspect.seen import jobs_of
-from app.inventory.inventory import HostEntry
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
@@ -240,9 +240,8 @@ LOOK_PERIOD_S = 1.0
     metavar="FILE",
     help="Write everything that was seen into a new file, as JSON",
 )
-@click.option("--slurm", metavar="JOBID", help="The hosts are those of this Slurm job")
 @json_option
-@takes_hosts
+@functools.partial(takes_hosts, goes_to_each=True)
 @click.argument("which", metavar="[PID|JOB]", required=False)
 def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any) -> None:
     """Name the rank that holds up training of any launcher.
@@ -252,8 +251,6 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     """
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
-    if how["slurm"]:
-        wanted = wanted._replace(entries=tuple(HostEntry(host) for host in slurm_job_hosts(how["slurm"])))
     spy, evidence = own_py_spy(), how["evidence"]
     if evidence is not None:
         _write(evidence, {}, is_new=True)

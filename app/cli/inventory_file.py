@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import glob
 import os
-import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.errors import SessionError, UsageError
+from app.errors import UsageError
 from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
 from app.paths import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
 from app.settings.loading import MAX_FILE_BYTES, project_file
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-HOSTFILE_HINT = "name the hosts in a file: rankdeck init --hostfile FILE"
-SLURM_S = 10.0
 INIT_HINT = "rankdeck init writes one; --no-config leaves it out"
 
 
@@ -144,32 +141,3 @@ def _text(path: Path) -> str | None:
             return file.read(MAX_CONFIG_BYTES)
     except OSError:
         return None
-
-
-def slurm_hostnames(nodes: str) -> list[str]:
-    """Return the host names of a Slurm node list, expanded by Slurm itself.
-
-    Raises:
-        SessionError: Slurm is not here, does not answer, or does not know them.
-    """
-    return _slurm("scontrol", "show", "hostnames", "--", nodes).split()
-
-
-def slurm_job_hosts(job_id: str) -> list[str]:
-    """Return the host names of a running Slurm job; raises as `slurm_hostnames`."""
-    lines = _slurm("squeue", "--noheader", "--format=%N", f"--jobs={job_id}").split()  # one for each task of an array
-    return list(dict.fromkeys(slurm_hostnames(",".join(lines))))
-
-
-def _slurm(*argv: str) -> str:
-    """Return what a command of Slurm prints; nothing is an error."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SLURM_S, check=False)
-    except FileNotFoundError as error:
-        raise SessionError(f"{argv[0]} is not installed here", "run this where Slurm is") from error
-    except subprocess.TimeoutExpired as error:
-        raise SessionError(f"{argv[0]} does not answer in {SLURM_S:.0f} s", HOSTFILE_HINT) from error
-    if done.returncode or not done.stdout.split():
-        why = clean(done.stderr.strip(), LINE_LIMIT)
-        raise SessionError(f"{argv[0]} does not know {clean(argv[-1])}: {why}", HOSTFILE_HINT)
-    return done.stdout

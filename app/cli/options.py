@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from app.cli.headless import print_line
 from app.cli.inventory_file import SSH_CONFIG_VARIABLE, load_inventory
 from app.cli.presenting import is_served, is_terminal, print_session, show_session
-from app.errors import SessionError, UsageError
+from app.errors import AppError, SessionError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
 from app.paths import make_room_for_nodes
@@ -223,6 +223,7 @@ relay_options = (
         "the inventory has [the inventory's]",
     ),
     click.option("--relay-dir", default="", metavar="DIR", help="Of the relay there [its usual one, the inventory's]"),
+    click.option("--slurm", default="", metavar="JOBID", help="The hosts are those of this Slurm job"),
 )
 
 
@@ -248,13 +249,15 @@ def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Invent
 
 
 @contextmanager
-def through_relay(inventory: Inventory, python: str, named_python: str, ssh_config: str) -> Iterator[RelayHub]:
-    """Yield the connection to an inventory's relay; raises as `RelayHub.connect`."""
+def through_relay(
+    inventory: Inventory, python: str, named_python: str, ssh_config: str, why_gone: Callable[[], AppError | None]
+) -> Iterator[RelayHub]:
+    """Yield the connection to an inventory's relay; raises as `RelayHub.connect`, and takes `why_gone` as that."""
     from app.fleet.relay_hub import RelayHub  # noqa: PLC0415 - only who goes through one pays for paramiko
 
     own = next((entry for entry in inventory.hosts if entry.host == inventory.relay), None)
     way = link_by(inventory.relay, named_python, own.python if own else "", python, ssh_config)
-    with RelayHub(way, inventory.relay_dir) as hub:
+    with RelayHub(way, inventory.relay_dir, why_gone) as hub:
         hub.connect()
         make_room_for_nodes(len(hub.nodes))
         yield hub

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 import msgspec
 
+from agent.wire.slurm import slurm_step
 from app.cli.headless import Followed, Headless, print_line
 from app.errors import ExitCode
 from app.session.opening import Opening
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 LEAVE_S = 3.0
 """Seconds for a page's console to leave in an orderly way. A private agent ends by itself when its console has."""
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Presented(ConsoleSource, Followed, Protocol):
@@ -178,7 +179,10 @@ def _print_farewell(session: Presented, *, is_begun: bool = True) -> None:
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:
-    """Make signals end the session in an orderly way instead of ending the process."""
+    """Make signals end the session in an orderly way instead of ending the process.
+
+    In a Slurm step SIGTERM is for the job: who follows it sees its end (`app.slurm.own_step`).
+    """
     loop = asyncio.get_running_loop()
-    for number in ENDING_SIGNALS:
+    for number in ENDING_SIGNALS - {signal.SIGTERM} if slurm_step(os.environ) else ENDING_SIGNALS:
         loop.add_signal_handler(number, end)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import sys
@@ -84,7 +85,7 @@ _watch_options = (
     click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout"),
     json_option,
     takes_settings,
-    takes_hosts,
+    functools.partial(takes_hosts, starts=True),
 )
 
 

@@ -28,8 +28,9 @@ from app.ssh.tunnel import Tunnel
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from app.errors import AppError
     from app.fleet.agent_link import AgentLink, TakesFrame
     from app.ssh.io_thread import RingingChannel
 
@@ -50,18 +51,22 @@ class RelayHub:
         num_changes: Number of changes to the known nodes: while it is the same, so are they.
     """
 
-    def __init__(self, way: AgentLink, directory: str = "") -> None:
+    def __init__(
+        self, way: AgentLink, directory: str = "", why_gone: Callable[[], AppError | None] = lambda: None
+    ) -> None:
         """Make the local end.
 
         Args:
             way: Link to the relay's machine.
             directory: Directory of the relay there; empty is its usual one.
+            why_gone: Returns why no relay serves there, where somebody else knows that; called in any thread.
         """
         self.host = way.host
         self.is_forwarded = True
         self.num_expected = self.num_changes = 0
         self._way = way
         self._named_directory = directory
+        self._why_gone = why_gone
         self._directory = ""
         self._lock = threading.RLock()
         self._entries: dict[str, RosterEntry] = {}
@@ -212,7 +217,8 @@ class RelayHub:
             if NO_RELAY not in str(error):
                 raise
             where_text = f" in {clean(self._named_directory)}" if self._named_directory else ""
-            raise HostUnreachableError(self.host, f"no relay serves there{where_text}", HOW_TO_RELAY) from error
+            gone = HostUnreachableError(self.host, f"no relay serves there{where_text}", HOW_TO_RELAY)
+            raise (self._why_gone() or gone) from error
         except IncompatibleWireError as error:
             raise IncompatibleAgentError(self.host, clean(str(error)), self._how_to_mend()) from error
         except MalformedMessageError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import (
     AgentUnreachableError,
+    AllocationEndedError,
     AnswerNeededError,
     AppError,
     HostKeyError,
@@ -35,7 +36,7 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 LOOK_FOR_AGENT_S = 10.0
 """Seconds between two searches for a silent agent; each starts a process on its node, which may be busy."""
-_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError, LoginRefusedError)
+_HOPELESS = (AllocationEndedError, HostKeyError, AnswerNeededError, IncompatibleAgentError, LoginRefusedError)
 """Errors that time does not mend: the host is not tried again, or only when the user asks."""
 _UNREACHABLE_KINDS: dict[type[AppError], UnreachableKind] = {
     NoAgentError: UnreachableKind.AGENT,

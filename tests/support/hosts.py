@@ -154,14 +154,15 @@ class Host:
 
     def exec(self, *argv: str) -> str:
         """Run something on the host, past its network, and return its output."""
-        done = subprocess.run([*self._inside(), *argv], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([*self.inside(), *argv], capture_output=True, text=True, timeout=60, check=True)
         return done.stdout
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         """Start something on the host, past its network."""
-        return subprocess.Popen([*self._inside(), *argv], stdin=subprocess.DEVNULL)
+        return subprocess.Popen([*self.inside(), *argv], stdin=subprocess.DEVNULL)
 
-    def _inside(self) -> tuple[str, ...]:
+    def inside(self) -> tuple[str, ...]:
+        """Return the words before a command that run it on the host."""
         assert self._init
         return ("nsenter", "-t", str(self._init.pid), "-n", "-m", "-u", "-p", "-i", "--")
 

@@ -1,0 +1,192 @@
+"""A job in the Slurm step in which this process runs: `srun --ntasks-per-node=1 rankdeck run train.py`.
+
+Each node has one task. The first one serves the relay, is a node like the others, and is the console; the others become
+their nodes' agents. `rankdeck attach --slurm JOBID` finds the relay by `relay_directory`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from agent.wire.relay import INVITATION_FILE
+from app.errors import ExitCode, SessionError, UsageError
+from app.slurm.client import slurm_hostnames
+from app.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from agent.wire.slurm import SlurmStep
+    from app.fleet.relay_hub import RelayHub
+
+RELAY_DIR = ".local/state/rankdeck/relay-slurm-"
+"""Beginning of the relay's directory, from the home that all nodes share; the job's id follows."""
+READY_S = 30.0
+NODES_S = 180.0
+"""Seconds for the agents of all nodes to come: starting a Python from a busy network disk takes long."""
+LOOK_S = 0.2
+END_S = 90.0
+"""Seconds for the agent of this node to end once the relay has: its job may write a checkpoint first."""
+LAST_LOOK_S = 3.0
+"""Seconds for other consoles to see how the job has ended: they ask once a second."""
+INTERFACE_VARIABLE = "RANKDECK_INTERFACE"
+_AGENT = (sys.executable, "-P", "-m", "agent")
+
+
+def relay_directory(job_id: str) -> str:
+    """Return the directory of a Slurm job's relay, from the user's home."""
+    return RELAY_DIR + job_id
+
+
+def refuse_several_tasks(step: SlurmStep) -> None:
+    """Refuse a step with several tasks on a node: torchrun starts the ranks.
+
+    Raises:
+        UsageError: There are several; of them, only the first task prints that.
+    """
+    if step.num_tasks == step.num_nodes:
+        return
+    if step.task:
+        raise SystemExit(ExitCode.USAGE)
+    raise UsageError(
+        f"srun starts {step.num_tasks} tasks on {step.num_nodes} nodes, and rankdeck starts the ranks of a node itself",
+        "srun --ntasks-per-node=1 rankdeck run --nproc-per-node 8 -- train.py",
+    )
+
+
+def become_agent(step: SlurmStep) -> NoReturn:
+    """Make this task the agent of its node, until the first task's relay has ended."""
+    invitation = Path.home() / relay_directory(step.job_id) / INVITATION_FILE
+    with open(os.devnull, "w") as nothing:  # noqa: PTH123 - its descriptor is what is wanted
+        os.dup2(nothing.fileno(), 1)  # where it serves is of no interest in a job's output
+    os.execv(sys.executable, [*_AGENT, *_serve(invitation)])  # noqa: S606 - no shell is the point
+
+
+def _serve(invitation: Path) -> list[str]:
+    return ["serve", "--relay", str(invitation), "--until-relay-ends"]
+
+
+@contextmanager
+def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
+    """Serve the relay and the agent of this node while the block lasts; yield the relay's directory.
+
+    Slurm's SIGTERM and SIGUSR1, which mean that the job ends soon, are passed on to the agent: Slurm sends them to the
+    tasks alone. Jobs that still run when the block ends are stopped.
+
+    Args:
+        step: The step; this process is its first task.
+        notify: Called with a sentence on what Slurm wants.
+
+    Raises:
+        SessionError: The relay does not start, or Slurm does not expand the list of nodes.
+    """
+    directory = Path.home() / relay_directory(step.job_id)
+    with ExitStack() as undo:
+        relay = subprocess.Popen(
+            [
+                *_AGENT,
+                "relay",
+                "--listen",
+                _own_address(step),
+                "--dir",
+                str(directory),
+                "--expect",
+                f"{step.num_nodes}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        undo.callback(_end, relay, END_S)
+        assert relay.stdout is not None
+        if not select.select([relay.stdout], [], [], READY_S)[0] or not relay.stdout.readline():
+            raise SessionError(f"the relay in {clean(str(directory))} does not start", "its own words are above")
+        agent = subprocess.Popen(
+            [*_AGENT, *_serve(directory / INVITATION_FILE)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        undo.callback(_end_after_relay, relay, agent)
+
+        def on_notice(number: int, _frame: FrameType | None) -> None:
+            notify(f"Slurm sends {signal.Signals(number).name}: what runs here is stopped first")
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGTERM)
+
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            undo.callback(signal.signal, number, signal.signal(number, on_notice))
+        yield str(directory)
+
+
+def _end_after_relay(relay: subprocess.Popen[bytes], agent: subprocess.Popen[bytes]) -> None:
+    """End the relay, which all agents follow, and wait for this node's; other consoles see the job's end before."""
+    with suppress(subprocess.TimeoutExpired):
+        agent.wait(LAST_LOOK_S)
+    _end(relay, READY_S)
+    try:
+        agent.wait(END_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def await_nodes(hub: RelayHub, step: SlurmStep, notify: Callable[[str], None]) -> None:
+    """Return once the agents of all nodes of a step are known to its relay.
+
+    Args:
+        hub: Connected to the relay.
+        step: The step.
+        notify: Called with how many are there, whenever that changes.
+
+    Raises:
+        SessionError: They do not come in time.
+    """
+    deadline_s, seen = time.monotonic() + NODES_S, -1
+    while True:
+        here = [node for node in hub.nodes if (entry := hub.entry(node)) is not None and entry.is_here]
+        if len(here) >= step.num_nodes:
+            return
+        if len(here) != seen:
+            seen = len(here)
+            notify(f"{seen} of {step.num_nodes} nodes are there")
+        if time.monotonic() > deadline_s:
+            raise SessionError(
+                f"{seen} of {step.num_nodes} nodes have come in {NODES_S:.0f} s: {clean(', '.join(here)) or 'none'}",
+                f"all nodes must see the same ~/{relay_directory(step.job_id)}, and reach this one",
+            )
+        time.sleep(LOOK_S)
+
+
+def _own_address(step: SlurmStep) -> str:
+    """Return the address or interface at which the other nodes reach this one."""
+    if named := os.environ.get(INTERFACE_VARIABLE):
+        return named
+    others = [name for name in slurm_hostnames(step.nodes) if name != os.environ.get("SLURMD_NODENAME")]
+    if not others:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((others[0], 9))  # sends nothing: the kernel only chooses the way
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise SessionError(
+                f"there is no way to node {clean(others[0])}: {why}", f"name the interface: {INTERFACE_VARIABLE}=ib0"
+            ) from error
+        return str(probe.getsockname()[0])

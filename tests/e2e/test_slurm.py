@@ -1,0 +1,159 @@
+"""Training in steps of a real Slurm: started in one line, watched by the job's id, ended with a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from app.manual import markdown
+from tests.support.slurm import SlurmCluster, require_slurm
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(600)
+START_S = 120.0
+END_S = 60.0
+RANKDECK = f"{sys.executable} -P -m app"
+ENGINE = """
+import time, torch
+from torch import nn
+import ddpcore
+from ddpcore.examples.spirals import spirals
+torch.set_num_threads(1)
+with ddpcore.Engine(seed=0, log_dir="runs") as engine:
+    model = engine.wrap(nn.Linear(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = engine.loader(spirals(6000, seed=1), global_batch_size=96)
+    engine.checkpoint("runs", every="100000 steps", model=model, optimizer=optimizer)
+    print("begins at step", engine.step, flush=True)
+    for batch in engine.steps(batches, until="100000 epochs"):
+        for points, arms in batch.micro_batches(1):
+            engine.backward(nn.functional.cross_entropy(model(points), arms))
+        engine.update(optimizer)
+        time.sleep(0.1)
+"""
+SHORT = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); print('all', flush=True)"
+LINE = re.search(r"<!-- srun -->.*?\n(srun [^\n]*)\n```", markdown("slurm"), re.DOTALL)
+assert LINE, "the manual has the line"
+RUN = LINE[1].replace("rankdeck run", f"{RANKDECK} run --nproc-per-node 1 --name spirals") + "; echo srun ended with $?"
+
+
+@pytest.fixture(scope="module", params=[pytest.param("", id="best"), pytest.param("linuxproc", marks=pytest.mark.slow)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    require_slurm()
+    with SlurmCluster(proctrack=request.param) as made:
+        yield made
+
+
+def training(cluster: SlurmCluster, *options: str) -> str:
+    """Return a batch job of two nodes whose ranks train, from wherever the last one has stopped."""
+    (cluster.home / "train.py").write_text(ENGINE)
+    job_id = cluster.submit(RUN, "--nodes=2", *options)
+    until_it_trains(cluster, job_id)
+    return job_id
+
+
+def until_it_trains(cluster: SlurmCluster, job_id: str) -> None:
+    try:
+        until(lambda: "ranks training, step" in cluster.output(job_id), START_S, f"job {job_id} trains")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {cluster.output(job_id)}") from error
+
+
+def checkpoints(cluster: SlurmCluster) -> list[int]:
+    return sorted(int(path.name.removeprefix("step_")) for path in (cluster.home / "runs").glob("step_*"))
+
+
+def nothing_is_left(cluster: SlurmCluster) -> bool:
+    words = []
+    for process in (process for name in cluster.nodes for process in cluster.network[name].processes()):
+        with contextlib.suppress(psutil.Error):
+            words.append(" ".join(process.cmdline()))
+    return not any("train.py" in text or "-m agent" in text for text in words)
+
+
+@pytest.mark.slow
+def test_one_line_runs_a_program_on_all_nodes_and_ends_with_its_exit_code(cluster: SlurmCluster) -> None:
+    (cluster.home / "train.py").write_text(SHORT)
+    job_id = cluster.submit(RUN, "--nodes=2")
+    until(lambda: cluster.state(job_id) == "COMPLETED", START_S, f"job {job_id} ends")
+
+    assert "srun ended with 0" in cluster.output(job_id)
+    assert "2 of 2 nodes" in cluster.output(job_id)
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+
+    (cluster.home / "train.py").write_text("raise SystemExit(3)")
+    job_id = cluster.submit(RUN, "--nodes=2")
+    until(lambda: cluster.state(job_id) == "COMPLETED", START_S, f"job {job_id} ends")
+    assert "srun ended with 1" in cluster.output(job_id)
+    assert "exited with code 3" in cluster.output(job_id)
+
+
+def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+    status = json.loads(cluster.rankdeck("status", "--slurm", job_id, "--json"))
+    assert [rank["node"] for rank in status["ranks"]] == ["h1", "h2"]
+    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
+    assert console.stderr is not None
+    while "ranks training" not in console.stderr.readline():
+        assert console.poll() is None
+    before = checkpoints(cluster)
+
+    cluster.run("scancel", job_id)
+
+    said, _ = console.communicate(timeout=END_S)
+    assert (console.returncode, said.splitlines()[0]) == (0, "job spirals: stopped, exit code 0")
+    until(lambda: cluster.state(job_id) == "CANCELLED" and nothing_is_left(cluster), END_S, "all is over")
+    assert len(set(checkpoints(cluster)) - set(before)) == 1
+    assert "Slurm ends job" in cluster.output(job_id)
+    ended = cluster.rankdeck("status", "--slurm", job_id, codes=(2, 3))
+    assert f"Slurm job {job_id} has ended: CANCELLED" in ended
+
+
+@pytest.mark.slow
+def test_a_requeued_job_goes_on_from_its_checkpoint(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+
+    cluster.run("scontrol", "requeue", job_id)
+    until(lambda: cluster.state(job_id) == "PENDING", END_S, f"job {job_id} waits")
+    assert "PENDING" in cluster.rankdeck("status", "--slurm", job_id, codes=(2,))
+    last = checkpoints(cluster)[-1]
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    until(lambda: cluster.state(job_id) == "RUNNING", START_S, f"job {job_id} runs again")
+    until(
+        lambda: f"begins at step {last}" in cluster.rankdeck("logs", "--slurm", job_id, codes=(0, 2, 3)),
+        START_S,
+        "it goes on",
+    )
+    cluster.run("scancel", job_id)
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+
+
+@pytest.mark.slow
+def test_two_jobs_share_a_node(cluster: SlurmCluster) -> None:
+    first = training(cluster, "--cpus-per-task=1")
+    (cluster.home / "second").mkdir()
+    script = f"cd second && ln -s ../train.py . && {RUN.replace('spirals', 'second')}"
+    second = cluster.submit(script, "--nodes=2", "--cpus-per-task=1")
+    until_it_trains(cluster, second)
+
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", first)
+    assert "job second: running" in cluster.rankdeck("status", "--slurm", second)
+    cluster.run("scancel", first, second)
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+
+
+def test_several_tasks_on_a_node_are_refused_once(cluster: SlurmCluster) -> None:
+    said = cluster.run("srun", "-N2", "-n4", sys.executable, "-P", "-m", "app", "run", "train.py", codes=(2,))
+
+    assert said.count("rankdeck: srun starts 4 tasks on 2 nodes") == 1
+    assert "srun --ntasks-per-node=1 rankdeck run" in said

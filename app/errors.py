@@ -142,13 +142,26 @@ class FrozenAgentError(AgentUnreachableError):
         return super().text_for(host) if host not in str(self) else self.detail
 
 
+_LOOK_THERE = "rankdeck status shows what runs there"
+_AFTER_REFUSAL = {
+    "job_exists": _LOOK_THERE,
+    "malformed": "rankdeck run --help shows what it takes",
+    "no_script": "--workdir names another directory there",
+    "no_workdir": "--workdir names another directory there",
+    "unknown_job": _LOOK_THERE,
+    "unknown_rank": _LOOK_THERE,
+    "wrong_state": _LOOK_THERE,
+}
+"""What to do after a refusal whose message does not contain it, by `agent.wire.commands.RefusalReason`."""
+
+
 class AgentRefusedError(AppError):
     """An agent refused a command."""
 
     exit_code = ExitCode.REFUSED
 
     def __init__(self, node: str, reason: str, message: str) -> None:
-        super().__init__(f"{node} refused ({reason}): {message}")
+        super().__init__(f"{node} refused ({reason}): {message}", _AFTER_REFUSAL.get(reason, ""))
         self.reason = reason
         self.message = message
 

@@ -169,7 +169,9 @@ def takes_hosts(
             if inventory is None:
                 known = Inventory() if has_no_files else load_inventory()
                 is_here = not names and not exclude and not known.hosts
-                entries = _this_machine() if is_here else named_hosts(names, exclude, known)
+                if is_here and starts:
+                    print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
+                entries = (HostEntry(THIS_MACHINE),) if is_here else named_hosts(names, exclude, known)
                 command(wanted=wanted._replace(entries=entries), **how)
                 return
             hub = stack.enter_context(through_relay(inventory, python, wanted.named_python, ssh_config, why_gone))
@@ -254,7 +256,14 @@ def looked_at(wanted: HostsWanted, job: Watch) -> Iterator[Hosts]:
     with ExitStack() as stack:
         try:
             hosts = stack.enter_context(reached(wanted, job.then, needs_all=job.needs_all))
-            job.look(hosts, lambda _host, _step: None)
+            steps: list[Step] = []
+
+            def notify(_host: str, step: Step) -> None:
+                if not steps:
+                    print_line(f"rankdeck: looking at {nodes_text(hosts.names)} first")
+                steps.append(step)
+
+            job.look(hosts, notify)
         except KeyboardInterrupt:
             print_line("rankdeck: no job was started")
             raise
@@ -344,11 +353,6 @@ def _print_unreachable(away: Mapping[str, AppError], wanted: HostsWanted, *, is_
         failure.exit_code = first.exit_code
         raise failure
     print_line(f"rankdeck: going on without {len(away)} of {len(wanted.entries)} hosts")
-
-
-def _this_machine() -> tuple[HostEntry, ...]:
-    print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
-    return (HostEntry(THIS_MACHINE),)
 
 
 def _repeated(option: str, values: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ import click
 from agent.wire.reports import WIRE_VERSION
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line
-from app.cli.options import audit_log, json_option, present, print_json
+from app.cli.options import audit_log, job_under_way, json_option, present, print_json
 from app.cli.presenting import is_terminal, print_summary, show_session
 from app.cli.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
@@ -46,7 +46,7 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -55,18 +55,20 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 @json_option
 @takes_settings
 @takes_hosts
-def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
+def evidence(
+    *, job_id: str | None, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings
+) -> None:
     """Save what is known of a job in one file.
 
-    Reports, stacks, output and versions, for `rankdeck replay`.
+    Reports, stacks, output and versions, for `rankdeck replay`. Without JOB it is the only one under way.
     """
-    check_job_id(job_id)
+    job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         found = asyncio.run(_collect(RemoteSession(hosts, None, options, job_id), job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
     if is_json:
-        fields = {"job_id": job_id, "path": str(path), "num_records": len(found.records)}
+        fields = {"job_id": found.opening.job_id, "path": str(path), "num_records": len(found.records)}
         print_json({"hosts": wanted.names, **fields})
         return
     print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
@@ -132,6 +134,7 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
 async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
+        job_id = await job_under_way(session, job_id)
         await session.job_control.statuses(job_id)  # refuses an unknown job immediately
         answers = Answers()
         await session.take_stacks(job_id, answers)

@@ -40,11 +40,11 @@ from app.cli.options import (
 from app.cli.presenting import print_summary
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
 from app.diagnosis.causes import Severity
-from app.errors import AgentUnreachableError, AppError, ExitCode, SessionError, UsageError
+from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
 from app.fleet.agent_link import AgentLink
 from app.inspect.comparison import finding_of, standing_of
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
-from app.inspect.inspector import look_at_host, own_py_spy
+from app.inspect.inspector import look_at_host, offer, own_py_spy
 from app.inspect.seen import jobs_of
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.inspect.seen import HostSeen, SeenJob
+    from app.session.hosts import Hosts
     from app.settings.schema import Settings
     from app.stacks.groups import StackPicture
     from app.view.view import View
@@ -81,20 +82,28 @@ STATUS_REPORTS_S = 1.0
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
 def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
-    """Watch a job that runs, whoever has started it.
+    """Watch a job that rankdeck runs, from any console.
 
-    Without JOB it is the one that was started last of those under way.
+    Without JOB it is the one that was started last of those under way. `inspect` looks at jobs of other launchers.
     """
     options = session_options(**how)
     job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # watching works even where this directory is gone
         wanted = wanted.with_workdirs("")
-    job = Watch(
-        AgentLink.find,
-        needs_all=False,
-        look=lambda _hosts, _notify: None,
-        make=lambda hosts: RemoteSession(hosts, None, options, job_id),
-    )
+
+    def find(link: AgentLink) -> None:
+        try:
+            link.find()
+        except NoAgentError as error:
+            error.hint = " or ".join(filter(None, [offer([link]), error.hint]))
+            raise
+
+    def make(hosts: Hosts) -> RemoteSession:
+        session = RemoteSession(hosts, None, options, job_id)
+        session.when_idle = partial(offer, hosts.links)
+        return session
+
+    job = Watch(find, needs_all=False, look=lambda _hosts, _notify: None, make=make)
     watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
 
 

@@ -113,7 +113,15 @@ def barriers(**how: Any) -> None:
 
     Who waits, who is missing, where both stand. Exit codes are those of `status`.
     """
-    _list(_Table("barriers", lambda view: view.barriers(), barrier_lines, lambda _: "no rank waits for another"), **how)
+    _list(
+        _Table(
+            "barriers",
+            lambda view: view.barriers(),
+            barrier_lines,
+            lambda _: "no rank waits long for another; rankdeck stragglers shows who comes late",
+        ),
+        **how,
+    )
 
 
 @click.command()

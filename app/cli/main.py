@@ -108,7 +108,6 @@ START_OBJECTS = 200_000
 takes a fifth of a start."""
 NEXT_STEPS = {
     ExitCode.UNREACHABLE: "rankdeck doctor looks at each host",
-    ExitCode.REFUSED: "rankdeck status shows what runs there",
 }
 """Hints of errors that have none of their own, by exit code."""
 

@@ -148,7 +148,9 @@ def _waits_text(group: Sequence[Standing]) -> str:
 def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     one = group[0]
     verb = ("is" if one.is_moving else "stands") if len(group) == 1 else "are" if one.is_moving else "stand"
-    inner = f" in {clean_name(one.op)}" if one.op and one.place is not None and one.op != one.place.function else ""
+    inner = (
+        f", calling {clean_name(one.op)}" if one.op and one.place is not None and one.op != one.place.function else ""
+    )
     where = (
         f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
     )

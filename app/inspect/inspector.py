@@ -21,12 +21,15 @@ import msgspec
 
 from app.errors import HostUnreachableError, SessionError
 from app.inspect import on_host
-from app.inspect.seen import HostSeen
+from app.inspect.seen import HostSeen, jobs_of
 from app.ssh.config import THIS_MACHINE
-from app.text import LINE_LIMIT, clean, clean_name
+from app.text import LINE_LIMIT, clean, clean_name, nodes_text
+from app.threads import run_parallel
 from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from app.fleet.agent_link import AgentLink
 
 BEGIN_S = 60.0
@@ -63,6 +66,29 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float) -> 
             there is no py-spy for it.
     """
     there, binary = (spy, b"") if link.host == THIS_MACHINE else _spy_for(link, spy)
+    return _seen_by(link, there, num_looks, period_s, binary)
+
+
+def offer(links: Sequence[AgentLink]) -> str:
+    """Return a sentence on training that runs on connected hosts, whoever launched it; empty where none is found.
+
+    Without stacks, pools of spawned workers look like ranks of torch.multiprocessing.spawn: neither is counted.
+    """
+    answers = run_parallel([link for link in links if link.runs_programs], lambda link: _seen_by(link, "", 1, 0.0))
+    hosts = [link.host for link in links if link.runs_programs]
+    seen = [(host, answer) for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, HostSeen)]
+    jobs = [job for job in jobs_of(seen) if job.how != "spawn"]
+    if not jobs:
+        return ""
+    names = list(dict.fromkeys(rank.host for job in jobs for rank in job.ranks))
+    num_ranks = sum(len(job.ranks) for job in jobs)
+    what = "a job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    return f"{what} of other launchers, {ranks} on {nodes_text(names)}: rankdeck inspect"
+
+
+def _seen_by(link: AgentLink, there: str, num_looks: int, period_s: float, binary: bytes = b"") -> HostSeen:
+    """Return what a host shows; `there` and `binary` are the arguments and the input of `on_host.spy_of`."""
     arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
     timeout_s = BEGIN_S + num_looks * (period_s + BEGIN_S) + len(binary) / SLOWEST_BYTES_HZ
     answer = _line(link, _RUN, *arguments, given=binary, timeout_s=timeout_s)

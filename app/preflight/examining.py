@@ -116,9 +116,7 @@ def refuse_before_examining(links: Sequence[tuple[AgentLink, str]], job_id: str,
 
     for (link, _), reply in zip(links, run_parallel(links, lambda one: look(*one)), strict=True):
         if isinstance(reply, Refused):
-            error = AgentRefusedError(link.host, reply.reason, clean(reply.message, LINE_LIMIT))
-            error.hint = "--workdir names another directory there"
-            raise error
+            raise AgentRefusedError(link.host, reply.reason, clean(reply.message, LINE_LIMIT))
         # An agent that cannot say, perhaps an older one, is examined like the others.
         for job in reply.report.jobs if isinstance(reply, Status) else ():
             if job.job_id == job_id and job.state not in ENDED_STATES:

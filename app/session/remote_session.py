@@ -31,12 +31,13 @@ from app.session.remote_job import (
 from app.session.session import DEFAULT_OPTIONS, Session
 from app.ssh.config import THIS_MACHINE
 from app.text import NAME_LIMIT, clean, clean_name
+from app.threads import in_daemon_thread
 from app.view.actions import NOT_AGAIN
 from app.view.nodes import new_nodes_notice
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
@@ -88,6 +89,11 @@ class NewNodeWatch:
 
 class RemoteSession(Session):
     """A session over agents on some hosts. Closing it closes their links; agents and jobs keep running."""
+
+    when_idle: Callable[[], str] | None = None
+    """Called in a thread where no job is under way at the start; returns a sentence for the user, or nothing. Set it
+    before `start`."""
+    _offering: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -196,6 +202,7 @@ class RemoteSession(Session):
         await self.connect()
         if self._request is None:
             await self.check_job()
+            self._offering = asyncio.create_task(self._offer(), name="rankdeck-offer")
             self.replay_history_soon(PAUSE_S if self.backfills else 0.0)
             if self.backfills:
                 self.backfill()
@@ -206,6 +213,12 @@ class RemoteSession(Session):
         if self.starter is not None:
             self.starter.remember(self._request)
         self._notices.append(f"{reported}; importing torch takes some seconds")
+
+    async def _offer(self) -> None:
+        """Report what `when_idle` finds, unless a job is under way."""
+        with suppress(AppError):
+            if self.when_idle and not running_jobs(await self.reports()):
+                self._notices += filter(None, [await in_daemon_thread(self.when_idle)])
 
     async def check_job(self) -> None:
         """Check that the requested job exists; after `connect`.
@@ -425,6 +438,8 @@ class RemoteSession(Session):
             self._guarding.cancel()
             await asyncio.gather(self._guarding, return_exceptions=True)
             await self._end_what_hangs(math.inf)  # the last check: no console watches from here on
+        if self._offering is not None:
+            self._offering.cancel()
         await self._connections.keep_no_more()
         await super().close()
         await self._connections.close()

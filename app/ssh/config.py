@@ -18,6 +18,7 @@ patterns that are relative to ~/.ssh.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from enum import Enum
 from pathlib import Path
@@ -111,6 +112,13 @@ class SshSettings(msgspec.Struct, frozen=True):
     is_compressed: bool
     num_prompts: int
     """Prompts for a secret until one is right; 0 asks nothing."""
+    config_file: str = ""
+    """Read instead of ~/.ssh/config; empty for that."""
+
+    @property
+    def by_hand(self) -> str:
+        """Command of ssh that reaches it in the same way."""
+        return shlex.join(["ssh", *(["-F", self.config_file] if self.config_file else []), self.alias])
 
     @property
     def key_name(self) -> str:

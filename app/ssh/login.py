@@ -140,7 +140,7 @@ class _Journey:
         try:
             return self._reach(settings, via)
         except _HungUpError as error:
-            hint = f"try: ssh {settings.alias}"
+            hint = f"try: {settings.by_hand}"
             raise HostUnreachableError(settings.alias, "it hangs up before anybody can log in", hint) from error
 
     def _reach(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:

@@ -21,6 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from app.errors import HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.ssh.config import (
     AGENT_OF_ENVIRONMENT,
@@ -82,7 +84,8 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
             f"{destination.text}: ssh -G fails: {clean(done.stderr.strip(), LINE_LIMIT)}",
             f"try: ssh -G {destination.text}",
         )
-    return parse_settings(destination.text, done.stdout, _local_user())
+    settings = parse_settings(destination.text, done.stdout, _local_user())
+    return msgspec.structs.replace(settings, config_file=config_file)
 
 
 def _local_user() -> LocalUser:
@@ -213,7 +216,7 @@ def dial(settings: SshSettings) -> socket.socket:
             "see HostName in the SSH configuration, and DNS",
         ) from error
     except OSError as error:
-        hint = f"try: ssh {settings.alias}"
+        hint = f"try: {settings.by_hand}"
         raise HostUnreachableError(settings.alias, f"cannot connect to {where}: {error.strerror}", hint) from error
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

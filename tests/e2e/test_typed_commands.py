@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,39 @@ def test_what_runs_need_not_be_named_and_what_was_ended_is_said(tmp_path: Path) 
         assert shell.type("rankdeck down localhost").endswith("is down; one job goes on\n")
         assert shell.type("rankdeck down localhost --kill-jobs") == "no agent runs on localhost; 1 job was ended\n"
         assert house.processes() == []
+
+
+LAUNCHED = """
+import time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+def test_attach_points_to_training_of_other_launchers(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(LAUNCHED)
+    with DemoHouse() as house:
+        shell = Shell(house, tmp_path)
+        launcher = shell.start("python -m torch.distributed.run --standalone --nproc-per-node 1 other.py")
+        assert launcher.stdout is not None
+        while "here" not in launcher.stdout.readline():
+            assert launcher.poll() is None
+
+        printed = shell.type("rankdeck attach --headless", codes=(3,))
+        assert re.search(
+            r"of other launchers, \d+ ranks? on localhost: rankdeck inspect or rankdeck up localhost", printed
+        )
+
+        shell.type("rankdeck up localhost")
+        console = shell.start("rankdeck attach --headless")
+        assert console.stdout is not None
+        while "of other launchers" not in (line := console.stdout.readline()):
+            assert console.poll() is None
+        assert line.endswith(": rankdeck inspect\n")
+        console.send_signal(signal.SIGINT)
+        console.communicate(timeout=60)
+        shell.type("rankdeck down localhost")
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=60)

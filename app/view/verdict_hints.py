@@ -140,6 +140,8 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
     if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
         return f"its input is late: look at the line that loads it, at the disk and at loader workers{on_node}"
+    if verdict.cost_frac is None:
+        return f"its stack (s in the console, rankdeck stacks) shows what it waits for{on_node}"
     return f"look at its stack and at the load{on_node}"
 
 

@@ -474,7 +474,8 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),
         (verdict(Cause.STRAGGLER, phase=Phase.STARTING), None, "an import or a download"),
         (verdict(Cause.STRAGGLER, phase=Phase.DATA), None, "at loader workers on demo-1"),
-        (verdict(Cause.STRAGGLER, phase=Phase.FORWARD), None, "the load on demo-1"),
+        (verdict(Cause.STRAGGLER, phase=Phase.FORWARD), None, "shows what it waits for on demo-1"),
+        (verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cost_frac=0.2), None, "the load on demo-1"),
     ],
 )
 def test_each_cause_has_its_next_step(told: Verdict, pid: int | None, words: str) -> None:

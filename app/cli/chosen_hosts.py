@@ -26,6 +26,7 @@ from agent.wire.slurm import slurm_step
 from app.cli.headless import print_line
 from app.cli.inventory_file import load_inventory, named_hosts
 from app.cli.options import (
+    RelayWay,
     audit_log,
     exclude_option,
     link_by,
@@ -45,7 +46,7 @@ from app.cli.presenting import is_terminal, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, ExitCode, NoAgentError, UsageError
 from app.fleet.agent_link import LinkGroup
-from app.inventory.inventory import HostEntry, Inventory, is_meant
+from app.inventory.inventory import NO_RELAY, HostEntry, Inventory, is_meant
 from app.model.new_nodes import NewNodes
 from app.paths import make_room_for_nodes
 from app.session.audit import AuditedAction
@@ -156,16 +157,15 @@ def takes_hosts(
         has_no_files = bool(click.get_current_context().params.get(NO_FILES_PARAMETER))
         wanted = HostsWanted((), typed, bool(names), names, exclude, python, named_python(python), ssh_config)
         with ExitStack() as stack:
-            step = slurm_step(os.environ) if starts and not (names or relay or slurm or is_terminal()) else None
-            why_gone: Callable[[], AppError | None] = lambda: None  # noqa: E731
+            step = _own_step() if starts and not (names or relay or slurm) else None
+            way = RelayWay(relay, relay_dir, python)
             if step is not None:
-                relay, relay_dir = THIS_MACHINE, _serving(step, stack)
+                way = way._replace(host=THIS_MACHINE, directory=_serving(step, stack))
             elif slurm and goes_to_each:
-                names = names or tuple(slurm_job_hosts(slurm))
+                names, way = names or tuple(slurm_job_hosts(slurm)), way._replace(host=NO_RELAY)
             elif slurm:
-                relay, relay_dir, python = _relay_of(slurm, python, is_named=bool(relay or relay_dir))
-                why_gone = functools.partial(why_unreachable, slurm, relay)
-            inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
+                way = _way_to_relay_of(slurm, way)
+            inventory = relay_inventory(way.host, way.directory, has_no_files=has_no_files)
             if inventory is None:
                 known = Inventory() if has_no_files else load_inventory()
                 is_here = not names and not exclude and not known.hosts
@@ -174,7 +174,7 @@ def takes_hosts(
                 entries = (HostEntry(THIS_MACHINE),) if is_here else named_hosts(names, exclude, known)
                 command(wanted=wanted._replace(entries=entries), **how)
                 return
-            hub = stack.enter_context(through_relay(inventory, python, wanted.named_python, ssh_config, why_gone))
+            hub = stack.enter_context(through_relay(inventory, way, wanted.named_python, ssh_config))
             if step is not None:
                 await_nodes(hub, step, lambda sentence: print_line(f"rankdeck: {sentence}"))
             entries = relayed_hosts(inventory, hub, names, exclude)
@@ -186,6 +186,12 @@ def takes_hosts(
     for option in reversed((*_choice_options, *relay_options)):
         wrapped = option(wrapped)
     return wrapped
+
+
+def _own_step() -> SlurmStep | None:
+    """Return the Slurm step that this process is a task of; None in a shell of one, whose user sees a console."""
+    step = slurm_step(os.environ)
+    return None if step is None or (step.num_tasks == 1 and is_terminal()) else step
 
 
 def _serving(step: SlurmStep, stack: ExitStack) -> str:
@@ -201,19 +207,24 @@ def _serving(step: SlurmStep, stack: ExitStack) -> str:
     return stack.enter_context(serving(step, lambda sentence: print_line(f"rankdeck: {sentence}")))
 
 
-def _relay_of(slurm: str, python: str, *, is_named: bool) -> tuple[str, str, str]:
-    """Return host and directory of a Slurm job's relay, and the Python there.
+def _way_to_relay_of(slurm: str, way: RelayWay) -> RelayWay:
+    """Return the way to a Slurm job's relay.
+
+    Args:
+        slurm: The job.
+        way: As typed.
 
     Raises:
         UsageError: A relay was named besides, or the job has no nodes now.
         SessionError: Slurm is not here.
     """
-    if is_named:
+    if way.host or way.directory:
         raise UsageError("--slurm and --relay contradict each other", "leave --relay out")
     first = slurm_job_hosts(slurm)[0]
     # The nodes of a cluster share the files of this one.
-    python = python if named_python(python) or "RANKDECK_PYTHON" in os.environ else sys.executable
-    return (THIS_MACHINE if first == socket.gethostname() else first), relay_directory(slurm), python
+    python = way.python if named_python(way.python) or "RANKDECK_PYTHON" in os.environ else sys.executable
+    host = THIS_MACHINE if first == socket.gethostname() else first
+    return RelayWay(host, relay_directory(slurm), python, functools.partial(why_unreachable, slurm, host))
 
 
 def link(wanted: HostsWanted, group: LinkGroup) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 import msgspec
@@ -248,16 +248,27 @@ def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Invent
     )
 
 
+class RelayWay(NamedTuple):
+    """How a relay is reached."""
+
+    host: str
+    """Empty is the inventory's, `NO_RELAY` none."""
+    directory: str
+    """Empty is the usual one."""
+    python: str
+    """Python on its host, unless the inventory has another."""
+    why_gone: Callable[[], AppError | None] = lambda: None
+    """See `RelayHub`."""
+
+
 @contextmanager
-def through_relay(
-    inventory: Inventory, python: str, named_python: str, ssh_config: str, why_gone: Callable[[], AppError | None]
-) -> Iterator[RelayHub]:
-    """Yield the connection to an inventory's relay; raises as `RelayHub.connect`, and takes `why_gone` as that."""
+def through_relay(inventory: Inventory, way: RelayWay, named_python: str, ssh_config: str) -> Iterator[RelayHub]:
+    """Yield the connection to an inventory's relay; raises as `RelayHub.connect`."""
     from app.fleet.relay_hub import RelayHub  # noqa: PLC0415 - only who goes through one pays for paramiko
 
     own = next((entry for entry in inventory.hosts if entry.host == inventory.relay), None)
-    way = link_by(inventory.relay, named_python, own.python if own else "", python, ssh_config)
-    with RelayHub(way, inventory.relay_dir, why_gone) as hub:
+    link = link_by(inventory.relay, named_python, own.python if own else "", way.python, ssh_config)
+    with RelayHub(link, inventory.relay_dir, way.why_gone) as hub:
         hub.connect()
         make_room_for_nodes(len(hub.nodes))
         yield hub

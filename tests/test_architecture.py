@@ -181,5 +181,8 @@ def test_broad_excepts_stand_in_four_places_only() -> None:
     assert found <= allowed
 
 
-def test_nothing_unpickles() -> None:
-    assert [path for path in source_files() if "import pickle" in path.read_text()] == []
+def test_nothing_unpickles_but_dumps_of_torch_s_recorder_and_those_without_globals() -> None:
+    found = [path for path in source_files() if "import pickle" in path.read_text()]
+
+    assert [path.name for path in found] == ["dumps.py"]
+    assert "pickle.load" not in found[0].read_text()

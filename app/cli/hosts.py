@@ -43,6 +43,8 @@ from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
 from app.fleet.agent_link import AgentLink
 from app.inspect.comparison import finding_of, standing_of
+from app.inspect.dump_files import read_dumps
+from app.inspect.dumps import compared
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, offer, own_py_spy
 from app.inspect.seen import jobs_of
@@ -249,6 +251,12 @@ LOOK_PERIOD_S = 1.0
     metavar="FILE",
     help="Write everything that was seen into a new file, as JSON",
 )
+@click.option(
+    "--dumps",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="DIR",
+    help="Compare the files that torch's flight recorder left there, one a rank, of ranks that are gone",
+)
 @json_option
 @functools.partial(takes_hosts, goes_to_each=True)
 @click.argument("which", metavar="[PID|JOB]", required=False)
@@ -258,6 +266,8 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     Nothing has to be prepared. Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit
     code 10 when a rank holds the others up.
     """
+    if how["dumps"] is not None:
+        raise SystemExit(_print_dumps(how["dumps"], is_json=is_json))
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
     spy, evidence = own_py_spy(), how["evidence"]
@@ -296,6 +306,16 @@ def _inspect(
             print_line(f"rankdeck: {line}")
     is_alarm = any(finding.severity is Severity.CRITICAL for _, _, finding in findings)
     return ExitCode.VERDICT_STANDS if is_alarm else code
+
+
+def _print_dumps(directory: Path, *, is_json: bool) -> ExitCode:
+    """Print what the dumps in a directory show, and return the exit code."""
+    finding = compared(read_dumps(directory))
+    if is_json:
+        print_json({"dumps": finding._asdict()})
+    else:
+        click.echo(f"{finding.severity.name}  {finding.text}")
+    return ExitCode.VERDICT_STANDS if finding.severity is Severity.CRITICAL else ExitCode.WELL
 
 
 def _seen_on(wanted: HostsWanted, spy: str, num_looks: int) -> tuple[dict[str, HostSeen], ExitCode]:

@@ -1,0 +1,199 @@
+"""What files of torch's flight recorder show of ranks that are gone: who had not come to a call that others waited in.
+
+torch writes one a rank at a time-out (`TORCH_FR_DUMP_TEMP_FILE`, by default /tmp/nccl_trace_rank_N), a pickle of plain
+values: an unpickler that refuses every global reads it whole. Of each group its numbered collectives are compared.
+Sends and receives have no numbers that ranks can compare.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, 2.8 to 2.13; written by gloo for the tests, not on GPUs.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections import defaultdict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+
+import msgspec
+
+from app.diagnosis.causes import Severity
+from app.inspect.comparison import LIBRARY
+from app.text import LINE_LIMIT, clean, clean_name, place_text, ranks_text
+from ddpcore.wire import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_DUMP_BYTES = 1 << 26
+_FEW = msgspec.Meta(max_length=64)
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class MalformedDumpError(Exception):
+    """A file is no dump of torch's flight recorder."""
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A call on the stack of an entry."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A call that a rank has made."""
+
+    process_group: tuple[str, str]
+    """Name and description of its group."""
+    profiling_name: str
+    """Backend and operation: `nccl:all_reduce`."""
+    collective_seq_id: Number
+    is_p2p: bool
+    state: str
+    input_sizes: Annotated[list[Annotated[list[int], _FEW]], _FEW] = []
+    retired: bool = False
+    frames: Annotated[list[Frame], msgspec.Meta(max_length=256)] = []
+
+    @property
+    def op(self) -> str:
+        """Its operation."""
+        return clean_name(self.profiling_name.rpartition(":")[2])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended on its rank."""
+        return self.retired or self.state == "completed"
+
+    @property
+    def place(self) -> Place | None:
+        """Innermost line of the user's program."""
+        own = next((frame for frame in self.frames if not LIBRARY.search(frame.filename)), None)
+        return None if own is None else Place(own.filename, own.line, own.name)
+
+    @property
+    def text(self) -> str:
+        """What was called, and where."""
+        where = f" at {place_text(self.place)}" if self.place is not None else ""
+        name, description = self.process_group
+        return f"{self.op} #{self.collective_seq_id} of {clean_name(description or name)}{where}"
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """What one rank's recorder held, oldest entry first."""
+
+    entries: Annotated[list[Entry], msgspec.Meta(max_length=50_000)]
+
+
+class DumpFinding(NamedTuple):
+    """What the dumps of a job's ranks show together."""
+
+    severity: Severity
+    culprits: list[int]
+    waiting: list[int]
+    without_dump: list[int]
+    """Ranks between the first and the last one whose file is missing."""
+    text: str
+
+
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RecursionError)
+"""What unpickling raises for other files, besides TypeError and ValueError. Source: pickle.py, the unpickler."""
+
+
+class _PlainUnpickler(pickle._Unpickler):  # noqa: SLF001 - its reason is below
+    """The one written in Python: its memo is a dict, which no number in a file can make as large as the memory."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise MalformedDumpError(f"it wants {clean_name(module)}.{clean_name(name)}, and a dump holds plain values")
+
+    def persistent_load(self, _pid: object) -> NoReturn:
+        raise MalformedDumpError("it refers to something outside, and a dump holds plain values")
+
+
+def read_dump(content: bytes) -> Dump:
+    """Return a rank's dump.
+
+    Raises:
+        MalformedDumpError: It is none; nothing of it was run.
+    """
+    try:
+        values: Any = _PlainUnpickler(io.BytesIO(content)).load()
+        return msgspec.convert(values, Dump)
+    except (*_ERRORS, TypeError, ValueError, pickle.UnpicklingError, struct.error) as error:
+        raise MalformedDumpError(clean(str(error), LINE_LIMIT) or type(error).__name__) from error
+
+
+def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
+    """Return who held up whom when the dumps were written.
+
+    Args:
+        dumps: By rank.
+    """
+    last: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            if not entry.is_p2p:
+                last[entry.process_group][rank] = entry
+    pending = {rank for by_rank in last.values() for rank, entry in by_rank.items() if not entry.is_over}
+    without = sorted(set(range(max(dumps, default=-1) + 1)) - set(dumps))
+    parts: list[str] = []
+    culprits: set[int] = set()
+    waiting: set[int] = set()
+    for by_rank in last.values():
+        latest = max(entry.collective_seq_id for entry in by_rank.values())
+        at_latest = {rank: entry for rank, entry in by_rank.items() if entry.collective_seq_id == latest}
+        there = {rank: entry for rank, entry in at_latest.items() if not entry.is_over}
+        behind = {rank: entry for rank, entry in by_rank.items() if rank not in at_latest and rank not in pending}
+        waiting |= set(there)
+        if there and behind:
+            culprits |= set(behind)
+            parts.append(_behind_text(behind, there))
+        elif len({(entry.op, str(entry.input_sizes)) for entry in there.values()}) > 1:
+            odd = _fewest(there)
+            culprits |= set(odd)
+            parts.append(_mismatch_text(there))
+    if without:
+        is_ = "rank {} has" if len(without) == 1 else "ranks {} have"
+        parts.append(f"{is_.format(ranks_text(without).partition(' ')[2])} left no dump: frozen, killed, or elsewhere")
+    if not culprits and waiting:
+        parts.insert(0, f"{ranks_text(sorted(waiting))} waited in {next(_pending(last)).text}, and all have come to it")
+    severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
+    text = "; ".join(parts) or "no rank waited in a collective when the dumps were written"
+    return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, text)
+
+
+def _pending(last: Mapping[tuple[str, str], Mapping[int, Entry]]) -> Any:
+    return (entry for by_rank in last.values() for entry in by_rank.values() if not entry.is_over)
+
+
+def _behind_text(behind: Mapping[int, Entry], there: Mapping[int, Entry]) -> str:
+    who, has = ranks_text(sorted(behind)), "has" if len(behind) == 1 else "have"
+    call = next(iter(there.values()))
+    before = next(iter(behind.values()))
+    its = "its" if len(behind) == 1 else "their"
+    return (
+        f"{who} {has} not come to {call.text}, in which {ranks_text(sorted(there))} waited; "
+        f"{its} last call there was {before.text}"
+    )
+
+
+def _mismatch_text(there: Mapping[int, Entry]) -> str:
+    sides = _sides(there)
+    calls = "; ".join(
+        f"{ranks_text(ranks)} called {there[ranks[0]].text} with sizes {there[ranks[0]].input_sizes}"[:LINE_LIMIT]
+        for ranks in sides
+    )
+    return f"the ranks called different things under one number: {clean(calls, 2 * LINE_LIMIT)}"
+
+
+def _sides(there: Mapping[int, Entry]) -> list[list[int]]:
+    sides: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, entry in sorted(there.items()):
+        sides[entry.op, str(entry.input_sizes)].append(rank)
+    return sorted(sides.values(), key=len)
+
+
+def _fewest(there: Mapping[int, Entry]) -> Sequence[int]:
+    sides = _sides(there)
+    return sides[0] if len(sides[0]) < len(sides[1]) else sorted(there)

@@ -1,0 +1,144 @@
+"""What dumps of torch's flight recorder show, and that nothing in one is ever run."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.diagnosis.causes import Severity
+from app.errors import UsageError
+from app.inspect.dump_files import read_dumps
+from app.inspect.dumps import Dump, DumpFinding, MalformedDumpError, compared, read_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIBRARY_FRAME = {"filename": "/venv/lib/python3.11/site-packages/torch/distributed/x.py", "line": 9, "name": "wrapper"}
+
+
+def entry(seq: int, *, op: str = "all_reduce", is_over: bool = True, **fields: Any) -> dict[str, Any]:
+    frames = [LIBRARY_FRAME, {"filename": "/home/u/train.py", "line": 10 + seq, "name": "main"}]
+    usual = {"process_group": ("0", "default_pg"), "collective_seq_id": seq, "is_p2p": False, "input_sizes": [[4]]}
+    state = "completed" if is_over else "started"
+    return {**usual, "profiling_name": f"nccl:{op}", "state": state, "retired": is_over, "frames": frames, **fields}
+
+
+def dump(*entries: dict[str, Any]) -> Dump:
+    return read_dump(pickle.dumps({"version": "2.10", "pg_status": {"0": {}}, "entries": list(entries)}, protocol=2))
+
+
+def found(*ranks: list[dict[str, Any]] | None) -> DumpFinding:
+    return compared({rank: dump(*entries) for rank, entries in enumerate(ranks) if entries is not None})
+
+
+WAITS = [entry(5), entry(6, is_over=False)]
+
+
+def test_the_rank_that_has_not_come_is_named_with_its_last_line() -> None:
+    finding = found(WAITS, [entry(5)], WAITS)
+
+    assert (finding.severity, finding.culprits, finding.waiting) == (Severity.CRITICAL, [1], [0, 2])
+    assert finding.text == (
+        "rank 1 has not come to all_reduce #6 of default_pg at train.py:16 in main, in which ranks 0, 2 waited; its "
+        "last call there was all_reduce #5 of default_pg at train.py:15 in main"
+    )
+
+
+def test_a_rank_that_waits_in_another_group_is_no_culprit() -> None:
+    other = ("1", "tensor")
+    waits_there = entry(3, is_over=False, process_group=other)
+    finding = found(WAITS, [entry(5), waits_there], [entry(5), entry(2, process_group=other)])
+
+    assert finding.culprits == [2]
+    assert "rank 2 has not come to all_reduce #3 of tensor" in finding.text
+
+
+def test_other_calls_under_one_number_are_shown_side_by_side() -> None:
+    finding = found(WAITS, [entry(5), entry(6, op="broadcast", is_over=False)], WAITS)
+
+    assert (finding.severity, finding.culprits) == (Severity.CRITICAL, [1])
+    assert "rank 1 called broadcast #6" in finding.text
+    assert "ranks 0, 2 called all_reduce #6" in finding.text
+
+
+def test_a_rank_without_a_dump_is_named() -> None:
+    finding = found(WAITS, None, WAITS)
+
+    assert (finding.severity, finding.without_dump) == (Severity.CRITICAL, [1])
+    assert "rank 1 has left no dump: frozen, killed, or elsewhere" in finding.text
+
+
+def test_all_in_one_call_is_nobody_s_fault() -> None:
+    finding = found(WAITS, WAITS)
+
+    assert (finding.severity, finding.culprits, finding.waiting) == (Severity.WARNING, [], [0, 1])
+    assert "and all have come to it" in finding.text
+    assert found([entry(5)], [entry(6)]).severity is Severity.OK
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("it was run",))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Harmful()),
+        pickle.dumps({"entries": [Harmful()]}, protocol=2),
+        pickle.dumps({"entries": 3}),
+        b"\x80\x02r\xff\xff\xff\x7f.",
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x02" + b"(" * 100_000,
+        b"",
+    ],
+)
+def test_what_is_no_dump_is_refused_and_not_run(content: bytes) -> None:
+    with pytest.raises(MalformedDumpError):
+        read_dump(content)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+ENTRIES = st.lists(
+    st.builds(entry, st.integers(0, 9), op=st.sampled_from(["all_reduce", "\x1b[2J"]), is_over=st.booleans())
+)
+
+
+@given(st.binary() | PLAIN.map(lambda value: pickle.dumps({"entries": value}, protocol=2)))
+def test_any_bytes_are_a_dump_or_refused(content: bytes) -> None:
+    finding = DumpFinding(Severity.OK, [], [], [], "")
+    with contextlib.suppress(MalformedDumpError):
+        finding = compared({0: read_dump(content)})
+    assert finding.culprits == []
+
+
+@given(st.dictionaries(st.integers(0, 4), ENTRIES, max_size=4))
+def test_whatever_dumps_hold_is_told_cleanly_and_no_rank_that_waits_is_behind(dumps: dict[int, Any]) -> None:
+    finding = compared({rank: dump(*entries) for rank, entries in dumps.items()})
+
+    assert "\x1b" not in finding.text
+    assert not set(finding.culprits) & set(finding.waiting)
+    assert (finding.severity is Severity.CRITICAL) == bool(finding.culprits or finding.without_dump)
+
+
+def test_the_files_of_a_set_are_found_beside_others(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps({"entries": []}))
+    for number in range(9):
+        (tmp_path / f"other-{number}").write_text("no dump")
+
+    assert sorted(read_dumps(tmp_path)) == [0, 1, 2]
+    (tmp_path / "nccl_trace_rank_1").write_text("no dump")
+    with pytest.raises(UsageError, match="nccl_trace_rank_1 is no dump of torch's flight recorder"):
+        read_dumps(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="has no file whose name ends with a rank"):
+        read_dumps(tmp_path / "empty")

@@ -440,6 +440,7 @@ class RemoteSession(Session):
             await self._end_what_hangs(math.inf)  # the last check: no console watches from here on
         if self._offering is not None:
             self._offering.cancel()
+            await asyncio.gather(self._offering, return_exceptions=True)
         await self._connections.keep_no_more()
         await super().close()
         await self._connections.close()

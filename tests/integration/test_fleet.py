@@ -82,7 +82,7 @@ async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents
         await fleet.start(specs)
 
     assert await job_states(channels) == {"n0": [], "n1": []}
-    assert caught.value.hint == "n0: prepared, taken back"
+    assert caught.value.hint == "--workdir names another directory there; n0: prepared, taken back"
     assert fleet.starting is not None
     assert fleet.starting.is_over
     assert "n1: refused: " in fleet.starting.account()

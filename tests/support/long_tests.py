@@ -5,13 +5,20 @@ named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SH
 slow and chaos tests runs with the rest, another one for another commit, and besides it all that test code which the
 commit changes (RANKDECK_CHANGED_FILES).
 A tenth, since a fifth would take three of the eight minutes that `.ci/run` may take on two cores.
+
+`long_tests.txt` names more slow tests: of the tests of a file that each took longer than `LONG_S` in a whole run all
+but the shortest. `python -m tests.support.long_tests build/test-durations.txt` adds those of another run.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -29,6 +36,9 @@ LONG = frozenset({"slow", "chaos", "reported"})
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
 NUM_SHARES = 10
+LONG_S = 5.0
+"""Worker-seconds, of a run on two cores with other work beside it: a third of that on a quiet machine."""
+LISTED = Path(__file__).with_suffix(".txt")
 CODE_OF_TESTS = {
     "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/chaos/test_checkpoint_": ("ddpcore/checkpoint/",),
@@ -40,16 +50,23 @@ CODE_OF_TESTS = {
     "tests/e2e/test_doctor": ("app/preflight/", "agent/doctor/"),
     "tests/e2e/test_install": ("app/install/",),
     "tests/e2e/test_relay": ("agent/relay/",),
+    "tests/e2e/test_slurm": ("app/slurm/", "agent/wire/slurm.py", "agent/serve.py"),
     "tests/e2e/": ("app/ssh/", "app/session/", "app/cli/"),
     "tests/fault/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/fault/test_console_": ("app/session/", "app/fleet/", "app/ssh/"),
     "tests/fault/test_serve": ("app/web/",),
     "tests/integration/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
+    "tests/integration/test_best_": ("ddpcore/checkpoint/",),
     "tests/integration/test_checkpoint_": ("ddpcore/checkpoint/",),
+    "tests/integration/test_console_": ("app/session/",),
     "tests/integration/test_elastic_": ("agent/jobs/",),
     "tests/integration/test_engine": ("ddpcore/engine",),
     "tests/integration/test_examples": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_faults_": ("ddpcore/probe/faults",),
+    "tests/integration/test_fully_": ("ddpcore/parallel/", "ddpcore/checkpoint/"),
+    "tests/integration/test_host_link": ("app/fleet/", "app/ssh/"),
+    "tests/integration/test_inspecting_": ("app/inspect/",),
+    "tests/integration/test_loop_": ("ddpcore/engine",),
     "tests/integration/test_moved_": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_opening": ("ddpcore/process_group/",),
     "tests/integration/test_stacks_": ("app/stacks/", "agent/processes/", "ddpcore/probe/stack"),
@@ -116,6 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     taken: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
+        if item.nodeid in listed():
+            item.add_marker("slow")
         marks = {mark.name for mark in item.iter_markers()}
         where = taken if is_taken(item.nodeid, marks, config.option.markexpr, share) else left_out
         where.append(item)
@@ -128,3 +147,23 @@ def _watched_by(nodeid: str) -> tuple[str, ...]:
     rows = [beginning for beginning in CODE_OF_TESTS if nodeid.startswith(beginning)]
     watched = CODE_OF_TESTS[max(rows, key=len)] if rows else ()
     return (nodeid.partition("::")[0], *watched)
+
+
+@cache
+def listed() -> frozenset[str]:
+    """Return the tests of `long_tests.txt`."""
+    return frozenset(LISTED.read_text().splitlines())
+
+
+def long_ones(durations: str) -> set[str]:
+    """Return the tests of a run that are to be slow, by the text of build/test-durations.txt."""
+    rows = [line.split(None, 1) for line in durations.partition("# seconds, test\n")[2].splitlines()]
+    files: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    for seconds, nodeid in rows:
+        if float(seconds) > LONG_S:
+            files[nodeid.partition("::")[0]].append((float(seconds), nodeid))
+    return {nodeid for tests in files.values() for _, nodeid in sorted(tests)[1:]}
+
+
+if __name__ == "__main__":
+    LISTED.write_text("\n".join(sorted(listed() | long_ones(Path(sys.argv[1]).read_text()))) + "\n")

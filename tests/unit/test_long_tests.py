@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.long_tests import CODE_OF_TESTS, NUM_SHARES, Share, is_taken, one_in, share_of
+from tests.support.durations import table
+from tests.support.long_tests import (
+    CODE_OF_TESTS,
+    LONG_S,
+    NUM_SHARES,
+    Share,
+    is_taken,
+    listed,
+    long_ones,
+    one_in,
+    share_of,
+)
 
 ROOT = Path(__file__).parents[2]
 NODEIDS = [f"tests/chaos/test_agent_kills.py::test_whoever_is_killed[{number}]" for number in range(100)]
@@ -73,3 +84,13 @@ def test_every_beginning_is_one_of_files_that_are_there() -> None:
     for tests, code in CODE_OF_TESTS.items():
         for beginning in (tests, *code):
             assert list(ROOT.glob(f"{beginning}*")), beginning
+
+
+def test_of_the_long_tests_of_a_file_the_shortest_stays_in_every_run() -> None:
+    seconds = {"a.py::x": 9 * LONG_S, "a.py::y[1 of 2]": 2 * LONG_S, "a.py::z": LONG_S / 2, "b.py::only": 3 * LONG_S}
+
+    assert long_ones(table(seconds)) == {"a.py::x"}
+
+
+def test_what_is_listed_as_long_is_of_files_that_are_there() -> None:
+    assert [nodeid for nodeid in listed() if not (ROOT / nodeid.partition("::")[0]).is_file()] == []

@@ -104,7 +104,7 @@ class UiState:
         return self._errors
 
     def latest_lines(self, num_lines: int) -> list[StoredLine]:
-        """Return the latest log lines of the job, as far as they have been found."""
+        """Return the latest log lines of the shown job, as far as they have been found."""
         logs, job_id = self.logs, self.job_of_logs
         if not job_id:
             return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
@@ -117,7 +117,14 @@ class UiState:
     @property
     def job_of_logs(self) -> str:
         """Job whose log lines are shown; empty while no other job has lines."""
-        return self.view.job_id if self.view is not None and self.logs.has_several_jobs else ""
+        job_id = self.view.job_id if self.view is not None else ""
+        return job_id if self.logs.has_other_jobs(job_id) else ""
+
+    @property
+    def no_lines_text(self) -> str:
+        """Sentence in place of log lines while the shown job has none."""
+        job_id = self.job_of_logs
+        return f"job {clean_name(job_id)} has printed nothing yet" if job_id else "nothing printed yet"
 
     def take_frame(self) -> bool:
         """Take what is new; return whether there are new rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from textual.events import MouseScrollUp
 
 from app.tui.actions import VIEW_NAMES
@@ -70,6 +71,24 @@ async def test_every_view_shows_the_lines_of_its_job_alone() -> None:
         assert "of the node" in console.text()
         assert f"31 of 61 lines, those of job {own} " in console.text()
         assert "errors" not in console.text()
+
+
+@pytest.mark.parametrize("seconds", [0, 2], ids=["no job is shown yet", "its job is shown"])
+async def test_while_the_shown_job_has_no_lines_those_of_the_job_before_are_not_taken_for_its_own(seconds: int) -> None:
+    sim = SimCluster()
+    sim.run(seconds)
+    source = SimSource(sim.view)
+    for number in range(30):
+        source.print("demo-0", -1, f"raise SignalException {number}", "stderr", job_id="before")
+    async with desk(source, (120, 35)) as console:
+        await console.frames()
+        assert "SignalException" not in console.text()
+        if seconds:
+            none = f"job {sim.view().job_id} has printed nothing yet"
+            assert none in console.text()
+            await console.show("logs")
+            assert none in console.text()
+            assert "0 of 30 lines" in console.text()
 
 
 async def test_page_up_stops_following_and_end_follows_again() -> None:

@@ -58,7 +58,9 @@ class OverviewView(LineView):
         for notice in self.ui.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)
-        return lines + (self._log(self.size.width, room) if len(self.ui.logs) else [])
+        logs = self.ui.logs
+        # While no job is shown, the lines of every job are another job's.
+        return lines + (self._log(self.size.width, room) if len(logs) and not logs.has_other_jobs("") else [])
 
     def _title(self, text: str, note: str = "") -> Line:
         return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
@@ -144,5 +146,5 @@ class OverviewView(LineView):
             line.fit(width)
             lines.append(line)
         if not latest:
-            lines.append(self.line().put(" nothing printed yet", self.look.palette.faint))
+            lines.append(self.line().put(f" {self.ui.no_lines_text}", self.look.palette.faint))
         return lines

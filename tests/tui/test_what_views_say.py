@@ -159,6 +159,15 @@ async def test_thawing_clears_the_verdict_on_every_view() -> None:
                 assert "frozen" not in console.text(), name
 
 
+@pytest.mark.parametrize("reads_loss", [False, True])
+async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: bool) -> None:
+    source = starting_source()
+    source.reads_loss = reads_loss
+    async with desk(source, (120, 35)) as console:
+        assert ("no loss yet: no line has matched --metric" in console.text()) == reads_loss
+        assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
+
+
 async def test_the_loss_is_drawn_once_steps_come() -> None:
     source = TalkingSource(SimCluster())
     async with desk(source) as console:

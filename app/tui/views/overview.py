@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
-from app.tui.widgets.chart_panel import loss_panel
+from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
 from app.tui.widgets.drawing import log_line, prefix_width, wait_line
 from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.view import View
@@ -112,19 +110,21 @@ class OverviewView(LineView):
         width = self.size.width
         if width >= SPLIT_WIDTH and room > MIN_CHART_LINES:
             chart_width = width * 2 // 5
-            chart = loss_panel(self.look, self._losses(), chart_width, room)
+            chart = self._loss(chart_width, room)
             log = self._log(width - chart_width - 1, room)
             return [
                 self._side_by_side(left, right, chart_width, is_title=index == 0)
                 for index, (left, right) in enumerate(zip_longest(chart, log))
             ]
         chart_room = min(9, room - MIN_LOG_LINES - 1)
-        chart = loss_panel(self.look, self._losses(), width, chart_room) if chart_room >= MIN_CHART_LINES else []
+        chart = self._loss(width, chart_room) if chart_room >= MIN_CHART_LINES else []
         return chart + self._log(width, room - len(chart))
 
-    def _losses(self) -> Sequence[tuple[float, float]]:
-        shown = self.ui.history.shown
-        return shown.loss.points if shown is not None else ()
+    def _loss(self, width: int, height: int) -> list[Line]:
+        source, shown = self.ui.source, self.ui.history.shown
+        points = shown.loss.points if shown is not None else ()
+        without = NO_LOSS if source.player else NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
+        return loss_panel(self.look, points, width, height, without)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage
@@ -15,6 +17,8 @@ from app.tui.widgets.line_view import LineView
 from app.view.rows import OLD_S, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.events import Click
 
     from app.tui.ui_state import UiState
@@ -199,25 +203,31 @@ class Header(LineView):
     def _job(self) -> Line:
         line = self.line().pad(1)
         job = self.ui.view.job() if self.ui.view is not None else None
-        others = self.ui.view.company_text if self.ui.view is not None else ""
+        others = self.ui.view.company_texts if self.ui.view is not None else []
         if job is None:
-            content = others or (self.ui.notices[-1] if self.ui.notices else "")
-            return line.cell(content, self.size.width - 2, self.look.palette.muted)
+            room = self.size.width - 2
+            content = _longest(others, room) or (self.ui.notices[-1] if self.ui.notices else "")
+            return line.cell(content, room, self.look.palette.muted)
         palette = self.look.palette
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
-        room = self.size.width - min(len(others), OTHER_JOBS_CELLS)
+        room = self.size.width - min(max(map(len, others), default=0), OTHER_JOBS_CELLS)
         for name, value in _figures(job):
             if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
         control = self.ui.source.control
-        content = "; ".join(
-            filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes))
-        )
+        doing = control.doing if control is not None else ""
+        company = _longest(others, room - len(f"{doing}; ") * bool(doing))
+        content = "; ".join(filter(None, (doing, company, job.detail, *job.notes)))
         if content and room > 10:
             line.put("   ").cell(content, min(len(content), room), palette.muted)
         return line
+
+
+def _longest(texts: Sequence[str], room: int) -> str:
+    """Return the first of some texts that fits, else the last; empty without any."""
+    return next((text for text in texts if cell_len(text) <= room), texts[-1] if texts else "")
 
 
 def _tabs_width(cells: int) -> int:

@@ -10,7 +10,7 @@ from app.diagnosis.rank_facts import UP
 from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
 from app.tui.widgets.drawing import log_line, prefix_width, wait_line
-from app.tui.widgets.line_view import LineView
+from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
 
 if TYPE_CHECKING:
     from app.tui.ui_state import UiState
@@ -32,12 +32,15 @@ class OverviewView(LineView):
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "overview")
+        self._num_hidden = 0
+        """Log lines above those shown, at most `MAX_HIDDEN_LINES`."""
 
     def build(self) -> None:
         """Make all lines; they always fit the window."""
         view = self.ui.view
         if view is None or not view.num_ranks:
             self.lines = self._start(view)
+            self.num_free_lines = self.size.height - len(self.lines)
             return
         height = self.size.height
         nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
@@ -45,7 +48,9 @@ class OverviewView(LineView):
         rank_room = max(3, height - len(nodes) - len(waits) - 2 * MIN_LOG_LINES)
         ranks = self._ranks(view, rank_room)
         top = [*nodes, *ranks, *waits]
-        self.lines = (top + self._bottom(height - len(top)))[:height]
+        lines = top + self._bottom(height - len(top))
+        self.num_free_lines = height - len(lines) - self._num_hidden
+        self.lines = lines[:height]
 
     def _start(self, view: View | None) -> list[Line]:
         """Return the page before the first rank is known."""
@@ -135,9 +140,12 @@ class OverviewView(LineView):
         return line.add(right) if right is not None else line
 
     def _log(self, width: int, room: int) -> list[Line]:
+        self._num_hidden = MAX_HIDDEN_LINES
         if room < 2:
             return []
-        latest = self.ui.latest_lines(room - 1)
+        latest = self.ui.latest_lines(room - 1 + MAX_HIDDEN_LINES)
+        self._num_hidden = max(0, len(latest) - (room - 1))
+        latest = latest[self._num_hidden :]
         title = self._title("LOG")
         title.fit(width, self.look.palette.heading)
         lines = [title]

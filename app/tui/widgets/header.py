@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
     from textual.events import Click
 
+    from app.tui.personal_app import PersonalApp
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import Headline, JobRow
 
 MAX_HEADLINE_LINES = 3
+MAX_TALL_HEADLINE_LINES = 6
+"""Lines of the headline above an overview that leaves lines empty."""
 MAX_HINT_LINES = 2
 TALL_FROM = 24
 """Lines of a terminal from which the hint may take two of them."""
@@ -53,10 +56,14 @@ class Header(LineView):
         super().__init__(ui, "masthead")
         self.active = VIEW_NAMES[0]
         self._tab_spans: list[tuple[int, int, str]] = []
+        self._num_other_lines = 2
+        """Lines besides the verdict and its hint."""
 
     def build(self) -> None:
         """Make the lines and take as much height as they need."""
-        self.lines = [self._tabs(), *self._verdict(), *self._start(), self._job()]
+        tabs, start, job = self._tabs(), self._start(), self._job()
+        self._num_other_lines = 2 + len(start)
+        self.lines = [tabs, *self._verdict(), *start, job]
         if self.styles.height is None or self.styles.height.value != len(self.lines):
             self.styles.height = len(self.lines)
 
@@ -152,20 +159,28 @@ class Header(LineView):
             glyph = glyphs.spinner[self.ui.tick // 2 % len(glyphs.spinner)]
         style = {Severity.CRITICAL: palette.alarm, Severity.WARNING: palette.caution}.get(severity, palette.ink)
         label = f" {glyph} {SEVERITY_TEXTS[severity]}  "
-        sentences = wrapped(self.look.shown(text), width - len(label) - 1, MAX_HEADLINE_LINES, glyphs.ellipsis)
+        max_lines = MAX_HINT_LINES if self.app.size.height >= TALL_FROM else 1
+        hints = wrapped(self.look.shown(hint), width - len(label) - 1, max_lines, glyphs.ellipsis) if hint else []
+        max_lines = self._max_headline_lines(len(hints))
+        sentences = wrapped(self.look.shown(text), width - len(label) - 1, max_lines, glyphs.ellipsis)
         label_style = style if severity in {Severity.CRITICAL, Severity.WARNING} else self.look.severity_style(severity)
         lines = []
         for index, sentence in enumerate(sentences):
             line = self.line().put(label if index == 0 else " " * len(label), label_style).put(sentence, style)
             line.fit(width, style)
             lines.append(line)
-        max_lines = MAX_HINT_LINES if self.app.size.height >= TALL_FROM else 1
-        hints = wrapped(self.look.shown(hint), width - len(label) - 1, max_lines, glyphs.ellipsis) if hint else []
         for index, piece in enumerate(hints):
             line = self.line().pad(len(label) - 1 - len(glyphs.arrow))
             line.put("" if index else glyphs.arrow, palette.accent).pad(len(label))
             lines.append(line.put(piece, palette.muted))
         return lines
+
+    def _max_headline_lines(self, num_hints: int) -> int:
+        """Return how many lines the headline may take: more while the overview below has empty ones."""
+        # Both heights are those of the last layout, so that a higher header does not count as less room.
+        num_free = cast("PersonalApp", self.app).shown.num_free_lines
+        num_lines = self.size.height + num_free - self._num_other_lines - num_hints
+        return max(MAX_HEADLINE_LINES, min(MAX_TALL_HEADLINE_LINES, num_lines))
 
     def _start(self) -> list[Line]:
         """Return the progress of a start, on each node as far as there is room."""

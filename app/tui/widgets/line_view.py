@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from app.tui.ui_state import UiState
 
 WHEEL_LINES = 3
+MAX_HIDDEN_LINES = 3
+"""Lines that a view misses at most: so many the header gives back."""
 
 
 class LineView(DirectWidget):
@@ -44,6 +46,7 @@ class LineView(DirectWidget):
     Attributes:
         top: Number of the first row shown.
         selected: Number of the row that the arrow keys move, when `has_selection`.
+        num_free_lines: Empty lines that the header may take, as of the last build; negative when lines are hidden.
     """
 
     ALLOW_SELECT = False
@@ -58,6 +61,7 @@ class LineView(DirectWidget):
         self.foot: list[Line] = []
         self.top = 0
         self.selected = 0
+        self.num_free_lines = -MAX_HIDDEN_LINES
 
     def build(self) -> None:
         """Make the lines from the UI state; called once per data frame while the view is shown, and on a resize."""

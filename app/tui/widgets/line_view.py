@@ -279,7 +279,10 @@ class FilteredView(LineView):
 
 
 class FilterBar(Vertical):
-    """Filters a view while the user types; Enter keeps the filter, Esc clears it."""
+    """Filters a view while the user types; Enter keeps the filter, Esc clears it.
+
+    Enter does nothing while the filter is wrong; whoever leaves by another way then has the filter from before.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear", "Clear", show=False)]
 
@@ -288,6 +291,9 @@ class FilterBar(Vertical):
         self.display = False
         self._shown = ui.look.shown
         self._view: FilteredView | None = None
+        self._before = ""
+        """Filter of the view when it was opened."""
+        self._is_wrong = False
 
     def compose(self) -> ComposeResult:
         yield Static("", id="filter-trouble", markup=False)
@@ -302,15 +308,17 @@ class FilterBar(Vertical):
         self._view, line = view, self.query_one(Input)
         line.placeholder = f"{view.filter_example}   Esc clears"
         with self.prevent(Input.Changed):
-            line.value = view.filter.source
+            line.value = self._before = view.filter.source
         line.cursor_position = len(line.value)
         self._show_trouble("")
         self.display = True
         line.focus()
 
     def close(self) -> None:
-        """Keep the filter and return to the view."""
-        self.display = False
+        """Keep the filter, or that from before where it is wrong, and return to the view."""
+        if self._view is not None and self._is_wrong:
+            self._view.take_filter(self._before)
+        self.display = self._is_wrong = False
         self._view = None
         self.screen.set_focus(None)
 
@@ -320,15 +328,17 @@ class FilterBar(Vertical):
             self._show_trouble(self._view.take_filter(event.value))
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        self.close()
+        if not self._is_wrong:
+            self.close()
 
     def action_clear(self) -> None:
         """Clear the filter."""
         if self._view is not None:
             self._view.take_filter("")
+        self._is_wrong = False
         self.close()
 
     def _show_trouble(self, trouble: str) -> None:
         line = self.query_one("#filter-trouble", Static)
         line.update(self._shown(trouble))
-        line.display = bool(trouble)
+        line.display = self._is_wrong = bool(trouble)

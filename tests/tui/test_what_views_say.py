@@ -9,11 +9,14 @@ import pytest
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
+from app.view.ranks import rank_text
 from app.view.view import View
+from ddpcore.wire import Phase
 from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source, training_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
+from tests.support.sim_program import Work
 
 VERDICT = re.compile(
     r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
@@ -54,6 +57,18 @@ async def test_ranks_shows_all_that_is_known_of_the_culprit() -> None:
         assert re.search(r"state\s+frozen for \d", text)
         assert "pid 4002 on demo-1, local rank 0" in text
         assert re.search(r"report\s+[67]\.\d s old", text)
+
+
+async def test_no_phase_is_shown_where_none_of_a_step_is_known() -> None:
+    sim = SimCluster(program=lambda _rank: iter([Work(Phase.OTHER, 50, "loop", 99.0, True)]))
+    sim.run(20)
+    rows = sim.view().ranks()
+    assert {(row.phase, row.phase_text) for row in rows} == {("other", "")}
+    async with desk(SimSource(sim.view), (200, 50)) as console:
+        await console.show("ranks")
+        assert "other" not in console.text()
+        assert " phase " not in console.text()
+    assert "other" not in rank_text(rows[0])
 
 
 async def test_barriers_shows_who_waits_where_for_whom_and_how_long() -> None:

@@ -116,8 +116,7 @@ class RemoteSession(Session):
         self.attach_command = hosts.command("attach JOB")
         self.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._notify)
-        self._job_id = ""
-        self._own_job_id = ""
+        self._job_id = self._own_job_id = ""
         self._is_certain = True
         self._is_ended = False
         self._is_open = False

@@ -202,7 +202,7 @@ class View:
 
     @property
     def company_texts(self) -> list[str]:
-        """Lines about other jobs, to follow the name of the job shown: the longest first, all with the whole command."""
+        """Lines about other jobs, the longest first, all with the whole command; the job shown is named before."""
         others = other_jobs_text(self._other_jobs, "", self._attach)
         lines = [others, *short_other_jobs_texts(self._other_jobs, self._attach)] if others else []
         return lines if self._job is None else [f"also {line}" for line in lines]

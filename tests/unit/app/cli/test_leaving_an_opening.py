@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     from textual.pilot import Pilot
 
-    from app.fleet.agent_link import AgentLink
     from app.preflight.findings import Step
     from app.session.hosts import Hosts
 
-WANTED = HostsWanted((HostEntry(THIS_MACHINE),), "", is_named=True, include=(), exclude=(), python="", named_python="", ssh_config="")
+WANTED = HostsWanted(
+    (HostEntry(THIS_MACHINE),), "", is_named=True, include=(), exclude=(), python="", named_python="", ssh_config=""
+)
 
 
 class Doctor:

@@ -23,7 +23,7 @@ import click
 import msgspec
 
 from agent.wire.slurm import slurm_step
-from app.cli.headless import print_line
+from app.cli.headless import print_line, quiet_after
 from app.cli.inventory_file import load_inventory, named_hosts
 from app.cli.options import (
     RelayWay,
@@ -311,9 +311,10 @@ def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool,
             return question_desk() if any(entry.host != THIS_MACHINE for entry in wanted.entries) else None
 
         def go(progress: OpeningProgress) -> Hosts:
-            hosts = reach(wanted, group, progress.then(job.then), needs_all=job.needs_all)
-            job.look(hosts, progress.move)
-            return hosts
+            with quiet_after(lambda: opening.is_left):
+                hosts = reach(wanted, group, progress.then(job.then), needs_all=job.needs_all)
+                job.look(hosts, progress.move)
+                return hosts
 
         opening = Opening(wanted.names, begin, go, lambda hosts: on_screen(job.make(hosts)))
         raise SystemExit(asyncio.run(show_session(opening, settings.console)))

@@ -23,7 +23,7 @@ from app.paths import NotRegularError, TooLargeError, read_regular_file
 from app.recording.bundle import bundle_name, encode_bundle, recording_of
 from app.recording.evidence import Answers, write_evidence
 from app.recording.incident_recorder import PATIENCE_S
-from app.recording.playback import clock_text
+from app.recording.playback import clock_text, from_its_job_on
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
 from app.recording.replay import SPEEDS, Replay
 from app.session.options import SessionOptions
@@ -156,7 +156,7 @@ async def _collect(session: RemoteSession, job_id: str) -> Evidence:
 def _read(path: Path) -> Recording:
     try:
         content = read_regular_file(path, MAX_RECORDING_BYTES)
-        return decode_recording(recording_of(content), WIRE_VERSION)
+        return from_its_job_on(decode_recording(recording_of(content), WIRE_VERSION))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", EVIDENCE_HINT) from error
     except NotRegularError:

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from app.diagnosis.causes import Cause
@@ -17,7 +19,7 @@ from app.view.summary import exit_code, headline_hint, headline_text, is_over
 from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from app.view.nodes import Progress
     from app.view.rows import VerdictRow
@@ -222,8 +224,24 @@ async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
         await asyncio.gather(task, return_exceptions=True)
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def quiet_after(has_left: Callable[[], bool]) -> Iterator[None]:
+    """Let `print_line` print nothing from this thread once the user has left: what fails then is no news."""
+    _thread.has_left = has_left
+    try:
+        yield
+    finally:
+        del _thread.has_left
+
+
 def print_line(text: str) -> None:
     """Print a line to standard error, for the user."""
+    has_left: Callable[[], bool] | None = getattr(_thread, "has_left", None)
+    if has_left is not None and has_left():
+        return
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
 
 

@@ -104,7 +104,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
             raise error
     _print_farewell(session, is_begun=is_begun)
     last = console.ui.view
-    if is_interrupted:
+    if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)
 

@@ -116,6 +116,8 @@ class RankPace(msgspec.Struct, frozen=True, eq=False):
     """Fraction of the collectives compared by its node to which it came last; NaN where few were."""
     phase_frac: NDArray[np.float64]
     """(phases, ranks): time that it worked, by phase."""
+    longest_wait_s: float = 0.0
+    """Longest single wait in the window."""
 
     @property
     def usual_frac(self) -> NDArray[np.float64]:

@@ -216,9 +216,13 @@ class WaitFractions:
 
     def pace(self) -> RankPace:
         """Return how each rank spent the window."""
-        window_s = min(self._num_filled, WINDOW_SLOTS) * SLOT_S + self._slot_s
-        lost = lost_time(self._recent(WINDOW_SLOTS), self._owners)
-        return rank_pace(self._sums(slice(None)), window_s, lost)
+        filled = self._latest_slots(WINDOW_SLOTS)[: -1 if self._is_slot_begun else None]
+        window_s = float(self._lengths[filled].sum()) + self._slot_s
+        recent = self._recent(WINDOW_SLOTS)
+        lost = lost_time(recent, self._owners)
+        longest_wait_s = max(recent.longest_wait_s, self._longest_wait_s)
+        pace = rank_pace(self._sums(slice(None)), window_s, lost)
+        return msgspec.structs.replace(pace, longest_wait_s=longest_wait_s)
 
     def sample(
         self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool, crowding: float = 1.0

@@ -84,7 +84,11 @@ def level_pattern(level: str) -> TextPattern:
     return TextPattern(_LEVEL_PATTERNS[level], is_case_exact=True)
 
 
-ERRORS = LineWish(Filter("level=error", (WordTerm("level", frozenset({"error"})),)))
+_IS_ERROR = WordTerm("level", frozenset({"error"}))
+_IS_OF_RANK = NumberTerm("rank", ((-1, -1),), is_inverse=True)
+ERRORS = LineWish(Filter("level=error", (_IS_ERROR,)))
+RANK_ERRORS = LineWish(Filter("level=error !rank=launcher", (_IS_ERROR, _IS_OF_RANK)))
+FROM_RANKS = Filter("!rank=launcher", (_IS_OF_RANK,))
 
 
 def lines_of(piece: LogPiece, wish: LineWish, after_step: Callable[[], None] | None = None) -> NDArray[np.int64]:

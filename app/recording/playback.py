@@ -11,6 +11,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from agent.wire.codec import MalformedMessageError
 from agent.wire.digest import decode_frame
 from app.diagnosis.diagnoser import Diagnoser
@@ -18,7 +20,7 @@ from app.model.cluster import Cluster
 from app.model.job_choice import JobChoice
 from app.recording.events import EventLog
 from app.recording.history import History
-from app.recording.records import LinesRecord, NoticeRecord, ReportRecord, StacksRecord
+from app.recording.records import LinesRecord, NoticeRecord, Recording, ReportRecord, StacksRecord
 from app.stacks.groups import NodeStacks
 from app.text import LINE_LIMIT, clean
 from app.view.verdict_text import sentence
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
     from app.diagnosis.verdicts import Verdict
-    from app.recording.records import Record, Recording
+    from app.recording.records import Record
 
 LOOK_S = 0.2
 """Seconds between two diagnoses of the model, as in a console."""
@@ -171,6 +173,32 @@ def verdict_key(verdict: Verdict) -> tuple[object, ...]:
     return verdict.job, verdict.attempt, verdict.cause, verdict.culprits
 
 
+def from_its_job_on(recording: Recording) -> Recording:
+    """Return a recording from the first report of its job on: before that the nodes may have run other jobs.
+
+    Each node's last report before that comes first. Nothing is left out of a recording of no certain job.
+    """
+    job_id, records = recording.opening.job_id, recording.records
+    first = next((place for place, record in enumerate(records) if job_id and _is_of_job(record, job_id)), 0)
+    if not first:
+        return recording
+    begin_s, before = records[first].at_s, records[:first]
+    last_reports = {record.node: record for record in before if isinstance(record, ReportRecord)}
+    kept = [msgspec.structs.replace(report, at_s=0.0) for report in last_reports.values()]
+    rest = [msgspec.structs.replace(record, at_s=record.at_s - begin_s) for record in records[first:]]
+    return Recording(recording.opening, [*kept, *rest], recording.is_cut)
+
+
+def _is_of_job(record: Record, job_id: str) -> bool:
+    """Return whether a record is a report with a job."""
+    if not isinstance(record, ReportRecord):
+        return False
+    try:
+        return any(status.job_id == job_id for status in decode_frame(record.frame).jobs)
+    except MalformedMessageError:
+        return False
+
+
 def clock_text(recording: Recording, at_s: float) -> str:
     """Return when a moment of a recording was, in UTC: `03:12:34Z`; empty where the recording has no time."""
     try:
@@ -225,7 +253,7 @@ class ReplayModel:
 
     def view(self) -> View:
         """Return the rows of that moment."""
-        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster))
+        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster), attach="")
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -38,6 +38,7 @@ class Replay:
     questions = None
     doctor = None
     how_to_begin = ""
+    reads_loss = False
     evidence_notices = ()
 
     def __init__(

@@ -101,6 +101,8 @@ class Opening(Session):
         self._progress = OpeningProgress(hosts)
         self._link, self._reach, self._make = link, reach, make
         self._desk: QuestionDesk | None = None
+        self.is_left = False
+        """Whether the user has left before the hosts were reached; what becomes of them then is of no interest."""
 
     @property
     def starting(self) -> OpeningProgress:
@@ -131,5 +133,6 @@ class Opening(Session):
 
     async def close(self) -> None:
         """Ask nothing more."""
+        self.is_left = True
         if self._desk is not None:
             self._desk.leave()

@@ -8,11 +8,13 @@ node gets, in a job and in its next attempt.
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from agent.wire.codec import LOSS_METRIC
 from agent.wire.commands import PrepareAgain
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec, JobState
 from app.errors import HostsBusyError, UsageError
@@ -75,6 +77,14 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if len(patterns) > MAX_PATTERNS or any(not 0 < len(text) <= MAX_PATTERN_CHARS for text in patterns):
         raise UsageError(f"at most {MAX_PATTERNS} patterns of at most {MAX_PATTERN_CHARS} characters are taken")
     return patterns
+
+
+_GROUP_NAME = re.compile(r"\(\?P?<(\w+)>")
+
+
+def has_loss_pattern(patterns: Sequence[str]) -> bool:
+    """Return whether one of the patterns for metrics finds the loss; see `agent.wire.jobs.JobSpec.metrics`."""
+    return any(not (names := _GROUP_NAME.findall(pattern)) or LOSS_METRIC in names for pattern in patterns)
 
 
 def unknown_job_text(job_id: str, known: Sequence[str], asked: Sequence[str], away: Sequence[str] = ()) -> str:

@@ -22,6 +22,7 @@ from app.session.master_addr import master_addrs
 from app.session.remote_job import (
     JobHost,
     check_room,
+    has_loss_pattern,
     in_order,
     job_specs,
     of_latest_attempt,
@@ -121,8 +122,7 @@ class RemoteSession(Session):
         self.attach_command = hosts.command("attach JOB")
         self.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._notify)
-        self._job_id = ""
-        self._own_job_id = ""
+        self._job_id = self._own_job_id = ""
         self._is_certain = True
         self._is_ended = False
         self._is_open = False
@@ -151,6 +151,8 @@ class RemoteSession(Session):
             self.doctor = HostDoctor(hosts, self._connections.unreachable_reason, lambda: self.fleet)
         self.can_inject = False
         """True while the shown job allows faults."""
+        self._loss_readers: dict[tuple[str, int], bool] = {}
+        """Whether patterns find the loss, by job and attempt; False until a node has answered."""
         if not self.is_read_only:
             self.starter = JobStarter(hosts.names, lambda: self.fleet, hosts.python_of_first, self.start_another)
 
@@ -397,6 +399,8 @@ class RemoteSession(Session):
             self._is_restarting = bool(self.job_control.doing)
         job = view.job()
         self._has_company = bool(view.other_jobs_text)
+        if self.backfills and self._is_open and job is not None and job.loss is None:
+            self._look_for_patterns(job.job_id, job.attempt)
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
@@ -404,6 +408,22 @@ class RemoteSession(Session):
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
         return view
+
+    def _look_for_patterns(self, job_id: str, attempt: int) -> None:
+        """Ask once in the background whether an attempt of a job has patterns that find its loss."""
+        key = (job_id, attempt)
+        self.reads_loss = self._loss_readers.get(key, False)
+        if key not in self._loss_readers:
+            self._loss_readers[key] = False
+            self._tasks.append(asyncio.create_task(self._ask_for_patterns(key), name="rankdeck-patterns"))
+
+    async def _ask_for_patterns(self, key: tuple[str, int]) -> None:
+        for node in self._hosts.names:
+            with suppress(AppError):  # a node without the job, or out of reach
+                reply = await self.fleet.ask(node, ShowJob(key[0]))
+                if isinstance(reply, Shown):
+                    self._loss_readers[key] = has_loss_pattern(reply.spec.metrics)
+                    return
 
     def _look_for_new_nodes(self) -> None:
         new_nodes = self._hosts.new_nodes()

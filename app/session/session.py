@@ -107,6 +107,8 @@ class Session:
     starter: JobStarter | None = None
     questions: HostQuestions | None = None
     doctor: HostDoctor | None = None
+    reads_loss = False
+    """Whether patterns find the loss in what the shown job prints."""
 
     def __init__(
         self,

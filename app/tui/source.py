@@ -176,6 +176,10 @@ class ConsoleSource(Protocol):
         """Whether faults may be injected; False removes the action from keys, footer and palette."""
 
     @property
+    def reads_loss(self) -> bool:
+        """Whether patterns find the loss in what the shown job prints; False while that is not known."""
+
+    @property
     def leaving(self) -> str:
         """What happens when the user leaves, as clean text: `the job goes on`."""
 

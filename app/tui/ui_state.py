@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.filters.lines import ERRORS, LineWish
+from agent.wire.jobs import JobState
+from app.filters.lines import ERRORS, FROM_RANKS, RANK_ERRORS, LineWish
 from app.text import LINE_LIMIT, clean, clean_name
 from app.tui.logs.matches import LogMatches
 from app.tui.logs.store import LogStore
@@ -37,6 +38,7 @@ LOOK_FRAC = 0.02
 """Share of a core for making rows: rows of 16,384 ranks take ten times as long as of 1,024, and are made less
 often."""
 FRAME_S = 0.1
+STOPPED_STATES = frozenset({JobState.STOPPING, JobState.STOPPED})
 SEARCH_S = 0.01
 """Seconds per frame for the search of log lines, so that keys do not wait."""
 
@@ -77,6 +79,8 @@ class UiState:
         self._errors = LogMatches(ERRORS, self.logs)
         self._own_lines: LogMatches | None = None
         """Lines of the shown job, when other jobs have printed lines too."""
+        self._rank_lines: LogMatches | None = None
+        """Lines of its ranks, when it was stopped."""
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
@@ -98,26 +102,52 @@ class UiState:
 
     @property
     def errors(self) -> LogMatches:
-        """Log lines at level error."""
-        if self._errors.logs is not self.logs or self._errors.wish.job_id != self.job_of_logs:
-            self._errors = LogMatches(msgspec.structs.replace(ERRORS, job_id=self.job_of_logs), self.logs)
+        """Log lines at level error; of a job that was stopped, those of its ranks."""
+        wanted = RANK_ERRORS if self._is_stopped else ERRORS
+        wish = msgspec.structs.replace(wanted, job_id=self.job_of_logs)
+        if self._errors.logs is not self.logs or self._errors.wish != wish:
+            self._errors = LogMatches(wish, self.logs)
         return self._errors
 
     def latest_lines(self, num_lines: int) -> list[StoredLine]:
-        """Return the latest log lines of the job, as far as they have been found."""
+        """Return the latest log lines of the shown job, as far as they have been found.
+
+        Of a job that was stopped they are those of its ranks, if it has any: torchrun ends with a traceback then.
+        """
         logs, job_id = self.logs, self.job_of_logs
+        if self._is_stopped:
+            self._rank_lines = self._latest(self._rank_lines, LineWish(FROM_RANKS, job_id=job_id))
+            if len(self._rank_lines):
+                return self._rank_lines.last(num_lines)
         if not job_id:
             return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
-        if self._own_lines is None or self._own_lines.logs is not logs or self._own_lines.wish.job_id != job_id:
-            self._own_lines = LogMatches(LineWish(job_id=job_id), logs)
-        self.search(self._own_lines)
-        count = len(self._own_lines)
-        return [logs.line(self._own_lines.number(place)) for place in range(max(0, count - num_lines), count)]
+        self._own_lines = self._latest(self._own_lines, LineWish(job_id=job_id))
+        return self._own_lines.last(num_lines)
+
+    def _latest(self, matches: LogMatches | None, wish: LineWish) -> LogMatches:
+        """Return the matches of a wish, with some more lines searched; other ones are replaced."""
+        if matches is None or matches.logs is not self.logs or matches.wish != wish:
+            matches = LogMatches(wish, self.logs)
+        self.search(matches)
+        return matches
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the shown job was stopped, or is being stopped."""
+        job = self.view.job() if self.view is not None else None
+        return job is not None and job.state in STOPPED_STATES
 
     @property
     def job_of_logs(self) -> str:
         """Job whose log lines are shown; empty while no other job has lines."""
-        return self.view.job_id if self.view is not None and self.logs.has_several_jobs else ""
+        job_id = self.view.job_id if self.view is not None else ""
+        return job_id if self.logs.has_other_jobs(job_id) else ""
+
+    @property
+    def no_lines_text(self) -> str:
+        """Sentence in place of log lines while the shown job has none."""
+        job_id = self.job_of_logs
+        return f"job {clean_name(job_id)} has printed nothing yet" if job_id else "nothing printed yet"
 
     def take_frame(self) -> bool:
         """Take what is new; return whether there are new rows.

@@ -174,7 +174,7 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
 
 
 def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> str:
-    """Return the line about other jobs: their states, and the command that shows one of them.
+    """Return the line about other jobs: their states, and the command, if any, that shows one of them.
 
     Empty when no other job runs or ran beside the one shown.
     """
@@ -184,6 +184,21 @@ def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> s
     named = [row.text for row in beside[:MAX_JOBS_NAMED]]
     if len(beside) > MAX_JOBS_NAMED:
         named.append(f"{len(beside) - MAX_JOBS_NAMED} more")
-    command = attach.replace("JOB", beside[0].job_id) if len(beside) == 1 else attach
     also = f"job {shown} is shown; also on these nodes" if shown else "on these nodes"
-    return clean(f"{also}: {'; '.join(named)}; {command}", LINE_LIMIT)
+    parts = filter(None, ("; ".join(named), _command(beside, attach)))
+    return clean(f"{also}: {'; '.join(parts)}", LINE_LIMIT)
+
+
+def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:
+    """Return shorter lines about other jobs, the longest first; all keep the whole command."""
+    beside = [row for row in others if row.is_concurrent]
+    command = _command(beside, attach)
+    if not beside or not command:
+        return []
+    named = f"job {beside[0].job_id}" if len(beside) == 1 else f"{len(beside)} jobs"
+    lines = [f"{beside[0].text}; {command}"] if len(beside) == 1 else []
+    return [clean(line, LINE_LIMIT) for line in (*lines, f"{named}: {command}", command)]
+
+
+def _command(beside: Sequence[OtherJobRow], attach: str) -> str:
+    return attach.replace("JOB", beside[0].job_id) if len(beside) == 1 else attach

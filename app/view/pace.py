@@ -65,8 +65,12 @@ class PaceSummary(msgspec.Struct, frozen=True):
     """Phases in which any rank spends time, in the order of a step."""
     num_rows: int
     """Number of ranks that were observed long enough."""
+    longest_wait_s: float
+    """Longest single wait in that time."""
 
 
+LONG_WAIT_S = 5.0
+"""Seconds of a single wait from which it is named beside the shares: half-way to a stall."""
 MIN_SHOWN_FRAC = 0.01
 """Smallest share shown; a phase below it in all ranks is left out."""
 STEP_ORDER = (
@@ -88,13 +92,17 @@ class JobPace:
         costs = [verdict.cost_frac for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER]
         self._cost_frac = next((cost for cost in costs if cost is not None), None)
         """Share of time that all named stragglers cost together."""
+        waits_s = [verdict.waited_s for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER]
+        self._held_up_s = max(waits_s, default=0.0) if self._cost_frac is None else 0.0
+        """Seconds for which others wait for the named ranks now; 0 where these make every step longer."""
 
     def summary(self) -> PaceSummary:
         """Return the summary over all ranks."""
         highest = self._phase_frac.max(axis=1) if self._order.size else np.zeros(len(PHASES))
         shown = [phase.value for phase in STEP_ORDER if highest[PHASES.index(phase)] >= MIN_SHOWN_FRAC]
         severity, text = self._sentence()
-        return PaceSummary(severity, text, self._pace.window_s, shown, len(self._order))
+        pace = self._pace
+        return PaceSummary(severity, text, pace.window_s, shown, len(self._order), pace.longest_wait_s)
 
     def rows(self, wanted: Sequence[int]) -> list[PaceRow]:
         """Return the rows at these places in the order, the costliest rank first."""
@@ -123,6 +131,10 @@ class JobPace:
         wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
+            if self._held_up_s:
+                holds = "holds" if len(named) == 1 else "hold"
+                who = ranks_text(sorted(named))
+                return Severity.WARNING, f"{who} {holds} the others up for {seconds_text(self._held_up_s)} now"
             cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
             who = ranks_text(sorted(named))
             verb = "costs" if len(named) == 1 else "cost"
@@ -145,8 +157,11 @@ class JobPace:
 
 
 def window_text(summary: PaceSummary) -> str:
-    """Return the time that the shares cover, as text."""
-    return f"shares of the last {seconds_text(summary.window_s)} of undisturbed training"
+    """Return the time that the shares cover, as text; one long wait in it is no training."""
+    window = f"shares of the last {seconds_text(summary.window_s)}"
+    if summary.longest_wait_s >= LONG_WAIT_S:
+        return f"{window}, a wait of {seconds_text(summary.longest_wait_s)} included"
+    return f"{window} of undisturbed training"
 
 
 def _known(value: float) -> float | None:

@@ -38,7 +38,7 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
         _Column("STATE", lambda row: row.state.value),
         _Column(" STEP", lambda row: UNKNOWN if row.step is None else str(row.step)),
         _Column(" LOSS", lambda row: loss_text(row.loss)),
-        _Column("PHASE", lambda row: row.phase),
+        _Column("PHASE", lambda row: row.phase_text),
         _Column("LAST CALL", lambda row: call_text(row.group, row.seq, row.op, row.label) if row.op else ""),
         _Column(" WAITS", lambda row: seconds_cell(row.waiting_s)),
         _Column(" WAITED", lambda row: percent_text(row.wait_frac)),

@@ -118,7 +118,7 @@ def rank_text(row: RankRow) -> str:
     waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
     step = "" if row.step is None else f"step {row.step}"
     call = rank_call(row)
-    fields = (f"rank {row.rank}", row.node, row.state, step, row.phase, call, waiting, row.where, row.detail)
+    fields = (f"rank {row.rank}", row.node, row.state, step, row.phase_text, call, waiting, row.where, row.detail)
     return "  ".join(filter(None, fields))
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from app.diagnosis.causes import Cause, RankState, Severity
+from ddpcore.wire import Phase
 
 SCHEMA = 1
 """The `"schema"` of every JSON object this package prints."""
@@ -200,6 +201,11 @@ class RankRow(msgspec.Struct, frozen=True):
     """`file.py:line in function`."""
     detail: str
     """End of the rank, or its anomaly, as text."""
+
+    @property
+    def phase_text(self) -> str:
+        """Phase to show; empty where no phase of a training step is known."""
+        return "" if self.phase == Phase.OTHER else self.phase
 
     @property
     def is_old(self) -> bool:

@@ -30,6 +30,7 @@ from app.view.nodes import (
     node_row,
     other_job_rows,
     other_jobs_text,
+    short_other_jobs_texts,
 )
 from app.view.pace import JobPace
 from app.view.ranks import RankTable, rank_row
@@ -87,7 +88,8 @@ class View:
             diagnosis: The diagnosis of that moment.
             now_s: The moment.
             job_id: The job to show; empty shows none, None the current job of the cluster.
-            attach: The command that shows another job, as a user types it, with JOB in place of its id.
+            attach: The command that shows another job, as a user types it, with JOB in place of its id; empty where
+                none does, as in a recording.
         """
         self._cluster = cluster
         self._diagnosis = diagnosis
@@ -199,10 +201,11 @@ class View:
         return other_jobs_text(self._other_jobs, shown, self._attach)
 
     @property
-    def company_text(self) -> str:
-        """Line about other jobs, to follow the name of the job shown."""
+    def company_texts(self) -> list[str]:
+        """Lines about other jobs, the longest first, all with the whole command; the job shown is named before."""
         others = other_jobs_text(self._other_jobs, "", self._attach)
-        return f"also {others}" if others and self._job is not None else others
+        lines = [others, *short_other_jobs_texts(self._other_jobs, self._attach)] if others else []
+        return lines if self._job is None else [f"also {line}" for line in lines]
 
     def remarks(self) -> dict[str, str]:
         """Return the sentences to report once, by topic: the job's notes, and the line about other jobs."""

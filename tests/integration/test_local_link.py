@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -135,6 +136,34 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             assert other.how_to_begin == "rankdeck run --host localhost -- train.py"
         finally:
             await session.close()
+            assert link.shut_down(kill_jobs=True).num_jobs_left == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("metrics", [("loss ([0-9.]+)",), ()])
+async def test_an_attached_console_knows_whether_patterns_find_the_loss(
+    metrics: tuple[str, ...], state_home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wait.py").write_text("import signal\nsignal.sigwait({signal.SIGTERM})\n")
+    request = RunRequest(("wait.py",), "first", 1, workdir=str(tmp_path), metrics=metrics)
+    with LocalLink() as link:
+        link.bring_up()
+        starting, attached = RemoteSession(these(link), request), RemoteSession(these(link))
+        attached.backfills = True
+        try:
+            await starting.start()
+            await attached.start()
+            await until_async(lambda: shown_job(attached) == ("first", "running"), START_S, "the job runs")
+            if metrics:
+                await until_async(lambda: attached.view() is not None and attached.reads_loss, 10, "the node answers")
+            else:
+                await asyncio.sleep(1)
+                assert attached.view().job() is not None
+                assert not attached.reads_loss
+        finally:
+            await attached.close()
+            await starting.close()
             assert link.shut_down(kill_jobs=True).num_jobs_left == 0
 
 

@@ -130,6 +130,7 @@ class SimSource:
     questions: Questions | None = None
     doctor: Doctor | None = None
     how_to_begin = ""
+    reads_loss = False
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
         self.can_inject = can_inject

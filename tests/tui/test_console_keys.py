@@ -98,6 +98,20 @@ def test_no_key_is_given_twice() -> None:
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 35)])
+async def test_the_palette_has_a_border_around_its_whole_list(size: tuple[int, int]) -> None:
+    async with desk(frozen_source(), size) as console:
+        await console.press("ctrl+p")
+        await until_async(lambda: "Who waits for whom" in console.text(), WAIT_S, "the palette has its list")
+        await console.settle()
+        lines = console.lines()
+        top, bottom = (next(row for row, line in enumerate(lines) if corner in line) for corner in "╭╰")
+        left, right = lines[top].index("╭"), lines[top].index("╮")
+        assert lines[bottom][left] + lines[bottom][right] == "╰╯"
+        assert {line[left] + line[right] for line in lines[top + 1 : bottom]} == {"││"}
+        assert bottom - top > size[1] // 2
+
+
 async def test_the_palette_runs_an_action_by_name() -> None:
     async with desk(frozen_source()) as console:
         await console.press("ctrl+p")

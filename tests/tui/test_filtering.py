@@ -93,6 +93,32 @@ async def test_what_is_wrong_is_said_and_the_last_filter_stays() -> None:
         assert "no pattern" not in console.text()
 
 
+@pytest.mark.parametrize(("wrong", "problem"), [("foo=bar", "foo"), ("rank=9x", "9x")])
+async def test_enter_keeps_a_wrong_filter_open_with_its_error(wrong: str, problem: str) -> None:
+    async with desk(frozen_source()) as console:
+        await console.show("ranks")
+        ranks, bar = console.console.query_one(RanksView), console.console.query_one(FilterBar)
+        await type_filter(console, "state=waiting")
+        await console.press("enter")
+        await type_filter(console, f" {wrong}")
+        await console.press("enter")
+        await console.frames()
+        assert bar.display
+        assert re.search(rf"at character \d+: .*{problem}", console.text())
+
+        await console.press("tab", "2")
+        assert not bar.display
+        assert ranks.filter.source == "state=waiting"
+
+        await type_filter(console, f" {wrong}")
+        await console.press("enter", *["backspace"] * len(wrong), "enter")
+        assert not bar.display
+        assert ranks.num_rows == 3
+        await type_filter(console, f" {wrong}")
+        await console.press("escape")
+        assert ranks.num_rows == 4
+
+
 async def test_escape_takes_a_kept_filter_away() -> None:
     async with desk(frozen_source()) as console:
         await console.show("ranks")

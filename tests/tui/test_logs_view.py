@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from textual.events import MouseScrollUp
 
+from agent.wire.jobs import JobState
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
 from app.tui.logs.matches import MAX_LINES
 from app.tui.logs.store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
+from app.view.view import View
 from tests.support.consoles import Desk, SimSource, desk
+from tests.support.node_reports import job_status, node_report
 from tests.support.sim import SimCluster
 
 
@@ -70,6 +76,54 @@ async def test_every_view_shows_the_lines_of_its_job_alone() -> None:
         assert "of the node" in console.text()
         assert f"31 of 61 lines, those of job {own} " in console.text()
         assert "errors" not in console.text()
+
+
+@pytest.mark.parametrize("seconds", [0, 2], ids=["no job is shown yet", "its job is shown"])
+async def test_while_the_shown_job_has_no_lines_those_of_the_job_before_are_not_taken_for_its_own(seconds: int) -> None:
+    sim = SimCluster()
+    sim.run(seconds)
+    source = SimSource(sim.view)
+    for number in range(30):
+        source.print("demo-0", -1, f"raise SignalException {number}", "stderr", job_id="before")
+    async with desk(source, (120, 35)) as console:
+        await console.frames()
+        assert "SignalException" not in console.text()
+        if seconds:
+            none = f"job {sim.view().job_id} has printed nothing yet"
+            assert none in console.text()
+            await console.show("logs")
+            assert none in console.text()
+            assert "0 of 30 lines" in console.text()
+
+
+@pytest.mark.parametrize("has_lines", [True, False])
+async def test_the_traceback_of_the_launcher_of_a_stopped_job_is_no_error(has_lines: bool) -> None:
+    cluster, diagnoser = Cluster(["localhost"]), Diagnoser()
+    states = [JobState.RUNNING]
+
+    def view() -> View:
+        now_s = 1000.0 + len(states)
+        job = job_status(state=states[-1], num_nodes=1, exit_code=None if states[-1] is JobState.RUNNING else 1)
+        cluster.apply("localhost", node_report(len(states), [job], []), now_s)
+        return View(cluster, diagnoser.observe(cluster, now_s), now_s)
+
+    source = SimSource(view)
+    for number in range(3 * has_lines):
+        source.print("localhost", number % 2, f"ValueError: line {number}.", "stderr", job_id="job")
+    for text in ("Traceback (most recent call last):", "    raise SignalException(f'Process {os.getpid()}')") * 20:
+        source.print("localhost", -1, text, "stderr", job_id="job")
+    async with desk(source, (120, 35)) as console:
+        await console.show("logs")
+        assert f"{40 + 3 * has_lines} errors" in console.text()
+
+        states.append(JobState.STOPPED)
+        await console.frames(4)
+        assert ("3 errors: e" if has_lines else " lines  ") in console.text()
+        assert "40 errors" not in console.text()
+        assert "SignalException" in console.text()
+        await console.show("overview")
+        assert ("SignalException" in console.text()) != has_lines
+        assert shown(console) == list(range(3 * has_lines))
 
 
 async def test_page_up_stops_following_and_end_follows_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.tui.actions import VIEW_NAMES
 from ddpcore.wire import Phase
 from tests.support import screens
-from tests.support.consoles import TalkingSource, desk, frozen_source, starting_source
+from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster, played_once
 from tests.support.sim_memory import GIB, leak
@@ -109,6 +109,27 @@ async def test_a_long_verdict_on_a_small_screen_looks_as_before(trouble: str) ->
     async with desk(source, (80, 24)) as console:
         await console.show(name)
         assert_looks_as_before(f"{trouble}-{name}-80x24", console.lines())
+
+
+async def test_a_long_verdict_takes_the_empty_lines_of_the_overview() -> None:
+    sim = TROUBLES["circle"][0]()
+    sim.run(12)
+    source = SimSource(sim.view)
+    verdict = sim.view().headline().text
+    async with desk(source, (80, 24)) as console:
+        await console.frames(4)
+        assert verdict in " ".join(console.text().split())
+        assert "nothing printed yet" in console.text()
+        before = console.lines()
+        await console.frames(4)
+        assert console.lines() == before
+
+        await console.show("ranks")
+        await console.frames(4)
+        assert verdict not in " ".join(console.text().split())
+        await console.show("overview")
+        await console.frames(4)
+        assert console.lines() == before
 
 
 def test_an_update_writes_the_file_and_fails_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

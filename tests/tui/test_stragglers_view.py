@@ -9,12 +9,14 @@ import pytest
 
 from app.tui.theme import Look
 from app.view.pace import JobPace
+from ddpcore.wire import Phase
 from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster, played_once
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from app.view.pace import PaceRow
 
@@ -62,6 +64,30 @@ async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None
     assert re.search(r"nobody holds the others up: the median rank waits \d+ % of the time", text)
     assert "\u25b4 more than the others" in text
     assert re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FWD +BWD +OPTIM", text)
+
+
+async def test_the_time_of_a_hang_is_no_undisturbed_training() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        for step in range(1, 1000):
+            yield BeginStep(step)
+            yield Work(Phase.FORWARD, 20, "forward", 0.2)
+            if step == 100 and rank == 1:
+                yield Work(Phase.OTHER, 50, "download", 30.0, True)
+            yield Call("all_reduce", 142, "train_step", sizes=((1000,),), phase=Phase.BACKWARD)
+            yield EndStep(step, 1.0, 0)
+
+    sim = SimCluster(program=program)
+    async with desk(SimSource(sim.view), (120, 35)) as console:
+        await console.show("stragglers")
+        sim.run(40)
+        await console.frames()
+        assert re.search(r"shares of the last 2\d s, a wait of 1\d s included", console.text())
+        assert re.search(r"rank 1 holds the others up for 1\d s now", console.text())
+        assert "costs the others" not in console.text()
+
+        sim.run(60)
+        await console.frames()
+        assert re.search(r"shares of the last 1\d s of undisturbed training", console.text())
 
 
 async def test_before_training_it_says_that_it_has_seen_too_little() -> None:

@@ -6,10 +6,17 @@ import re
 
 import pytest
 
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
+from app.view.ranks import rank_text
+from app.view.view import View
+from ddpcore.wire import Phase
 from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source, training_source
+from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
+from tests.support.sim_program import Work
 
 VERDICT = re.compile(
     r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
@@ -50,6 +57,18 @@ async def test_ranks_shows_all_that_is_known_of_the_culprit() -> None:
         assert re.search(r"state\s+frozen for \d", text)
         assert "pid 4002 on demo-1, local rank 0" in text
         assert re.search(r"report\s+[67]\.\d s old", text)
+
+
+async def test_no_phase_is_shown_where_none_of_a_step_is_known() -> None:
+    sim = SimCluster(program=lambda _rank: iter([Work(Phase.OTHER, 50, "loop", 99.0, True)]))
+    sim.run(20)
+    rows = sim.view().ranks()
+    assert {(row.phase, row.phase_text) for row in rows} == {("other", "")}
+    async with desk(SimSource(sim.view), (200, 50)) as console:
+        await console.show("ranks")
+        assert "other" not in console.text()
+        assert " phase " not in console.text()
+    assert "other" not in rank_text(rows[0])
 
 
 async def test_barriers_shows_who_waits_where_for_whom_and_how_long() -> None:
@@ -116,18 +135,39 @@ async def test_before_the_job_overview_tells_what_the_session_did() -> None:
         assert "agents demo-0 and demo-1 are up" in console.text()
 
 
-async def test_a_notice_is_shown_whole_or_its_first_clause_or_not_at_all() -> None:
+async def test_a_notice_is_shown_whole_or_its_first_clause_or_its_beginning() -> None:
     async with desk(starting_source(), (160, 35)) as console:
         assert console.lines()[-1].endswith("torchrun started on 2 nodes; importing torch takes some seconds")
         await console.resize(120, 35)
         assert console.lines()[-1].endswith("torchrun started on 2 nodes")
         assert " Freeze picture" not in console.lines()[-1]  # it makes room for what is new
         await console.resize(80, 24)
-        assert console.lines()[-1].endswith("Quit")
+        assert console.lines()[-1].endswith("q Quit          torchrun started on 2 nodes")
 
         await console.resize(160, 35)
         await console.frames(200)
         assert console.lines()[-1].endswith("Quit")
+
+
+async def test_a_notice_about_a_host_is_never_only_its_name() -> None:
+    source = starting_source()
+    source.notice("h2: reachable: the connection broke while /usr/bin/python3 ran there")
+    for width in (60, 80, 100, 120):
+        async with desk(source, (width, 24)) as console:
+            shown = re.split(r"  +", console.lines()[-1].rstrip())[-1]
+            assert shown.startswith("h2: reachable: the") or shown == "q Quit", width
+            assert shown.endswith(("…", "there", "Quit")), width
+            source.notice("h2: reachable: the connection broke while /usr/bin/python3 ran there")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35), (200, 50)])
+async def test_the_command_that_shows_another_job_is_whole(size: tuple[int, int]) -> None:
+    cluster, diagnoser = Cluster(["localhost"]), Diagnoser()
+    cluster.apply("localhost", node_report(1, [job_status(job_id=name) for name in ("third", "fourth")], []), 1000.0)
+    view = View(cluster, diagnoser.observe(cluster, 1000.0), 1000.0, "third")
+    async with desk(SimSource(lambda: view), size) as console:
+        assert "rankdeck attach fourth" in console.text()
+        assert ("job fourth, starting" in console.text()) == (size[0] > 80)
 
 
 async def test_a_killed_rank_is_exited_and_its_victims_are_not_blamed() -> None:
@@ -157,6 +197,15 @@ async def test_thawing_clears_the_verdict_on_every_view() -> None:
                 assert "over       rank 2: no longer frozen" in console.text()
             else:
                 assert "frozen" not in console.text(), name
+
+
+@pytest.mark.parametrize("reads_loss", [False, True])
+async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: bool) -> None:
+    source = starting_source()
+    source.reads_loss = reads_loss
+    async with desk(source, (120, 35)) as console:
+        assert ("no loss yet: no line has matched --metric" in console.text()) == reads_loss
+        assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
 
 
 async def test_the_loss_is_drawn_once_steps_come() -> None:

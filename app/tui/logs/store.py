@@ -126,10 +126,9 @@ class LogStore:
     def __len__(self) -> int:
         return self.end - self._first
 
-    @property
-    def has_several_jobs(self) -> bool:
-        """Whether lines of more than one job have come."""
-        return len(self._jobs) > 1
+    def has_other_jobs(self, job_id: str) -> bool:
+        """Return whether lines of another job have come."""
+        return bool(self._jobs - {job_id})
 
     @property
     def num_bytes(self) -> int:

@@ -114,8 +114,9 @@ class LogsView(FilteredView):
         self._look_for_lines()
         self._collapse_lines()
         self.head.append(self._title())
-        if not len(self.ui.logs):
-            self.head.append(self.line().put(" nothing printed yet", self.look.palette.muted))
+        is_unfiltered = not self.filter and not self.is_problems_only
+        if not len(self.ui.logs) or (is_unfiltered and not self.num_rows and not self._num_unsearched):
+            self.head.append(self.line().put(f" {self.ui.no_lines_text}", self.look.palette.muted))
         if self.is_following:
             self.top = self._last_top
             self._seen = self.ui.logs.end
@@ -218,6 +219,10 @@ class LogsView(FilteredView):
         """Source of the rows; None when every line is a row."""
         return self._collapsed if self._collapsed is not None else self._matches
 
+    @property
+    def _num_unsearched(self) -> int:
+        return 0 if self._matches is None else self._matches.num_unsearched
+
     def _who(self, place: int) -> str:
         """Return the prefix of a row of several ranks; empty for other rows."""
         ranks = self._collapsed.ranks(place) if self._collapsed is not None else ()
@@ -277,8 +282,8 @@ class LogsView(FilteredView):
         if self.ui.job_of_logs:
             line.put(f", those of job {clean_name(self.ui.job_of_logs)}", palette.heading)
         self.put_wish(line)
-        if self._matches is not None and self._matches.num_unsearched:
-            line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)
+        if num_unsearched := self._num_unsearched:
+            line.put(f"  {num_unsearched:,} not searched yet", palette.heading)
         if self.is_collapsing:
             each = self.ui.keymap.hint("collapse", "each line", head="  ")
             line.put(each if self._collapsed is not None else "  not collapsed yet", palette.heading)

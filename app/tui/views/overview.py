@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
-from app.tui.widgets.chart_panel import loss_panel
+from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
 from app.tui.widgets.drawing import log_line, prefix_width, wait_line
-from app.tui.widgets.line_view import LineView
+from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.view import View
@@ -34,12 +32,15 @@ class OverviewView(LineView):
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "overview")
+        self._num_hidden = 0
+        """Log lines above those shown, at most `MAX_HIDDEN_LINES`."""
 
     def build(self) -> None:
         """Make all lines; they always fit the window."""
         view = self.ui.view
         if view is None or not view.num_ranks:
             self.lines = self._start(view)
+            self.num_free_lines = self.size.height - len(self.lines)
             return
         height = self.size.height
         nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
@@ -47,7 +48,9 @@ class OverviewView(LineView):
         rank_room = max(3, height - len(nodes) - len(waits) - 2 * MIN_LOG_LINES)
         ranks = self._ranks(view, rank_room)
         top = [*nodes, *ranks, *waits]
-        self.lines = (top + self._bottom(height - len(top)))[:height]
+        lines = top + self._bottom(height - len(top))
+        self.num_free_lines = height - len(lines) - self._num_hidden
+        self.lines = lines[:height]
 
     def _start(self, view: View | None) -> list[Line]:
         """Return the page before the first rank is known."""
@@ -58,7 +61,9 @@ class OverviewView(LineView):
         for notice in self.ui.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)
-        return lines + (self._log(self.size.width, room) if len(self.ui.logs) else [])
+        logs = self.ui.logs
+        # While no job is shown, the lines of every job are another job's.
+        return lines + (self._log(self.size.width, room) if len(logs) and not logs.has_other_jobs("") else [])
 
     def _title(self, text: str, note: str = "") -> Line:
         return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
@@ -110,19 +115,21 @@ class OverviewView(LineView):
         width = self.size.width
         if width >= SPLIT_WIDTH and room > MIN_CHART_LINES:
             chart_width = width * 2 // 5
-            chart = loss_panel(self.look, self._losses(), chart_width, room)
+            chart = self._loss(chart_width, room)
             log = self._log(width - chart_width - 1, room)
             return [
                 self._side_by_side(left, right, chart_width, is_title=index == 0)
                 for index, (left, right) in enumerate(zip_longest(chart, log))
             ]
         chart_room = min(9, room - MIN_LOG_LINES - 1)
-        chart = loss_panel(self.look, self._losses(), width, chart_room) if chart_room >= MIN_CHART_LINES else []
+        chart = self._loss(width, chart_room) if chart_room >= MIN_CHART_LINES else []
         return chart + self._log(width, room - len(chart))
 
-    def _losses(self) -> Sequence[tuple[float, float]]:
-        shown = self.ui.history.shown
-        return shown.loss.points if shown is not None else ()
+    def _loss(self, width: int, height: int) -> list[Line]:
+        source, shown = self.ui.source, self.ui.history.shown
+        points = shown.loss.points if shown is not None else ()
+        without = NO_LOSS if source.player else NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
+        return loss_panel(self.look, points, width, height, without)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette
@@ -133,9 +140,12 @@ class OverviewView(LineView):
         return line.add(right) if right is not None else line
 
     def _log(self, width: int, room: int) -> list[Line]:
+        self._num_hidden = MAX_HIDDEN_LINES
         if room < 2:
             return []
-        latest = self.ui.latest_lines(room - 1)
+        latest = self.ui.latest_lines(room - 1 + MAX_HIDDEN_LINES)
+        self._num_hidden = max(0, len(latest) - (room - 1))
+        latest = latest[self._num_hidden :]
         title = self._title("LOG")
         title.fit(width, self.look.palette.heading)
         lines = [title]
@@ -144,5 +154,5 @@ class OverviewView(LineView):
             line.fit(width)
             lines.append(line)
         if not latest:
-            lines.append(self.line().put(" nothing printed yet", self.look.palette.faint))
+            lines.append(self.line().put(f" {self.ui.no_lines_text}", self.look.palette.faint))
         return lines

@@ -199,13 +199,28 @@ def _value_style(look: Look, value: float | None) -> Style:
     return look.palette.alarm if is_odd else look.palette.brand
 
 
-def loss_panel(look: Look, points: Sequence[tuple[float, float]], width: int, height: int) -> list[Line]:
-    """Return the panel of (step, loss) points: a title, and `height` - 1 lines of curve with their scale."""
+NO_LOSS = "no loss yet"
+HOW_TO_READ_LOSS = f"{NO_LOSS}: --metric 'loss ([0-9.]+)' reads it"
+NO_LOSS_MATCHED = f"{NO_LOSS}: no line has matched --metric"
+
+
+def loss_panel(
+    look: Look, points: Sequence[tuple[float, float]], width: int, height: int, without: str = HOW_TO_READ_LOSS
+) -> list[Line]:
+    """Return the panel of (step, loss) points: a title, and `height` - 1 lines of curve with their scale.
+
+    Args:
+        look: Look of the terminal.
+        points: The curve.
+        width: Cells.
+        height: Lines.
+        without: Sentence in place of a curve without points.
+    """
     palette = look.palette
     title = Line(look).put(" LOSS", palette.heading)
     lines = [title]
     if not points:
-        lines.append(Line(look).put(" no loss yet: --metric 'loss ([0-9.]+)' reads it", palette.faint))
+        lines.append(Line(look).put(f" {without}", palette.faint))
     else:
         first, last = points[0], points[-1]
         title.put(f"  {loss_text(last[1])} at step {last[0]:,.0f}", palette.heading)

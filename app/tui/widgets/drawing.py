@@ -289,7 +289,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
     return [
         ("state", _state_text(row)),
         ("where", row.where),
-        ("phase", f"{row.phase}{phase_s}" if row.phase else ""),
+        ("phase", f"{row.phase_text}{phase_s}" if row.phase_text else ""),
         ("collective", f"{rank_call(row)}{waiting}"),
         ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
         ("step", f"{step}{epoch}{loss}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from app.tui.actions import available
 from app.tui.widgets.line_view import LineView
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 NOTICE_FRAMES = 150
 """Frames for which a notice is shown: fifteen seconds."""
 LESS_NEEDFUL = 7
-"""Place in the footer from which a key gives way to a notice."""
-_CLAUSE_END = re.compile("[;:,] ")
+"""Place in the footer from which a key gives way to a notice that fits then."""
+NEEDFUL = 4
+"""Place from which a key gives way to the beginning of a notice that would not fit otherwise."""
+MIN_NOTICE_CELLS = 16
+"""Cells from which the beginning of a notice is shown."""
+_CLAUSE_END = re.compile("[;,] ")
+"""End of a first clause that stands alone; what comes before a colon does not: `gpu2: the connection broke`."""
 
 
 class Footer(LineView):
@@ -43,7 +48,7 @@ class Footer(LineView):
             start = line.width
             line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
             self._spans.append((start, line.width, call))
-        if text := _fitting(notice, self.size.width - line.width - 2):
+        if text := _fitting(notice, self.size.width - line.width - 2, self.look.glyphs.ellipsis):
             line.pad(self.size.width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
         line.fit(self.size.width, palette.bar)
         self.lines = [line]
@@ -62,28 +67,39 @@ class Footer(LineView):
 
     def _hints(self, notice: str) -> list[tuple[str, str, str]]:
         """Return (key, title, action) of the keys that fit; less important keys give way to a notice."""
-        needful = sum(len(key) + len(title) + 4 for place, key, title, _ in self._all_hints() if place < LESS_NEEDFUL)
-        rooms = [cell_len(part) + 2 for part in (notice, _clause(notice)) if part]
-        notice_width = next((room for room in rooms if needful + room <= self.size.width), 0)
         hints = self._all_hints()
+        rooms = [cell_len(part) + 2 for part in (notice, _clause(notice)) if part]
+        first_to_go, left = LESS_NEEDFUL, self.size.width - _width(hints, LESS_NEEDFUL)
+        if rooms and rooms[-1] > left:
+            first_to_go, left = NEEDFUL, self.size.width - _width(hints, NEEDFUL)
+        notice_width = next((room for room in rooms if room <= left), left if rooms else 0)
+        if notice_width < MIN_NOTICE_CELLS and notice_width not in rooms:
+            notice_width = 0
         while len(hints) > 1:
-            room = self.size.width - (notice_width if hints[-1][0] >= LESS_NEEDFUL else 0)
-            if sum(len(key) + len(title) + 4 for _, key, title, _ in hints) <= room:
+            room = self.size.width - (notice_width if hints[-1][0] >= first_to_go else 0)
+            if _width(hints) <= room:
                 break
             hints.pop()
         return [hint[1:] for hint in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0]))]
+
+
+def _width(hints: list[tuple[int, str, str, str]], before: int | None = None) -> int:
+    """Return the cells that hints need: all of them, or those before a place in the footer."""
+    return sum(len(key) + len(title) + 4 for place, key, title, _ in hints if before is None or place < before)
 
 
 def _clause(sentence: str) -> str:
     return _CLAUSE_END.split(sentence)[0]
 
 
-def _fitting(text: str, room: int) -> str:
-    """Return a sentence, or its first clause, that fits; empty when neither does."""
+def _fitting(text: str, room: int, ellipsis: str) -> str:
+    """Return a sentence, its first clause, or its beginning; empty when there is room for none."""
     for part in (text, _clause(text)):
         if cell_len(part) <= room:
             return part
-    return ""
+    if room < MIN_NOTICE_CELLS:
+        return ""
+    return set_cell_size(text, room - cell_len(ellipsis)).rstrip(" ;:,") + ellipsis
 
 
 MIN_WIDTH = 60

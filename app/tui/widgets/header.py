@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from rich.cells import cell_len
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
@@ -15,13 +17,18 @@ from app.tui.widgets.line_view import LineView
 from app.view.rows import OLD_S, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.events import Click
 
+    from app.tui.personal_app import PersonalApp
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.rows import Headline, JobRow
 
 MAX_HEADLINE_LINES = 3
+MAX_TALL_HEADLINE_LINES = 6
+"""Lines of the headline above an overview that leaves lines empty."""
 MAX_HINT_LINES = 2
 TALL_FROM = 24
 """Lines of a terminal from which the hint may take two of them."""
@@ -49,10 +56,14 @@ class Header(LineView):
         super().__init__(ui, "masthead")
         self.active = VIEW_NAMES[0]
         self._tab_spans: list[tuple[int, int, str]] = []
+        self._num_other_lines = 2
+        """Lines besides the verdict and its hint."""
 
     def build(self) -> None:
         """Make the lines and take as much height as they need."""
-        self.lines = [self._tabs(), *self._verdict(), *self._start(), self._job()]
+        tabs, start, job = self._tabs(), self._start(), self._job()
+        self._num_other_lines = 2 + len(start)
+        self.lines = [tabs, *self._verdict(), *start, job]
         if self.styles.height is None or self.styles.height.value != len(self.lines):
             self.styles.height = len(self.lines)
 
@@ -148,20 +159,28 @@ class Header(LineView):
             glyph = glyphs.spinner[self.ui.tick // 2 % len(glyphs.spinner)]
         style = {Severity.CRITICAL: palette.alarm, Severity.WARNING: palette.caution}.get(severity, palette.ink)
         label = f" {glyph} {SEVERITY_TEXTS[severity]}  "
-        sentences = wrapped(self.look.shown(text), width - len(label) - 1, MAX_HEADLINE_LINES, glyphs.ellipsis)
+        max_lines = MAX_HINT_LINES if self.app.size.height >= TALL_FROM else 1
+        hints = wrapped(self.look.shown(hint), width - len(label) - 1, max_lines, glyphs.ellipsis) if hint else []
+        max_lines = self._max_headline_lines(len(hints))
+        sentences = wrapped(self.look.shown(text), width - len(label) - 1, max_lines, glyphs.ellipsis)
         label_style = style if severity in {Severity.CRITICAL, Severity.WARNING} else self.look.severity_style(severity)
         lines = []
         for index, sentence in enumerate(sentences):
             line = self.line().put(label if index == 0 else " " * len(label), label_style).put(sentence, style)
             line.fit(width, style)
             lines.append(line)
-        max_lines = MAX_HINT_LINES if self.app.size.height >= TALL_FROM else 1
-        hints = wrapped(self.look.shown(hint), width - len(label) - 1, max_lines, glyphs.ellipsis) if hint else []
         for index, piece in enumerate(hints):
             line = self.line().pad(len(label) - 1 - len(glyphs.arrow))
             line.put("" if index else glyphs.arrow, palette.accent).pad(len(label))
             lines.append(line.put(piece, palette.muted))
         return lines
+
+    def _max_headline_lines(self, num_hints: int) -> int:
+        """Return how many lines the headline may take: more while the overview below has empty ones."""
+        # Both heights are those of the last layout, so that a higher header does not count as less room.
+        num_free = cast("PersonalApp", self.app).shown.num_free_lines
+        num_lines = self.size.height + num_free - self._num_other_lines - num_hints
+        return max(MAX_HEADLINE_LINES, min(MAX_TALL_HEADLINE_LINES, num_lines))
 
     def _start(self) -> list[Line]:
         """Return the progress of a start, on each node as far as there is room."""
@@ -199,25 +218,31 @@ class Header(LineView):
     def _job(self) -> Line:
         line = self.line().pad(1)
         job = self.ui.view.job() if self.ui.view is not None else None
-        others = self.ui.view.company_text if self.ui.view is not None else ""
+        others = self.ui.view.company_texts if self.ui.view is not None else []
         if job is None:
-            content = others or (self.ui.notices[-1] if self.ui.notices else "")
-            return line.cell(content, self.size.width - 2, self.look.palette.muted)
+            room = self.size.width - 2
+            content = _longest(others, room) or (self.ui.notices[-1] if self.ui.notices else "")
+            return line.cell(content, room, self.look.palette.muted)
         palette = self.look.palette
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
-        room = self.size.width - min(len(others), OTHER_JOBS_CELLS)
+        room = self.size.width - min(max(map(len, others), default=0), OTHER_JOBS_CELLS)
         for name, value in _figures(job):
             if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
         control = self.ui.source.control
-        content = "; ".join(
-            filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes))
-        )
+        doing = control.doing if control is not None else ""
+        company = _longest(others, room - len(f"{doing}; ") * bool(doing))
+        content = "; ".join(filter(None, (doing, company, job.detail, *job.notes)))
         if content and room > 10:
             line.put("   ").cell(content, min(len(content), room), palette.muted)
         return line
+
+
+def _longest(texts: Sequence[str], room: int) -> str:
+    """Return the first of some texts that fits, else the last; empty without any."""
+    return next((text for text in texts if cell_len(text) <= room), texts[-1] if texts else "")
 
 
 def _tabs_width(cells: int) -> int:

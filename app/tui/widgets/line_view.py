@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from app.tui.ui_state import UiState
 
 WHEEL_LINES = 3
+MAX_HIDDEN_LINES = 3
+"""Lines that a view misses at most: so many the header gives back."""
 
 
 class LineView(DirectWidget):
@@ -44,6 +46,7 @@ class LineView(DirectWidget):
     Attributes:
         top: Number of the first row shown.
         selected: Number of the row that the arrow keys move, when `has_selection`.
+        num_free_lines: Empty lines that the header may take, as of the last build; negative when lines are hidden.
     """
 
     ALLOW_SELECT = False
@@ -58,6 +61,7 @@ class LineView(DirectWidget):
         self.foot: list[Line] = []
         self.top = 0
         self.selected = 0
+        self.num_free_lines = -MAX_HIDDEN_LINES
 
     def build(self) -> None:
         """Make the lines from the UI state; called once per data frame while the view is shown, and on a resize."""
@@ -275,7 +279,10 @@ class FilteredView(LineView):
 
 
 class FilterBar(Vertical):
-    """Filters a view while the user types; Enter keeps the filter, Esc clears it."""
+    """Filters a view while the user types; Enter keeps the filter, Esc clears it.
+
+    Enter does nothing while the filter is wrong; whoever leaves by another way then has the filter from before.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear", "Clear", show=False)]
 
@@ -284,6 +291,9 @@ class FilterBar(Vertical):
         self.display = False
         self._shown = ui.look.shown
         self._view: FilteredView | None = None
+        self._before = ""
+        """Filter of the view when it was opened."""
+        self._is_wrong = False
 
     def compose(self) -> ComposeResult:
         yield Static("", id="filter-trouble", markup=False)
@@ -298,15 +308,17 @@ class FilterBar(Vertical):
         self._view, line = view, self.query_one(Input)
         line.placeholder = f"{view.filter_example}   Esc clears"
         with self.prevent(Input.Changed):
-            line.value = view.filter.source
+            line.value = self._before = view.filter.source
         line.cursor_position = len(line.value)
         self._show_trouble("")
         self.display = True
         line.focus()
 
     def close(self) -> None:
-        """Keep the filter and return to the view."""
-        self.display = False
+        """Keep the filter, or that from before where it is wrong, and return to the view."""
+        if self._view is not None and self._is_wrong:
+            self._view.take_filter(self._before)
+        self.display = self._is_wrong = False
         self._view = None
         self.screen.set_focus(None)
 
@@ -316,15 +328,17 @@ class FilterBar(Vertical):
             self._show_trouble(self._view.take_filter(event.value))
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
-        self.close()
+        if not self._is_wrong:
+            self.close()
 
     def action_clear(self) -> None:
         """Clear the filter."""
         if self._view is not None:
             self._view.take_filter("")
+        self._is_wrong = False
         self.close()
 
     def _show_trouble(self, trouble: str) -> None:
         line = self.query_one("#filter-trouble", Static)
         line.update(self._shown(trouble))
-        line.display = bool(trouble)
+        line.display = self._is_wrong = bool(trouble)

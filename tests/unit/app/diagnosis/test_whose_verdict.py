@@ -130,6 +130,19 @@ def test_several_other_jobs_are_one_line_and_those_that_ended_long_ago_are_not_i
     assert [row.job_id for row in view.other_jobs()] == ["b", "c", "d", "e", "f", "old"]
 
 
+def test_shorter_lines_about_other_jobs_keep_the_whole_command() -> None:
+    two = Watched("a").look([job("a"), job("b")], [])
+    assert two.company_texts == [
+        "also on these nodes: job b, starting; rankdeck attach b",
+        "also job b, starting; rankdeck attach b",
+        "also job b: rankdeck attach b",
+        "also rankdeck attach b",
+    ]
+    three = Watched("a").look([job("a"), job("b"), job("c")], [])
+    assert three.company_texts[1:] == ["also 2 jobs: rankdeck attach JOB", "also rankdeck attach JOB"]
+    assert Watched("a").look([job("a")], []).company_texts == []
+
+
 def test_a_job_that_failed_while_the_one_that_is_shown_ran_is_in_the_line() -> None:
     view = Watched("a").look([failed("b", 50.0, 2.0), job("a", 60.0)], [])
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.wire.logs import LogLine
+from agent.wire.reports import encode_node_report
 from app.diagnosis.causes import Cause
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError
-from app.recording.playback import Playback, clock_text
-from app.recording.records import NoticeRecord, Recording, ReportRecord, StacksRecord
+from app.recording.playback import Playback, clock_text, from_its_job_on
+from app.recording.records import LinesRecord, NoticeRecord, Record, Recording, ReportRecord, StacksRecord
 from app.recording.replay import Replay
 from app.view.summary import status_object
 from ddpcore.wire import Fault, FaultKind
+from tests.support.node_reports import job_status, node_report
 from tests.support.recordings import frozen_recording, opening, recording_of
 from tests.support.sim import SimCluster
 
@@ -57,6 +60,46 @@ def test_the_same_verdict_comes_at_the_same_moment_with_the_same_words() -> None
     assert [row["culprits"] for row in again["verdicts"]] == [row["culprits"] for row in live["verdicts"]] == [[2]]
     assert [row["state"] for row in again["ranks"]] == [row["state"] for row in live["ranks"]]
     assert again["jobs"][0]["step"] == live["jobs"][0]["step"]
+
+
+def of_two_jobs() -> Recording:
+    """Return the evidence of job `demo`, before which job `before` ran on one of the nodes; it still runs."""
+    before = job_status(job_id="before", world_size=2, num_nodes=1, age_s=600.0)
+    own = [job_status(first_rank=first, job_id="demo", age_s=1.0) for first in (0, 2)]
+    records: list[Record] = [LinesRecord(3.0, "demo-0", [LogLine(1, 0, "stdout", "not its own", "before")])]
+    for tick in range(100):
+        for number, node in enumerate(("demo-0", "demo-1")):
+            jobs = [before] * (number == 0) + [own[number]] * (tick >= 60)
+            frame = encode_node_report(node_report(tick + 1, jobs, []))
+            records.append(ReportRecord(tick * 0.2, node, frame))
+    records.sort(key=lambda record: record.at_s)
+    return Recording(opening("demo-0", "demo-1"), records, is_cut=False)
+
+
+def test_evidence_is_played_from_its_own_job_on_and_offers_no_command_of_a_live_one() -> None:
+    watch, whole = Watch(), of_two_jobs()
+    recording = from_its_job_on(whole)
+    assert recording.length_s == pytest.approx(whole.length_s - 12.0)
+    assert clock_text(recording, 0.0) == clock_text(whole, 12.0)
+    assert from_its_job_on(recording) == recording
+
+    replay = Replay(recording, clock=watch)
+    replay.view()
+    watch.now_s += 0.1
+    view = replay.view()
+
+    assert view.job_id == "demo"
+    assert "waiting for the agent" not in view.headline().text
+    assert view.other_jobs_text == "job demo is shown; also on these nodes: job before, starting"
+    assert view.company_texts == ["also on these nodes: job before, starting"]
+    assert replay.drain_logs() == []
+
+
+def test_a_recording_of_no_certain_job_is_played_whole() -> None:
+    whole = of_two_jobs()
+    whole = msgspec.structs.replace(whole, opening=msgspec.structs.replace(whole.opening, job_id=""))
+    assert from_its_job_on(whole) is whole
+    assert from_its_job_on(RECORDING) is RECORDING
 
 
 def test_reports_that_cannot_be_decoded_are_counted_and_the_rest_is_played() -> None:

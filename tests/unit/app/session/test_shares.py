@@ -11,7 +11,7 @@ from agent.wire.commands import PrepareAgain, decode_command, encode_command
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import RootCause
 from app.errors import UsageError
-from app.session.remote_job import end_states, even_split, next_attempt
+from app.session.remote_job import end_states, even_split, has_loss_pattern, next_attempt
 
 
 def status(node_rank: int, share: int, first_rank: int, world_size: int, **changes: object) -> JobStatus:
@@ -125,3 +125,17 @@ def test_a_node_whose_ranks_lost_their_stopped_peers_was_stopped(
 
     assert end_states(nodes) == {"b": expected, "a": JobState.STOPPED}
     assert end_states({"b": nodes["b"]}) == {"b": JobState.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "has_loss"),
+    [
+        ((), False),
+        (("loss=([0-9.]+)",), True),
+        (("(?P<loss>[0-9.]+)",), True),
+        (("acc (?P<acc>[0-9.]+)",), False),
+        (("acc (?P<acc>[0-9.]+)", "nll (?:=|:)([0-9.]+)"), True),
+    ],
+)
+def test_a_pattern_finds_the_loss_by_its_name_or_without_any(patterns: tuple[str, ...], has_loss: bool) -> None:
+    assert has_loss_pattern(patterns) == has_loss

@@ -3,7 +3,7 @@
 A Python signal handler runs between two bytecodes of the main thread, and a rank that is blocked in a collective runs
 none: a handler alone would make it deaf to SIGTERM. So the handler does nothing, and a thread listens to the wake-up
 descriptor that the interpreter's C handler writes to at once. It notes the wish; and when the main thread reaches no
-boundary in time, or a second SIGTERM comes, it gives the signal back its default action and sends it again.
+boundary in time, or SIGTERM comes again later, it gives the signal back its default action and sends it again.
 
 Children that are forked during this, a DataLoader's workers, inherit none of it: they would write into the same pipe.
 """
@@ -32,6 +32,12 @@ STEPS_OF_PATIENCE = 10
 
 LOOK_S = 0.1
 """Seconds between the thread's looks at its clock while a stop is under way."""
+
+SAME_WISH_S = 1.0
+"""Seconds from the first SIGTERM in which others are the same wish.
+
+With proctrack/linuxproc Slurm sends SIGTERM to every process of a step, and torchrun passes its own on (Slurm 22.05).
+"""
 
 DEADLINE_VARIABLE = "SLURM_JOB_END_TIME"
 """Unix time at which Slurm ends the job.
@@ -113,7 +119,7 @@ class StopSignals:
         self._step_s = MAX_PATIENCE_S
 
     def stop_reached(self) -> None:
-        """Take that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
+        """Take that the agreed stop has been reached: from now on only a later SIGTERM ends the rank."""
         self._has_stopped = True
 
     @contextlib.contextmanager
@@ -141,12 +147,15 @@ class StopSignals:
     def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
+        empty_s = time.monotonic()
         while True:
-            is_stopping = self._has_term and not self._has_stopped
-            if is_stopping and self._is_patience_over(time.monotonic()):
+            look_s = time.monotonic()
+            if self._has_term and not self._has_stopped and self._is_patience_over(look_s):
                 _end_by_sigterm()
-            if not poll.poll(1000 * LOOK_S if is_stopping else None):
+            if not poll.poll(1000 * LOOK_S if self._has_term else None):
+                empty_s = look_s
                 continue
+            look_s = time.monotonic()
             try:
                 numbers = os.read(self._read_fd, 64)
             except BlockingIOError:
@@ -155,15 +164,20 @@ class StopSignals:
                 # Whoever listened before, an event loop, still hears every signal.
                 with contextlib.suppress(OSError):
                     os.write(self._previous_fd, numbers.replace(bytes([_END]), b""))
-            num_terms = numbers.count(signal.SIGTERM)
-            if num_terms and (self._has_term or num_terms > 1):
-                _end_by_sigterm()
-            if num_terms:
-                self._has_term = True
-                self._asked_s = self._patient_since_s = time.monotonic()
+            if signal.SIGTERM in numbers:
+                self._take_term(empty_s)
+            empty_s = look_s
             self.is_asked = self.is_asked or any(number in _STOP_SIGNALS for number in numbers)
             if _END in numbers:
                 return
+
+    def _take_term(self, earliest_s: float) -> None:
+        """Take a SIGTERM that came after `earliest_s`: where a step holds the interpreter's lock, long before now."""
+        if not self._has_term:
+            self._has_term = True
+            self._asked_s = self._patient_since_s = time.monotonic()
+        elif earliest_s >= self._asked_s + SAME_WISH_S:
+            _end_by_sigterm()
 
 
 _listening: list[StopSignals] = []

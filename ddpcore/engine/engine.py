@@ -50,7 +50,7 @@ from ddpcore.engine.metrics.watched import EarlyStopping
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.engine.stop_agreement import StopReason, new_group_of_all
-from ddpcore.engine.stop_signals import monotonic_deadline_s
+from ddpcore.engine.stop_signals import Deadline
 from ddpcore.engine.updates import Updates, moving_average
 from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.comm_hooks import weights_refused_by
@@ -95,7 +95,7 @@ class Engine(Measuring):
         log_dir: Rank 0 writes metrics.jsonl, and TensorBoard's files if tensorboard is installed, here; None for none.
         log_every: Steps or epochs between lines of metrics.
         deadline: Unix time, in seconds, by which training should have stopped at a boundary; by default two minutes
-            before Slurm ends the job, if Slurm runs it.
+            before Slurm ends the job, which it is asked for again and again; less before the end of a short job.
         stop_patience_s: How long after SIGTERM the rank may take to reach an agreed stop before it ends like any
             other program; by default ten steps, at least 2 and at most 25 s.
         group_options: Options of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
@@ -145,7 +145,7 @@ class Engine(Measuring):
             control_group=self._control_group,
             log=log,
             log_every=cadence,
-            deadline_s=monotonic_deadline_s(deadline),
+            deadline=Deadline(deadline, is_asking=self.is_first),
             stop_patience_s=stop_patience_s,
             timeout_s=self._timeout_s,
         )

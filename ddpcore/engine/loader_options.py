@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import signal
+import weakref
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from ddpcore.arguments import BELOW_ZERO, MAX_SECONDS, check_flag, check_number, check_whole, refuse
 from ddpcore.errors import EngineUseError
@@ -13,6 +18,7 @@ from ddpcore.errors import EngineUseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
+    from types import FrameType
 
     from torch.utils.data import Dataset
 
@@ -94,10 +100,46 @@ def make_loader(dataset: Dataset[Any], arguments: Mapping[str, Any], options: Ma
     check_loader_options(options)
     if options.get("timeout") and not options.get("num_workers"):
         raise refuse(EngineUseError, "timeout", options["timeout"], "num_workers too: it is they who are waited for")
+    if options.get("num_workers"):
+        options = {**options, "worker_init_fn": partial(_start_worker, options.get("worker_init_fn"))}
     try:
-        return DataLoader(dataset, **arguments, **options)
+        return _Loader(dataset, **arguments, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise EngineUseError(f"torch's DataLoader refuses its options: {error}") from error
+
+
+class _Loader(DataLoader[Any]):
+    """A DataLoader whose workers read on while their rank takes its last steps to a stop.
+
+    torchrun sends SIGTERM to a rank's whole process group, and Slurm with proctrack/linuxproc to every process of a
+    step: a worker that ended by it would end its rank by an error, before the checkpoint (torch 2.13, Slurm 22.05).
+    """
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        for worker in getattr(iterator, "_workers", ()):
+            popen = worker._popen  # noqa: SLF001 - torch and Python end workers by its `terminate`, a SIGTERM
+            popen.terminate = partial(_end_worker, id(iterator), weakref.ref(popen))
+        return iterator
+
+
+def _start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
+    # Not SIG_IGN, which programs that the worker starts would inherit.
+    signal.signal(signal.SIGTERM, _take_no_action)
+    if worker_init_fn is not None:
+        worker_init_fn(number)
+
+
+def _take_no_action(number: int, frame: FrameType | None) -> None:
+    """Leave the end to the rank: a worker sees within 5 s that it has none any more."""
+
+
+def _end_worker(iterator_id: int, popen: weakref.ref[Any]) -> None:
+    """End a worker in place of SIGTERM, which it ignores; its rank is to take that for no failure."""
+    with suppress(ValueError):
+        signal_handling._remove_worker_pids(iterator_id)  # type: ignore[attr-defined] # noqa: SLF001 - as torch does
+    if (process := popen()) is not None:
+        process.kill()
 
 
 def _is_function(value: object) -> bool:

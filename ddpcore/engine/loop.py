@@ -25,7 +25,7 @@ from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_agreement import StopAgreement, StopReason, UntilUpdate, Wishes
-from ddpcore.engine.stop_signals import StopSignals
+from ddpcore.engine.stop_signals import Deadline, StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probe import probe
 from ddpcore.probe.samples import TrainingMark
@@ -57,8 +57,7 @@ class LoopOptions:
     """Facts of the job that a loop needs.
 
     `control_group` is a gloo group of all ranks that serves nothing but the loop; None for one rank. `log` is None on
-    all ranks but the first. `deadline_s` is the monotonic time by which training should have stopped, None for no
-    limit. `stop_patience_s` is as of `StopSignals`.
+    all ranks but the first. `stop_patience_s` is as of `StopSignals`.
     """
 
     seed: int
@@ -67,7 +66,7 @@ class LoopOptions:
     control_group: ProcessGroup | None
     log: MetricLog | None
     log_every: Cadence
-    deadline_s: float | None
+    deadline: Deadline
     stop_patience_s: float | None
     timeout_s: float
 
@@ -215,7 +214,7 @@ class Loop:
         self.watched.begin(is_first=not self._has_begun)
         until = self._begin(batches, until_text)
         self._running = batches
-        with self._signals, _stoppable():
+        with self._options.deadline, self._signals, _stoppable():
             try:
                 while not self._is_over(until):
                     for content in batches.rest_of_epoch():
@@ -314,8 +313,7 @@ class Loop:
         self._step_began_s, self._aside_s = time.monotonic(), 0.0
 
     def _wished_stop(self, now: Progress) -> StopReason:
-        deadline_s = self._options.deadline_s
-        if deadline_s is not None and now.elapsed_s >= deadline_s:
+        if now.elapsed_s >= self._options.deadline.at_s:
             return StopReason.DEADLINE
         if self._signals.is_asked:
             return StopReason.SIGNAL

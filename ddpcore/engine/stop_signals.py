@@ -3,7 +3,7 @@
 A Python signal handler runs between two bytecodes of the main thread, and a rank that is blocked in a collective runs
 none: a handler alone would make it deaf to SIGTERM. So the handler does nothing, and a thread listens to the wake-up
 descriptor that the interpreter's C handler writes to at once. It notes the wish; and when the main thread reaches no
-boundary in time, or a second SIGTERM comes, it gives the signal back its default action and sends it again.
+boundary in time, or SIGTERM comes again later, it gives the signal back its default action and sends it again.
 
 Children that are forked during this, a DataLoader's workers, inherit none of it: they would write into the same pipe.
 """
@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import FrameType, TracebackType
 
 MIN_PATIENCE_S = 2.0
@@ -33,17 +36,39 @@ STEPS_OF_PATIENCE = 10
 LOOK_S = 0.1
 """Seconds between the thread's looks at its clock while a stop is under way."""
 
+SAME_WISH_S = 1.0
+"""Seconds from the first SIGTERM in which others are the same wish.
+
+With proctrack/linuxproc Slurm sends SIGTERM to every process of a step, and torchrun passes its own on (Slurm 22.05).
+"""
+
 DEADLINE_VARIABLE = "SLURM_JOB_END_TIME"
-"""Unix time at which Slurm ends the job.
+"""Unix time at which Slurm was to end the job when it began; Slurm 22.05 does not set it.
 
 Source: https://slurm.schedmd.com/sbatch.html, output environment variables.
 """
 
 DEADLINE_MARGIN_S = 120.0
-"""Seconds before it for the last steps and the last checkpoint."""
+"""Most seconds before the job's end for the last steps and the last checkpoint."""
+
+DEADLINE_MARGIN_FRAC = 0.2
+"""Most of the time from the engine's start to the job's end that these seconds may be."""
+
+ASK_S = 60.0
+"""Most seconds between two questions to Slurm, each of which its controller answers for all jobs."""
+
+LEAST_ASK_S = 10.0
+"""Least seconds between two questions, where the deadline is near."""
+
+ANSWER_S = 20.0
+"""Seconds that squeue may take: it waits for a controller that does not answer."""
 
 _END = 0
 """Number that ends the thread: no signal has it."""
+
+_NO_LIMIT = ("NONE", "N/A", "UNLIMITED", "Unknown")
+_MAX_DIGITS = 12
+"""Digits of Unix time: with more, squeue has printed something else."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask for a stop; Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
@@ -113,7 +138,7 @@ class StopSignals:
         self._step_s = MAX_PATIENCE_S
 
     def stop_reached(self) -> None:
-        """Take that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
+        """Take that the agreed stop has been reached: from now on only a later SIGTERM ends the rank."""
         self._has_stopped = True
 
     @contextlib.contextmanager
@@ -141,12 +166,15 @@ class StopSignals:
     def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
+        empty_s = time.monotonic()
         while True:
-            is_stopping = self._has_term and not self._has_stopped
-            if is_stopping and self._is_patience_over(time.monotonic()):
+            look_s = time.monotonic()
+            if self._has_term and not self._has_stopped and self._is_patience_over(look_s):
                 _end_by_sigterm()
-            if not poll.poll(1000 * LOOK_S if is_stopping else None):
+            if not poll.poll(1000 * LOOK_S if self._has_term else None):
+                empty_s = look_s
                 continue
+            look_s = time.monotonic()
             try:
                 numbers = os.read(self._read_fd, 64)
             except BlockingIOError:
@@ -155,15 +183,20 @@ class StopSignals:
                 # Whoever listened before, an event loop, still hears every signal.
                 with contextlib.suppress(OSError):
                     os.write(self._previous_fd, numbers.replace(bytes([_END]), b""))
-            num_terms = numbers.count(signal.SIGTERM)
-            if num_terms and (self._has_term or num_terms > 1):
-                _end_by_sigterm()
-            if num_terms:
-                self._has_term = True
-                self._asked_s = self._patient_since_s = time.monotonic()
+            if signal.SIGTERM in numbers:
+                self._take_term(empty_s)
+            empty_s = look_s
             self.is_asked = self.is_asked or any(number in _STOP_SIGNALS for number in numbers)
             if _END in numbers:
                 return
+
+    def _take_term(self, earliest_s: float) -> None:
+        """Take a SIGTERM that came after `earliest_s`: where a step holds the interpreter's lock, long before now."""
+        if not self._has_term:
+            self._has_term = True
+            self._asked_s = self._patient_since_s = time.monotonic()
+        elif earliest_s >= self._asked_s + SAME_WISH_S:
+            _end_by_sigterm()
 
 
 _listening: list[StopSignals] = []
@@ -189,14 +222,135 @@ def _end_by_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def monotonic_deadline_s(deadline: float | None) -> float | None:
-    """Return when training should stop, on the monotonic clock; None for no such time.
+class Deadline:
+    """When training should have stopped at a boundary.
 
-    `deadline` is Unix time in seconds; None takes Slurm's variable.
+    `at_s` is on the monotonic clock, infinite for no such time. A `deadline` of the program's, Unix time in seconds,
+    stays. Otherwise it is some time before Slurm ends the job. With `is_asking` Slurm is asked while the `with` block
+    lasts: the ranks agree on a stop, so one of them is enough for a job. `scontrol update TimeLimit` moves a job's end
+    in both directions, so it is asked again, on a thread: squeue may hang, and no step waits for it. Where squeue does
+    not answer, the last answer stays, at first that of the environment.
     """
-    if deadline is None:
+
+    def __init__(self, deadline: float | None, *, is_asking: bool) -> None:
+        self.at_s = math.inf
+        self._began = _wall_time()
+        self._argv = squeue_argv(os.environ) if is_asking and deadline is None else []
+        self._asked_s = -ASK_S
+        self._is_over = threading.Event()
+        self._child: subprocess.Popen[str] | None = None
         end = os.environ.get(DEADLINE_VARIABLE, "")
-        if not end.isdigit():
-            return None
-        deadline = int(end) - DEADLINE_MARGIN_S
-    return time.monotonic() + deadline - time.time()  # noqa: TID251 - a scheduler's deadline is wall time
+        if deadline is not None:
+            self.at_s = _monotonic(deadline)
+        elif (known := read_end(end)) is not None:
+            self._take(known)
+
+    def __enter__(self) -> Self:
+        if self._argv:
+            self._is_over = threading.Event()
+            threading.Thread(
+                target=self._keep_asking, args=(self._is_over,), name="rankdeck-slurm-deadline", daemon=True
+            ).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The thread is not waited for: it may wait for a squeue that cannot even be killed.
+        self._is_over.set()
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def _keep_asking(self, is_over: threading.Event) -> None:
+        while not is_over.wait(self._asked_s + pause_s(self.at_s - self._asked_s) - time.monotonic()):
+            self._asked_s = time.monotonic()
+            end = read_end(self._answer())
+            if end is not None:
+                self._take(end)
+
+    def _answer(self) -> str:
+        """Return what squeue prints; nothing where it fails."""
+        environ = squeue_environ(os.environ)
+        devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            # Python makes this child by vfork, which copies neither the rank's memory nor its threads.
+            with subprocess.Popen(
+                self._argv, stdin=devnull, stdout=pipe, stderr=devnull, env=environ, text=True, errors="replace"
+            ) as child:
+                self._child = child
+                try:
+                    answer, _ = child.communicate(timeout=ANSWER_S)
+                finally:
+                    child.kill()
+                    self._child = None
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return answer if child.returncode == 0 else ""
+
+    def _take(self, end: float) -> None:
+        self.at_s = _monotonic(end - margin_s(end - self._began))
+
+
+def margin_s(left_s: float) -> float:
+    """Return the seconds before a job's end at which training should have stopped.
+
+    Two minutes, but in a short job no more than a fifth of what was left when the engine began: a job of a minute
+    trains too.
+    """
+    return min(DEADLINE_MARGIN_S, DEADLINE_MARGIN_FRAC * max(0.0, left_s))
+
+
+def pause_s(left_s: float) -> float:
+    """Return the seconds between two questions, from those to the deadline: it is acted on with a recent answer."""
+    return min(ASK_S, max(LEAST_ASK_S, left_s / 2))
+
+
+def squeue_argv(environ: Mapping[str, str]) -> list[str]:
+    """Return the question for the end of the Slurm job that this process is in; nothing where it is in none.
+
+    A task of an array is named as such: the number of the last one is that of the whole array too (Slurm 22.05).
+    """
+    job, array, task = (environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID"))
+    if not job.isdecimal():
+        return []
+    return ["squeue", "-h", "-j", f"{array}_{task}" if array.isdecimal() and task.isdecimal() else job, "-o", "%e"]
+
+
+def squeue_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for squeue, without the user's defaults, which may hide the job or ask another cluster.
+
+    A time as Unix seconds is the same in every time zone, and in the hour that a clock is set back.
+    Source: squeue(1), ENVIRONMENT VARIABLES.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    kept.pop("SLURM_CLUSTERS", None)
+    return kept | {"SLURM_TIME_FORMAT": "%s"}
+
+
+def read_end(answer: str) -> float | None:
+    """Return a job's end as Unix time in seconds, infinite without a limit; None for what is no answer.
+
+    Of a heterogeneous job squeue prints one line a part: the first end counts.
+    """
+    ends = [_read_time(line) for line in answer.split()]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _read_time(text: str) -> float | None:
+    """Take squeue's %e: seconds (SLURM_TIME_FORMAT), local time in ISO format, or that there is no limit."""
+    if text in _NO_LIMIT:
+        return math.inf
+    if text.isdecimal() and len(text) <= _MAX_DIGITS:
+        return float(text)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromisoformat(text).timestamp()
+    return None
+
+
+def _monotonic(deadline: float) -> float:
+    return time.monotonic() + deadline - _wall_time()
+
+
+def _wall_time() -> float:
+    return time.time()  # noqa: TID251 - a scheduler's deadline is wall time

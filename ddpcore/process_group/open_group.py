@@ -12,6 +12,7 @@ torch's own rendezvous, store and group: everything of torch.distributed works i
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from typing import TYPE_CHECKING, Self, TypedDict
 
@@ -28,10 +29,13 @@ from ddpcore.process_group import opening as mpi_group
 from ddpcore.process_group.choices import DeviceFacts, backend_names, choose_backend, choose_device, choose_type
 from ddpcore.process_group.closing import GroupLinks, close_group
 from ddpcore.process_group.machine import check_version, device_facts, set_device
-from ddpcore.process_group.rendezvous_spec import read_rendezvous
+from ddpcore.process_group.rendezvous_spec import NUM_TASKS, read_rendezvous, slurm_variables
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 CLOSE_S = 300.0
 """How long a close waits for other ranks by default: one may still be evaluating."""
@@ -128,13 +132,14 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     """Open the default process group with all ranks of the job. Main thread; blocks until they have come.
 
     Without a launcher's variables and without arguments the process is alone: no group is opened, and everything of
-    ddpcore works.
+    ddpcore works. Launchers are torchrun, and srun with several tasks, each of which is a rank.
 
     Args:
         init_method: env://, tcp://HOST:PORT (of rank 0) or file:///PATH (on a file system that all share). None is
-            env:// under a launcher.
-        rank: By default RANK of the environment; both must agree.
-        world_size: By default WORLD_SIZE of the environment; both must agree.
+            env:// under torchrun, and under srun MASTER_ADDR:MASTER_PORT or, without these, the step's first node.
+        rank: By default RANK of the environment, both must agree; or SLURM_PROCID.
+        world_size: By default WORLD_SIZE of the environment, both must agree; or the tasks of Slurm's step. With 1 each
+            task of srun trains for itself.
         backend: By default gloo on the CPU, and cpu:gloo,cuda:nccl on GPUs, so that both kinds of tensors can be sent.
         device: By default this node's GPU of the local rank's number, if GPUs are seen, else the CPU.
         timeout_s: Time-out of every collective.
@@ -162,7 +167,7 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     asked = None if device is None else str(device)
     if backend is not None and "mpi" in backend_names(backend):
         return _open_with_mpi(backend, asked, timeout_s)
-    spec = read_rendezvous(init_method, rank, world_size, os.environ)
+    spec = read_rendezvous(init_method, rank, world_size, _environment())
     if spec is None:
         return _alone(asked)
     facts = _facts()
@@ -175,6 +180,23 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     opened = OpenGroup(where, opening.device, opening.backend, links)
     named_barriers.announce()
     return opened
+
+
+def _environment() -> Mapping[str, str]:
+    """Return the environment, without Slurm's step for what is typed into a shell of `srun --pty`.
+
+    That shell is one of the step's tasks, and no other task would come. What srun itself has started on a terminal is
+    SLURM_TASK_PID.
+    """
+    environ = os.environ
+    if not os.isatty(0) or environ.get("SLURM_TASK_PID") == str(os.getpid()) or not slurm_variables(environ):
+        return environ
+    logger.warning(
+        "one rank: this shell is one of the %s tasks of a step of srun. For one rank a task, type: "
+        "srun --overlap python SCRIPT",
+        environ[NUM_TASKS],
+    )
+    return {name: value for name, value in environ.items() if name != NUM_TASKS}
 
 
 def _check_arguments(

@@ -109,6 +109,8 @@ def _host_of(spec: RendezvousSpec) -> str:
 
 
 def _origin_text(spec: RendezvousSpec) -> str:
+    if spec.is_by_slurm:
+        return "Slurm's step lists first (MASTER_ADDR and MASTER_PORT name another)"
     return "init_method names" if spec.scheme is Scheme.TCP else "MASTER_ADDR and MASTER_PORT name"
 
 

@@ -5,6 +5,7 @@ Pure: the environment is an argument. What contradicts itself is refused here, b
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
@@ -26,6 +27,17 @@ _FOREIGN_RANKS = {
     "PMI_RANK": "PMI_SIZE",
 }
 """Variables in which other launchers keep rank and world size."""
+
+NUM_TASKS = "SLURM_STEP_NUM_TASKS"
+"""Tasks of a step of srun. SLURM_NTASKS is the allocation's: with it and SLURM_PROCID=0 a batch script looks like one
+of several tasks, which it is not (Slurm 22.05)."""
+
+_FIRST_PORT, _NUM_PORTS = 15_000, 10_000
+"""Ports of steps of srun, all below those that Linux gives to clients."""
+
+_NUMBER = re.compile("[0-9]{1,10}")
+_PORTS_A_STEP = 101
+"""Distance between the ports of a job's steps, more than the jobs that share a node differ in their numbers."""
 
 
 class Scheme(StrEnum):
@@ -58,6 +70,8 @@ class RendezvousSpec(msgspec.Struct, frozen=True):
     path: str = ""
     """Path of the rendezvous file."""
     local: LocalNumbers = LocalNumbers()
+    is_by_slurm: bool = False
+    """srun has placed the ranks; the master is that of the environment, or the step's first node."""
     has_agent_store: bool = False
     """torchrun hosts the store: it outlives the ranks, and a second attempt finds the entries of the first one."""
 
@@ -81,10 +95,18 @@ def read_rendezvous(
     """Return where and as which rank this process joins the others; None if it was not launched with others.
 
     `init_method` is env://, tcp://HOST:PORT or file:///PATH; None is env:// if a launcher or the arguments mean that
-    there are ranks. `rank` and `world_size` come from the URL or the environment where they are None. Raises
-    NotLaunchedError if something is absent or no number, ContradictoryLaunchError if two sources disagree, a number is
-    out of range, or the URL makes no sense.
+    there are ranks. `rank` and `world_size` come from the URL or the environment where they are None; the environment
+    is torchrun's, or a step of srun with several tasks, each of which is a rank. Raises NotLaunchedError if something
+    is absent or no number, ContradictoryLaunchError if two sources disagree, a number is out of range, or the URL makes
+    no sense.
     """
+    given, slurm = init_method, {} if rank is not None or world_size is not None else slurm_variables(environ)
+    if slurm:
+        environ = slurm | {name: value for name, value in environ.items() if value}
+        if given in {None, "env://"} and "MASTER_ADDR" in environ:
+            # By a URL: torch takes env:// from the process's own environment alone.
+            host = environ["MASTER_ADDR"]
+            init_method = f"tcp://{f'[{host}]' if ':' in host else host}:{environ['MASTER_PORT']}"
     if init_method is None:
         if not _is_launched(rank, world_size, environ):
             return None
@@ -117,8 +139,45 @@ def read_rendezvous(
         master_port=master[1],
         path=path,
         local=_local_numbers(environ, found_size),
+        is_by_slurm=bool(slurm) and init_method != given,
         has_agent_store=has_agent_store,
     )
+
+
+def slurm_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables as a step of srun means them; none in what is not one of its several tasks.
+
+    Not where RANK is set, by torchrun in each task, or where mpirun in each task has started other ranks. On one node
+    the ranks need no name of it. On several the first one of the step's list has task 0, and the port follows from the
+    numbers of job and step, so that two of them on a node hardly ever take the same.
+    """
+    rank, num_tasks, job, step, local_rank, node_rank = (
+        number if _NUMBER.fullmatch(number := environ.get(name, "")) else ""
+        for name in ("SLURM_PROCID", NUM_TASKS, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID")
+    )
+    others = {environ.get(name) or num_tasks for name in _FOREIGN_RANKS.values() if not name.startswith("SLURM")}
+    if environ.get("RANK") or not (rank and num_tasks and job and step) or int(num_tasks) < 2 or others != {num_tasks}:
+        return {}
+    host = first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    ids_here = environ.get("SLURM_GTIDS", "")
+    found = {
+        "RANK": rank,
+        "WORLD_SIZE": num_tasks,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": str(len(ids_here.split(","))) if ids_here else "",
+        "GROUP_RANK": node_rank,
+        "MASTER_ADDR": "127.0.0.1" if environ.get("SLURM_STEP_NUM_NODES") == "1" else host,
+        "MASTER_PORT": str(_FIRST_PORT + (int(job) + _PORTS_A_STEP * int(step)) % _NUM_PORTS),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def first_host(nodes: str) -> str:
+    """Return the first name of a list of Slurm's: gpu08 of `gpu[08-11,17],login1`. It may have several brackets.
+
+    `scontrol show hostnames` prints all of them, but containers rarely have it.
+    """
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes, maxsplit=1)[0])
 
 
 def _is_launched(rank: int | None, world_size: int | None, environ: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,9 +19,9 @@ from torch.utils.data import TensorDataset
 
 import ddpcore
 from ddpcore.engine.stop_agreement import StopAgreement, StopReason, UntilUpdate, Wishes, steps_between
-from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, StopSignals
+from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, SAME_WISH_S, StopSignals
 from tests.support.waiting import until
-from tests.support.warm_ranks import WarmRanks, run_ranks
+from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,8 +188,9 @@ def test_a_rank_that_is_blocked_in_a_collective_dies_by_sigterm(blocked_ranks: W
     assert time.monotonic() - began_s >= MIN_PATIENCE_S
 
 
-def test_a_second_sigterm_ends_a_rank_at_once() -> None:
+def test_a_later_sigterm_ends_a_rank_at_once() -> None:
     with blocked(LONG_PATIENCE_S) as ranks:
+        began_s = time.monotonic()
 
         def is_ended_by_one_more() -> bool:
             # Two signals at once are one to the kernel: the second comes when the first has been taken.
@@ -198,6 +200,61 @@ def test_a_second_sigterm_ends_a_rank_at_once() -> None:
 
         until(is_ended_by_one_more, within_s=LONG_PATIENCE_S / 10, what="the end, long before patience is over")
         assert ranks.status(0) == -signal.SIGTERM
+        assert time.monotonic() - began_s >= SAME_WISH_S
+
+
+def take_many_terms(first: signal.Signals, pauses_s: list[float], lock_s: float) -> tuple[bool, bool]:
+    """Return whether a rank lives behind SIGTERMs with these pauses, and whether it has taken them for a wish.
+
+    For `lock_s` behind the first pause nobody else has the interpreter's lock.
+    """
+    sys.setswitchinterval(lock_s or 0.005)
+    with StopSignals(60.0) as signals:
+        os.kill(os.getpid(), first)
+        for pause_s in pauses_s:
+            until_s = time.monotonic() + pause_s
+            until(lambda: time.monotonic() > until_s, within_s=60, what="a pause")  # noqa: B023 - called here
+            os.kill(os.getpid(), signal.SIGTERM)
+            busy_until_s = time.monotonic() + lock_s
+            while time.monotonic() < busy_until_s:
+                pass
+        sys.setswitchinterval(0.005)
+        until(lambda: signals.is_asked, within_s=60, what="the signal is heard")
+        time.sleep(0.3)
+        has_term = signals._has_term
+        signals.stop_reached()
+        return signals.is_asked, has_term
+
+
+@pytest.mark.parametrize(
+    ("first", "pauses_s", "lock_s"),
+    [
+        (signal.SIGTERM, [0.0], 0.0),
+        (signal.SIGTERM, [0.2, 0.2, 0.3], 0.0),
+        (signal.SIGTERM, [0.2], 2.0),
+        (signal.SIGUSR1, [1.5], 0.0),
+        (signal.SIGUSR1, [1.5, 0.5], 0.0),
+    ],
+)
+def test_sigterms_within_a_second_of_the_first_are_one_wish(
+    first: signal.Signals, pauses_s: list[float], lock_s: float
+) -> None:
+    assert run_ranks(take_many_terms, 1, first, pauses_s, lock_s) == [(True, True)]
+
+
+def test_a_sigterm_behind_that_second_ends_a_rank_that_has_reached_its_stop_too() -> None:
+    (outcome,) = try_ranks(take_terms_behind_the_stop, 1)
+    assert outcome.status == -signal.SIGTERM
+
+
+def take_terms_behind_the_stop() -> None:
+    with StopSignals(60.0) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: signals.is_asked, within_s=60, what="the signal is heard")
+        signals.stop_reached()
+        time.sleep(SAME_WISH_S + 1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60.0)
 
 
 def test_sigusr1_only_asks(blocked_ranks: WarmRanks) -> None:

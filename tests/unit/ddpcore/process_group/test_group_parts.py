@@ -16,11 +16,12 @@ from torch._C._distributed_c10d import HashStore
 from ddpcore import placement
 from ddpcore.errors import TorchFaultError
 from ddpcore.placement import ALONE, Placement, current_placement
-from ddpcore.process_group import closing
+from ddpcore.process_group import closing, open_group
 from ddpcore.process_group.closing import GroupLinks, close_group
 from ddpcore.process_group.equality import check_equal_everywhere, rank_facts
 from ddpcore.process_group.machine import check_version, comes_to_rest, device_facts, gpu_identity
 from ddpcore.process_group.open_group import open_process_group
+from ddpcore.process_group.rendezvous_spec import read_rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,3 +217,28 @@ def test_a_group_of_a_process_alone_needs_no_closing(monkeypatch: pytest.MonkeyP
         assert group.placement == ALONE
         assert not dist.is_initialized()
     group.close()
+
+
+@pytest.mark.parametrize("what", ["typed", "a task on a terminal", "a task's child without one", "torchrun"])
+def test_what_is_typed_into_a_shell_of_srun_is_none_of_its_tasks(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The other tasks' shells ended at once, having no terminal: nobody would come.
+    of_step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    own_pid = os.getpid() if what == "a task on a terminal" else 1
+    for name, value in (of_step | {"SLURM_STEP_NODELIST": "h[1-2]", "SLURM_TASK_PID": str(own_pid)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RANK", raising=False)
+    if what == "torchrun":
+        monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(os, "isatty", lambda _: what != "a task's child without one")
+
+    spec = read_rendezvous(None, None, None, {**open_group._environment()} | {"WORLD_SIZE": "", "RANK": ""})
+
+    if what == "typed":
+        assert spec is None
+        assert "one rank: this shell is one of the 4 tasks" in caplog.text
+    else:
+        assert spec is not None
+        assert (spec.rank, spec.world_size) == (0, 4)
+        assert not caplog.text

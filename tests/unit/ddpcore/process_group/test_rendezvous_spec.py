@@ -5,10 +5,30 @@ from __future__ import annotations
 import pytest
 
 from ddpcore.errors import ContradictoryLaunchError, NotLaunchedError
-from ddpcore.process_group.rendezvous_spec import LocalNumbers, Scheme, read_rendezvous
+from ddpcore.process_group.rendezvous_spec import LocalNumbers, Scheme, first_host, read_rendezvous
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}
 TORCHRUN = {**LAUNCHED, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+
+# Of Slurm 22.05, as measured: `srun -N2 -n3`, the last task; and its batch script with -N2 -n4.
+ALLOCATION = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "h[1-2]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_GTIDS": "2",
+    "SLURM_TASKS_PER_NODE": "2,1",
+}
+SRUN = ALLOCATION | {
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NODELIST": "h[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.13",
+}
+BATCH_SCRIPT = ALLOCATION | {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0", "SLURM_NTASKS": "4"}
 
 
 def test_torchrun_s_variables_say_it_all() -> None:
@@ -164,3 +184,99 @@ def test_what_cannot_be_is_refused_with_one_line(
 def test_a_world_without_a_meeting_place_is_not_taken_for_alone() -> None:
     with pytest.raises(NotLaunchedError, match="MASTER_ADDR is not set"):
         read_rendezvous(None, 0, 2, {})
+
+
+def test_each_task_of_srun_is_a_rank_and_the_first_node_of_its_step_the_master() -> None:
+    spec = read_rendezvous(None, None, None, SRUN)
+
+    assert spec is not None
+    assert (spec.rank, spec.world_size, spec.local) == (2, 3, LocalNumbers(0, 1, 1))
+    assert spec.url == "tcp://h1:19812?rank=2&world_size=-1"
+    assert (spec.scheme, spec.is_by_slurm, spec.has_agent_store) == (Scheme.TCP, True, False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        ({"SLURM_STEP_NODELIST": "gpu[08-11,17],login1"}, "tcp://gpu08:19812"),
+        ({"SLURM_STEP_NUM_NODES": "1"}, "tcp://127.0.0.1:19812"),
+        ({"SLURM_STEP_ID": "0"}, "tcp://h1:19711"),
+        ({"MASTER_ADDR": "fe80::1"}, "tcp://[fe80::1]:19812"),
+        ({"MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}, "tcp://gpu1:29500"),
+        ({"MASTER_PORT": "29500"}, "tcp://h1:29500"),
+    ],
+)
+def test_the_master_of_srun_s_ranks(variables: dict[str, str], where: str) -> None:
+    spec = read_rendezvous(None, None, None, SRUN | variables)
+
+    assert spec is not None
+    assert spec.where == where
+
+
+@pytest.mark.parametrize("init_method", ["tcp://gpu1:4711", "file:///shared/meet", "env://"])
+def test_srun_s_ranks_go_with_any_rendezvous(init_method: str) -> None:
+    spec = read_rendezvous(init_method, None, None, SRUN)
+
+    assert spec is not None
+    assert (spec.rank, spec.world_size, spec.local.local_rank) == (2, 3, 0)
+    assert spec.is_by_slurm == (init_method == "env://")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        BATCH_SCRIPT,
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        SRUN | {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_RANK": "4"},
+        SRUN | {"PMI_SIZE": "6", "PMI_RANK": "4"},
+        SRUN | {"SLURM_PROCID": "two"},
+    ],
+)
+def test_a_batch_script_a_lone_task_and_another_launcher_s_process_are_no_ranks_of_srun(
+    environ: dict[str, str],
+) -> None:
+    assert read_rendezvous(None, None, None, environ) is None
+
+
+def test_the_ranks_of_srun_s_own_pmi_are_its_tasks() -> None:
+    spec = read_rendezvous(None, None, None, SRUN | {"PMI_SIZE": "3", "PMI_RANK": "2"})
+
+    assert spec is not None
+    assert spec.rank == 2
+
+
+def test_torchrun_below_srun_decides() -> None:
+    spec = read_rendezvous(None, None, None, SRUN | TORCHRUN)
+
+    assert spec is not None
+    assert (spec.rank, spec.world_size, spec.where, spec.is_by_slurm) == (1, 4, "env://gpu1:29500", False)
+
+
+def test_a_world_size_of_1_is_a_training_a_task() -> None:
+    assert read_rendezvous(None, None, 1, SRUN) is None
+
+
+def test_a_world_size_that_the_step_has_not_is_refused() -> None:
+    with pytest.raises(ContradictoryLaunchError, match="rank 2 is outside the world of 2"):
+        read_rendezvous(None, None, None, SRUN | {"WORLD_SIZE": "2"})
+
+
+def test_a_step_without_a_list_of_nodes_asks_for_the_master() -> None:
+    with pytest.raises(NotLaunchedError, match="MASTER_ADDR is not set"):
+        read_rendezvous(None, None, None, {**SRUN, "SLURM_STEP_NODELIST": ""})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("h1", "h1"),
+        ("h1,h2", "h1"),
+        ("gpu[08-11,17]", "gpu08"),
+        ("gpu[3,1]", "gpu3"),
+        ("rack[0-1]node[3-5],login1", "rack0node3"),
+        ("a,b[1-2]", "a"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

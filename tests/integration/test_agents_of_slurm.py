@@ -74,6 +74,7 @@ def test_an_agent_outside_of_a_step_leaves_its_jobs_running(tmp_path: Path) -> N
     batch_script = {name: text for name, text in STEP.items() if name != "SLURM_STEP_ID"}
     with RunningAgent(environment=batch_script) as agent:
         saving(agent, tmp_path)
+        agent.processes()  # remembers what is to be killed at the end
         agent.process.terminate()
         assert agent.process.wait(END_S) == 0
         assert not (tmp_path / "saved").exists()

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ END_S = 90.0
 """Seconds for the agent of this node to end once the relay has: its job may write a checkpoint first."""
 LAST_LOOK_S = 3.0
 """Seconds for other consoles to see how the job has ended: they ask once a second."""
+LEAVE_S = 15.0
+"""Seconds after the end of this node's agent in which the job's end is seen, unless there is none to be seen."""
 INTERFACE_VARIABLE = "RANKDECK_INTERFACE"
 _AGENT = (sys.executable, "-P", "-m", "agent")
 
@@ -122,7 +125,18 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
 
         for number in (signal.SIGTERM, signal.SIGUSR1):
             undo.callback(signal.signal, number, signal.signal(number, on_notice))
+        is_over = threading.Event()
+        undo.callback(is_over.set)
+        threading.Thread(target=_leave_after, args=(agent, is_over, notify), daemon=True).start()
         yield str(directory)
+
+
+def _leave_after(agent: subprocess.Popen[bytes], is_over: threading.Event, notify: Callable[[str], None]) -> None:
+    """Interrupt this process once the agent of this node has ended before the job: nothing would be seen any more."""
+    agent.wait()
+    if not is_over.wait(LEAVE_S):
+        notify("the agent of this node has ended: what still runs elsewhere is stopped")
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _end_after_relay(relay: subprocess.Popen[bytes], agent: subprocess.Popen[bytes]) -> None:

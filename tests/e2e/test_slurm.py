@@ -114,7 +114,6 @@ def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster
     assert said.startswith("job spirals: stopped"), "torchrun's exit code is 1 where Slurm's SIGTERM reaches it too"
     until(lambda: cluster.state(job_id) == "CANCELLED" and nothing_is_left(cluster), END_S, "all is over")
     assert len(set(checkpoints(cluster)) - set(before)) == 1
-    assert "Slurm ends job" in cluster.output(job_id)
     ended = cluster.rankdeck("status", "--slurm", job_id, codes=(2, 3))
     assert f"Slurm job {job_id} has ended: CANCELLED" in ended
 
@@ -150,6 +149,18 @@ def test_two_jobs_share_a_node(cluster: SlurmCluster) -> None:
     assert "job spirals: running" in cluster.rankdeck("status", "--slurm", first)
     assert "job second: running" in cluster.rankdeck("status", "--slurm", second)
     cluster.run("scancel", first, second)
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+
+
+@pytest.mark.slow
+def test_the_step_ends_when_the_agent_of_its_first_node_is_killed(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+
+    cluster.run("pkill", "-KILL", "-f", "agent serve --relay", host="h1")
+    until(lambda: cluster.state(job_id) == "COMPLETED", START_S, f"job {job_id} ends")
+
+    assert "the agent of this node has ended" in cluster.output(job_id)
+    assert "srun ended with 0" not in cluster.output(job_id)
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 
 

@@ -59,6 +59,8 @@ LOOK_S = 0.5
 """Seconds between two looks at what is due."""
 STALE_S = 30.0
 """An answer about the invitation that is older counts for nothing: its file system is gone."""
+COME_S = 180.0
+"""Seconds for a relay's first word, where its end matters: it may start later than the agents, from a slow disk."""
 AWAY_S = 60.0
 """Seconds without a word of a relay after which it counts as ended, where that matters."""
 FIRST_PAUSE_S = 0.5
@@ -110,7 +112,7 @@ class Dialer:
         self._last_notice = ""
         self.on_relay_end: Callable[[str], None] | None = None
         """Called with the reason once the relay has ended, or was away for `AWAY_S`; None dials on without end."""
-        self._away_since_s = time.monotonic()
+        self._away_since_s = time.monotonic() + COME_S - AWAY_S
 
     async def run(self) -> None:
         """Dial and dial again; it ends by being cancelled, or once it has called `on_relay_end`."""

@@ -13,6 +13,8 @@ SLURM_S = 10.0
 HOSTFILE_HINT = "name the hosts in a file: rankdeck init --hostfile FILE"
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED"})
 RUNNING_STATES = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT"})
+UNKNOWN_JOB = "Invalid job id"
+"""Part of squeue's error for a job that it does not know, or no longer (22.05)."""
 _NEXT = "squeue --me shows what runs"
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
 
@@ -77,20 +79,27 @@ def why_unreachable(job_id: str, host: str) -> AppError | None:
 
 def _jobs(job_id: str) -> list[SlurmJob]:
     """Return a job, or the tasks of an array; none where Slurm does not know it. Raises as `slurm_hostnames`."""
-    text = _slurm("squeue", "--noheader", "--states=all", "--format=%T|%r|%N", f"--jobs={job_id}", may_fail=True)
-    rows = [line.split("|") for line in text.splitlines()]
+    done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%N", f"--jobs={job_id}")
+    if done.returncode and UNKNOWN_JOB not in done.stderr:  # its controller may be away: that ends no job
+        raise SessionError(f"squeue fails: {clean(done.stderr.strip(), LINE_LIMIT)}", "try: squeue --me")
+    rows = [line.split("|") for line in done.stdout.splitlines()]
     return [SlurmJob(*(cell.strip() for cell in row)) for row in rows if len(row) == len(SlurmJob._fields)]
 
 
-def _slurm(*argv: str, may_fail: bool = False) -> str:
-    """Return what a command of Slurm prints; nothing is an error unless it may fail."""
+def _slurm(*argv: str) -> str:
+    """Return what a command of Slurm prints; nothing is an error."""
+    done = _run(*argv)
+    if done.returncode or not done.stdout.split():
+        why = clean(done.stderr.strip(), LINE_LIMIT)
+        raise SessionError(f"{argv[0]} does not know {clean(argv[-1])}: {why}", HOSTFILE_HINT)
+    return done.stdout
+
+
+def _run(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm; raises as `slurm_hostnames`."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SLURM_S, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SLURM_S, check=False)
     except FileNotFoundError as error:
         raise SessionError(f"{argv[0]} is not installed here", "run this where Slurm is") from error
     except subprocess.TimeoutExpired as error:
         raise SessionError(f"{argv[0]} does not answer in {SLURM_S:.0f} s", HOSTFILE_HINT) from error
-    if not may_fail and (done.returncode or not done.stdout.split()):
-        why = clean(done.stderr.strip(), LINE_LIMIT)
-        raise SessionError(f"{argv[0]} does not know {clean(argv[-1])}: {why}", HOSTFILE_HINT)
-    return done.stdout

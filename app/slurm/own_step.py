@@ -36,8 +36,9 @@ READY_S = 30.0
 NODES_S = 180.0
 """Seconds for the agents of all nodes to come: starting a Python from a busy network disk takes long."""
 LOOK_S = 0.2
-END_S = 90.0
-"""Seconds for the agent of this node to end once the relay has: its job may write a checkpoint first."""
+END_S = 300.0
+"""Seconds for the agent of this node to end once the relay has: its job may write a checkpoint first, for two minutes
+by default."""
 LAST_LOOK_S = 3.0
 """Seconds for other consoles to see how the job has ended: they ask once a second."""
 LEAVE_S = 15.0
@@ -109,7 +110,7 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )
-        undo.callback(_end, relay, END_S)
+        undo.callback(_end, relay, READY_S)
         assert relay.stdout is not None
         if not select.select([relay.stdout], [], [], READY_S)[0] or not relay.stdout.readline():
             raise SessionError(f"the relay in {clean(str(directory))} does not start", "its own words are above")

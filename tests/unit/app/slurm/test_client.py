@@ -22,7 +22,8 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
     def answers(text: str, name: str = "squeue", code: int = 0) -> None:
         (tmp_path / f"{name}.txt").write_text(text)
-        (tmp_path / name).write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.txt; exit {code}\n")
+        stream = " >&2" if code else ""
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.txt{stream}; exit {code}\n")
         (tmp_path / name).chmod(0o755)
 
     return answers
@@ -36,7 +37,6 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
         ("CANCELLED|None|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: CANCELLED"),
         ("TIMEOUT|TimeLimit|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: TIMEOUT (TimeLimit)"),
         ("NODE\x1b_FAIL|a\x1b[2J|h1\n", AllocationEndedError, ""),
-        ("", AllocationEndedError, "h1: Slurm job 7 has ended: squeue does not know it any more"),
     ],
 )
 def test_slurm_s_state_of_a_job_is_why_its_relay_is_gone(
@@ -49,6 +49,18 @@ def test_slurm_s_state_of_a_job_is_why_its_relay_is_gone(
     assert (None if reason is None else type(reason)) is kind
     assert words in str(reason)
     assert "\x1b" not in str(reason)
+
+
+def test_a_job_that_squeue_does_not_know_has_ended_and_one_is_not_ended_by_a_controller_that_is_away(
+    answer: Callable[..., None],
+) -> None:
+    answer("slurm_load_jobs error: Invalid job id specified\n", code=1)
+    assert "has ended: squeue does not know it any more" in str(why_unreachable("7", "h1"))
+
+    answer("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    assert why_unreachable("7", "h1") is None
+    with pytest.raises(SessionError, match="squeue fails: slurm_load_jobs error: Unable to contact"):
+        slurm_job_hosts("7")
 
 
 def test_without_slurm_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_the_step_ends_when_the_agent_of_its_first_node_is_killed(cluster: Slurm
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 
 
+@pytest.mark.slow
+def test_agents_of_other_nodes_end_after_the_first_task_was_killed(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+
+    cluster.run("pkill", "-KILL", "-f", "app run --nproc-per-node", host="h1")
+
+    until(lambda: nothing_is_left(cluster), 2 * END_S, "nothing is left")
+    cluster.run("scancel", job_id)
+
+
 def test_several_tasks_on_a_node_are_refused_once(cluster: SlurmCluster) -> None:
     said = cluster.run("srun", "-N2", "-n4", sys.executable, "-P", "-m", "app", "run", "train.py", codes=(2,))
 

@@ -70,6 +70,15 @@ def test_the_end_of_the_relay_is_that_of_the_jobs_and_of_the_agent(tmp_path: Pat
         stops_first(agent, tmp_path)
 
 
+def test_ranks_see_the_gpus_that_srun_has_given(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os; open('seen', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])")
+    with RunningAgent(environment={**STEP, "CUDA_VISIBLE_DEVICES": "2,3"}) as agent:
+        agent.start_job(make_local_spec(tmp_path, 1, command=["train.py"]))
+        agent.wait_until(lambda report: report.jobs[0].state is JobState.SUCCEEDED, START_S, "it has ended")
+
+    assert (tmp_path / "seen").read_text() == "2,3"
+
+
 def test_an_agent_outside_of_a_step_leaves_its_jobs_running(tmp_path: Path) -> None:
     batch_script = {name: text for name, text in STEP.items() if name != "SLURM_STEP_ID"}
     with RunningAgent(environment=batch_script) as agent:

@@ -37,7 +37,7 @@ SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
 NUM_SHARES = 10
 LONG_S = 5.0
-"""Worker-seconds, of a run on two cores with other work beside it: a third of that on a quiet machine."""
+"""Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")
 CODE_OF_TESTS = {
     "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),

@@ -300,14 +300,14 @@ def cli() -> None:
 @click.option("--until-relay-ends", "ends_with_relay", is_flag=True, help="Stop the jobs and end once the relay has.")
 def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **how: Any) -> None:
     """Serve in the foreground, or as a daemon; prints one JSON line once it listens."""
+    if how["ends_with_relay"] and (is_daemon or how["invitation"] is None):
+        raise click.UsageError("--until-relay-ends is for an agent in the foreground, with --relay")
     # The other verbs start without the daemon's imports.
     if is_daemon:
         from agent.service.daemonise import start_daemon  # noqa: PLC0415
 
         if is_private:
             raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
-        if how["ends_with_relay"]:
-            raise click.UsageError("--until-relay-ends is for an agent in the foreground")
         _print(start_daemon(directory.absolute(), node, how["metrics"], how["invitation"]))
         return
     from agent.serve import ServeOptions, serve_until_stopped  # noqa: PLC0415

@@ -81,7 +81,7 @@ def _jobs(job_id: str) -> list[SlurmJob]:
     """Return a job, or the tasks of an array; none where Slurm does not know it. Raises as `slurm_hostnames`."""
     done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%N", f"--jobs={job_id}")
     if done.returncode and UNKNOWN_JOB not in done.stderr:  # its controller may be away: that ends no job
-        raise SessionError(f"squeue fails: {clean(done.stderr.strip(), LINE_LIMIT)}", "try: squeue --me")
+        raise SessionError(f"squeue fails: {_why(done)}", "try: squeue --me")
     rows = [line.split("|") for line in done.stdout.splitlines()]
     return [SlurmJob(*(cell.strip() for cell in row)) for row in rows if len(row) == len(SlurmJob._fields)]
 
@@ -90,9 +90,13 @@ def _slurm(*argv: str) -> str:
     """Return what a command of Slurm prints; nothing is an error."""
     done = _run(*argv)
     if done.returncode or not done.stdout.split():
-        why = clean(done.stderr.strip(), LINE_LIMIT)
-        raise SessionError(f"{argv[0]} does not know {clean(argv[-1])}: {why}", HOSTFILE_HINT)
+        raise SessionError(f"{argv[0]} does not know {clean(argv[-1])}: {_why(done)}", HOSTFILE_HINT)
     return done.stdout
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of what a command reports: those before it led there."""
+    return clean(done.stderr.strip().rpartition("\n")[2], LINE_LIMIT)
 
 
 def _run(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from agent.wire.commands import Prepare, Refused
 from agent.wire.jobs import ENDED_STATES, JobState
-from tests.support.agents import END_S, RunningAgent
+from tests.support.agents import END_S, RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 from tests.support.relays import RunningRelay
 from tests.support.waiting import until
@@ -68,6 +68,14 @@ def test_the_end_of_the_relay_is_that_of_the_jobs_and_of_the_agent(tmp_path: Pat
         saving(agent, tmp_path)
         relay.process.terminate()
         stops_first(agent, tmp_path)
+
+
+@pytest.mark.parametrize("options", [(), ("--daemon", "--relay", "invitation.json")])
+def test_following_a_relay_wants_one_and_the_foreground(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = run_agent_verb("serve", "--dir", str(tmp_path / "agent"), "--until-relay-ends", *options)
+
+    assert (done.returncode, "--until-relay-ends is for an agent in the foreground" in done.stderr) == (2, True)
+    assert not (tmp_path / "agent").exists()
 
 
 def test_ranks_see_the_gpus_that_srun_has_given(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def test_a_job_that_squeue_does_not_know_has_ended_and_one_is_not_ended_by_a_con
     answer("slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert "has ended: squeue does not know it any more" in str(why_unreachable("7", "h1"))
 
-    answer("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    answer("squeue: retrying\nsqueue: fatal: Unable to contact slurm controller\n", code=1)
     assert why_unreachable("7", "h1") is None
-    with pytest.raises(SessionError, match="squeue fails: slurm_load_jobs error: Unable to contact"):
+    with pytest.raises(SessionError, match=r"squeue fails: squeue: fatal: Unable to contact slurm controller$"):
         slurm_job_hosts("7")
 
 

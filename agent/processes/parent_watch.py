@@ -49,4 +49,4 @@ def watch_console(end_soon: Callable[[], None]) -> None:
     try:
         loop.add_reader(fd, read)
     except PermissionError:
-        raise OperatorError("a private agent ends with its console: standard input must be a pipe from there") from None
+        raise OperatorError("it ends with who has started it: standard input must be a pipe from there") from None

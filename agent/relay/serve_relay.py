@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import AgentError, log_line
-from agent.processes.parent_watch import watch_signals
+from agent.processes.parent_watch import watch_console, watch_signals
 from agent.relay.relay import Relay
 from agent.relay.relay_dir import RelayDir, listening_place
 from agent.transport.relay_sockets import RelaySocket
-from agent.wire.slurm import slurm_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,13 +37,15 @@ class RelayPlace(msgspec.Struct, frozen=True):
     pid: int
 
 
-def serve_relay(listen: str, directory: Path, num_expected: int) -> None:
+def serve_relay(listen: str, directory: Path, num_expected: int, *, is_owned: bool) -> None:
     """Serve until a signal ends it.
 
     Args:
         listen: `INTERFACE_OR_ADDRESS[:PORT]`.
         directory: The relay's own.
         num_expected: How many nodes are to come; 0 where nobody knows.
+        is_owned: It ends with the pipe on standard input, and not by SIGTERM, which Slurm may send to every process of
+            a step: the agents' last reports still come.
 
     Raises:
         OperatorError: The directory or the address cannot be used.
@@ -56,19 +57,19 @@ def serve_relay(listen: str, directory: Path, num_expected: int) -> None:
     place = RelayDir(directory)
     place.open()
     try:
-        asyncio.run(_serve(place, address, port, num_expected))
+        asyncio.run(_serve(place, address, port, num_expected, is_owned=is_owned))
     except OSError as error:
         raise AgentError(f"cannot relay at {address} port {port}: {error.strerror or error}") from error
     finally:
         place.close()
 
 
-async def _serve(place: RelayDir, address: str, port: int, num_expected: int) -> None:
+async def _serve(place: RelayDir, address: str, port: int, num_expected: int, *, is_owned: bool) -> None:
     relay_socket = RelaySocket(address, port)
     relay = Relay(place, relay_socket, address, num_expected)
     watch_signals(relay.end_soon)
-    if slurm_step(os.environ):
-        # Slurm's SIGTERM may reach all processes of a step: the agents' last reports still come, SIGINT ends it.
+    if is_owned:
+        watch_console(relay.end_soon)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     await relay.run(lambda: _print_ready(place, address, relay_socket.port, relay.name))

@@ -48,14 +48,15 @@ _directory = click.option(
     show_default=f"${NUM_NODES_VARIABLE}",
     help="How many nodes are to come, for consoles to show.",
 )
-def relay(*, listen: str, directory: Path, num_expected: int) -> None:
+@click.option("--until-stdin-ends", "is_owned", is_flag=True, help="End with the pipe on standard input.")
+def relay(*, listen: str, directory: Path, num_expected: int, is_owned: bool) -> None:
     """Let agents dial in from their nodes, and serve all of them to consoles here; prints one JSON line once it does.
 
     Agents are given the invitation that it writes: `serve --relay DIR/invitation.json`.
     """
     from agent.relay.serve_relay import serve_relay  # noqa: PLC0415 - the other verbs start without it
 
-    serve_relay(listen, directory, num_expected)
+    serve_relay(listen, directory, num_expected, is_owned=is_owned)
 
 
 @click.command()

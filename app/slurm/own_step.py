@@ -96,21 +96,11 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
     """
     directory = Path.home() / relay_directory(step.job_id)
     with ExitStack() as undo:
+        relay_argv = [*_AGENT, "relay", "--listen", _own_address(step), "--dir", str(directory), "--until-stdin-ends"]
         relay = subprocess.Popen(
-            [
-                *_AGENT,
-                "relay",
-                "--listen",
-                _own_address(step),
-                "--dir",
-                str(directory),
-                "--expect",
-                f"{step.num_nodes}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            [*relay_argv, "--expect", str(step.num_nodes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        undo.callback(_end, relay, READY_S)
+        undo.callback(_end, relay)
         assert relay.stdout is not None
         if not select.select([relay.stdout], [], [], READY_S)[0] or not relay.stdout.readline():
             raise SessionError(f"the relay in {clean(str(directory))} does not start", "its own words are above")
@@ -144,7 +134,7 @@ def _end_after_relay(relay: subprocess.Popen[bytes], agent: subprocess.Popen[byt
     """End the relay, which all agents follow, and wait for this node's; other consoles see the job's end before."""
     with suppress(subprocess.TimeoutExpired):
         agent.wait(LAST_LOOK_S)
-    _end(relay, READY_S)
+    _end(relay)
     try:
         agent.wait(END_S)
     except subprocess.TimeoutExpired:
@@ -152,14 +142,15 @@ def _end_after_relay(relay: subprocess.Popen[bytes], agent: subprocess.Popen[byt
         agent.wait()
 
 
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+def _end(relay: subprocess.Popen[bytes]) -> None:
+    """End the relay by its pipe, which ends when this process is killed, too."""
+    assert relay.stdin is not None
+    relay.stdin.close()
     try:
-        process.wait(patience_s)
+        relay.wait(READY_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        relay.kill()
+        relay.wait()
 
 
 def await_nodes(hub: RelayHub, step: SlurmStep, notify: Callable[[str], None]) -> None:

@@ -142,8 +142,10 @@ def test_a_host_without_ranks_and_one_that_is_away_are_said(desk: Desk) -> None:
 def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = desk.network.directory / "bin"
     tools.mkdir()
+    unknown = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
     for name, given, printed in (("squeue", "--jobs=7", "RUNNING|None|h[1-2]"), ("scontrol", "h[1-2]", "h1\\nh2")):
-        (tools / name).write_text(f'#!/bin/bash\n[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"\n')
+        answer = f'[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"'
+        (tools / name).write_text(f"#!/bin/bash\n{answer} && exit\n{unknown}\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 

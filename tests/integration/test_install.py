@@ -67,6 +67,7 @@ def python(bare: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setenv("TMPDIR", str(staging))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     yield bare
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # pip would take away what a test put there
     pip = [bare, "-P", "-m", "pip", "uninstall", "-q", "-y", "rankdeck", "needed"]
     subprocess.run(pip, check=True, timeout=60, capture_output=True)
     assert list(staging.iterdir()) == []

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -225,6 +226,24 @@ def test_when_a_relay_ends_in_order_nothing_is_left_to_be_used(relay: RunningRel
         relay.end()
 
         assert {path.name for path in relay.directory.iterdir()} == {"relay.lock"}
+
+
+def test_a_relay_that_is_owned_ends_with_its_pipe_and_by_no_signal_that_slurm_sends_to_all(tmp_path: Path) -> None:
+    place = tmp_path / "r"
+    argv = [sys.executable, "-P", "-m", "agent", "relay", "--listen", "127.0.0.1", "--dir", str(place)]
+    with subprocess.Popen([*argv, "--until-stdin-ends"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
+        try:
+            assert relay.stdin is not None
+            assert relay.stdout is not None
+            assert json.loads(relay.stdout.readline())["port"]
+            relay.send_signal(signal.SIGTERM)
+            relay.send_signal(signal.SIGUSR1)
+            assert run_agent_verb("roster", "--dir", str(place)).returncode == 0
+            relay.stdin.close()
+            assert relay.wait(20) == 0
+        finally:
+            relay.kill()
+    assert {path.name for path in place.iterdir()} == {"relay.lock"}
 
 
 def test_an_agent_that_is_killed_is_missed_and_its_successor_is_let_in_at_once(relay: RunningRelay) -> None:

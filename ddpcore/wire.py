@@ -190,6 +190,8 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """True once the wait has been seen by two samples in a row."""
     is_queued: bool = False
     """The call that is waited for is behind another one on the GPU, of another group or to one peer."""
+    is_behind_work: bool = False
+    """The GPU has not begun the call that is waited for: this rank's own work before it is not over."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
     dtypes: Annotated[list[Word], msgspec.Meta(max_length=8)] = []
@@ -274,6 +276,8 @@ class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One for each of `seqs`, which ascend, in microseconds."""
     one_way_seqs: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
     """Those of `seqs` whose calls are of `ONE_WAY_OPS`."""
+    on_gpu_us: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    """Microseconds that the GPU has spent in each of `seqs`, -1 where that is not known; empty where none is."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

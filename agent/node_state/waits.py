@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from agent.node_state.gpu_arrivals import GpuArrivals, Key
 from agent.wire.reports import LatenessReport
 
 if TYPE_CHECKING:
@@ -207,9 +208,10 @@ class _Count(msgspec.Struct):
 class _RankCalls(msgspec.Struct):
     """A rank's report of the present tick."""
 
-    calls: list[tuple[int, str, int]] = []
-    """Microseconds, group and seq of each call."""
-    one_way: set[tuple[str, int]] = set()
+    called_us: dict[Key, int] = {}
+    on_gpu_us: dict[Key, int] = {}
+    """Time that the GPU has spent in each call, where it is known."""
+    one_way: set[Key] = set()
     """Group and seq of the calls that not all members wait in."""
     step_ends_us: list[int] = []
     overlap_frac: float = 0.0
@@ -229,6 +231,7 @@ class Lateness:
         """True once the present tick has been compared."""
         self._counts: dict[int, _Count] = {}
         self._waits: dict[int, CallWaits] = {}
+        self._gpu_arrivals = GpuArrivals()
         self._compared_seq: dict[str, int] = {}
         """Last seq that has been compared, by group: while little is called, a ring shows the same calls again."""
 
@@ -248,8 +251,10 @@ class Lateness:
             step_ends_us=report.step_ends_us, overlap_frac=_overlap_frac(report)
         )
         for arrivals in report.arrivals:
-            calls = zip(arrivals.called_us, arrivals.seqs, strict=False)
-            rank_calls.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
+            keys = [(arrivals.group, seq) for seq in arrivals.seqs]
+            rank_calls.called_us |= zip(keys, arrivals.called_us, strict=False)
+            lasted_us = zip(keys, arrivals.on_gpu_us, strict=False)
+            rank_calls.on_gpu_us |= {key: for_us for key, for_us in lasted_us if for_us >= 0}
             rank_calls.one_way |= {(arrivals.group, seq) for seq in arrivals.one_way_seqs}
         if self._tellers and self._tellers <= self._calls_of.keys():
             self._compare()
@@ -266,12 +271,13 @@ class Lateness:
         if self._is_compared:
             return
         self._is_compared = True
+        called_us, on_gpu_us = self._by_call("called_us"), self._by_call("on_gpu_us")
+        self._gpu_arrivals.place(called_us, on_gpu_us)
         by_group: dict[str, dict[int, dict[int, int]]] = {}
         callers: dict[str, set[int]] = {}
-        for rank, rank_calls in self._calls_of.items():
-            for called_us, group, seq in rank_calls.calls:
-                by_group.setdefault(group, {}).setdefault(seq, {})[rank] = called_us
-                callers.setdefault(group, set()).add(rank)
+        for (group, seq), by_rank in called_us.items():
+            by_group.setdefault(group, {})[seq] = by_rank
+            callers.setdefault(group, set()).update(by_rank)
         whole = {
             group: {seq: called_us for seq, called_us in calls.items() if called_us.keys() == callers[group]}
             for group, calls in by_group.items()
@@ -286,11 +292,19 @@ class Lateness:
                 self._count_last(group, max(calls), whole[group], least_us)
         for rank, rank_calls in self._calls_of.items():
             calls_of_rank = [
-                Call(called_us, last_us.get((group, seq)), (group, seq) in rank_calls.one_way)
-                for called_us, group, seq in sorted(rank_calls.calls)
+                Call(at_us, last_us.get(key), key in rank_calls.one_way)
+                for at_us, key in sorted((called_us[key][rank], key) for key in rank_calls.called_us)
             ]
             waits = self._waits.setdefault(rank, CallWaits())
             waits.take(calls_of_rank, rank_calls.step_ends_us, rank_calls.overlap_frac)
+
+    def _by_call(self, name: str) -> dict[Key, dict[int, int]]:
+        """Return the figures of all ranks by the call."""
+        by_call: dict[Key, dict[int, int]] = {}
+        for rank, rank_calls in self._calls_of.items():
+            for key, figure in getattr(rank_calls, name).items():
+                by_call.setdefault(key, {})[rank] = figure
+        return by_call
 
     def _count_last(self, group: str, latest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)

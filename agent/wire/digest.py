@@ -89,8 +89,9 @@ STANDING_FIELDS = (
     ("call", "I"),
     ("is_waiting", "?"),
     ("is_queued", "?"),
+    ("is_behind_work", "?"),
 )
-STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELDS) + "6x")
+STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELDS) + "5x")
 """Where a rank stands in a group: seqs enqueued and completed, elements of the call's inputs; which rank's record and
 which of the calls."""
 
@@ -277,7 +278,7 @@ def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
     elements = count_elements(group.sizes)
     return STANDING_RECORD.pack(
         *(group.enqueued_seq, group.completed_seq, elements, group.waiting_s, row, call),
-        *(group.is_waiting, group.is_queued),
+        *(group.is_waiting, group.is_queued, group.is_behind_work),
     )
 
 

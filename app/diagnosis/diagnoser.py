@@ -44,7 +44,7 @@ from app.diagnosis.rank_facts import (
     rank_facts,
 )
 from app.diagnosis.slow_ranks import UsualPlace
-from app.diagnosis.standstill import not_exiting, standstill
+from app.diagnosis.standstill import gpus_at_work, not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
@@ -326,7 +326,8 @@ class _JobDiagnoser:
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places
             )
             late = late or verdicts.transport(evidence, lasting)
-            found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
+            late = late or gpus_at_work(evidence, self._known_phases) or standstill(evidence, self._known_phases)
+            found += late or self._slow(evidence)
         return found + verdicts.memory_growth(evidence)
 
     def _budding(self, evidence: Evidence) -> list[Verdict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from app.diagnosis.causes import Cause, Severity
@@ -61,6 +62,30 @@ def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
     if age_s < limit_s or not _all_stand(evidence, standing) or (wait is not None and wait.waited_s < limit_s):
         return []
     return [_standstill(evidence, age_s, has_steps, (standing, wait))]
+
+
+def gpus_at_work(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
+    """Return the verdict on a job none of whose GPUs comes to its next call for longer than steps take."""
+    job, facts = evidence.job, evidence.facts
+    left = np.flatnonzero(facts.is_alive)
+    if not len(left) or evidence.waits or not facts.is_fresh[left].all() or _is_excused(evidence, known):
+        return []
+    for table in job.groups.values():
+        slots, is_member = table.slots(left)
+        is_current = table.stamp[slots] == job.stamp[left]
+        if not (is_member & is_current & table.is_waiting[slots] & table.is_behind_work[slots]).all():
+            continue
+        for_s = evidence.now_s - float(table.wait_since_s[slots].max())
+        if for_s < max(evidence.thresholds.stall_s, float(np.nanmax(job.step_limit_s[left], initial=0.0))):
+            continue
+        first = int(slots[0])
+        op, label = job.calls[table.code[first]]
+        is_one = len(left) == 1
+        found = name(evidence, Cause.STANDSTILL, left.tolist(), for_s=for_s, step=job.lowest_step())
+        call = {"group": table.name, "seq": int(table.completed[first]) + 1, "op": op, "label": label}
+        culprits = found.culprits if is_one else ()
+        return [msgspec.structs.replace(found, culprits=culprits, is_behind_work=True, **call)]
+    return []
 
 
 def _standing(evidence: Evidence) -> Ranks:

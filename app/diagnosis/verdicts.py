@@ -178,6 +178,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_at_times: bool = False
     """For STRAGGLER: whether they are slow in some steps only."""
     slow_factor: float = 1.0
+    is_behind_work: bool = False
+    """Whether the culprits have called what the others wait in, and their GPUs are in work of their own before it. For
+    STANDSTILL: whether all ranks' GPUs are."""
     is_blocked: bool = False
     """For SILENT: whether its process is in uninterruptible sleep."""
     child: ChildWait | None = None
@@ -226,6 +229,14 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         is_seen = worker.outside is not None and worker.outside.pid == wait.pid
         return {"child": wait, "child_place": worker.outside.place if is_seen and worker.outside else None}
 
+    def are_behind_work(self, group: str, ranks: Ranks) -> bool:
+        """Return whether ranks have called what is waited for in a group, and their GPUs have not begun it."""
+        table = self.job.groups.get(group)
+        if table is None:
+            return False
+        slots, is_member = table.slots(ranks)
+        return bool(is_member.all()) and bool((table.is_behind_work & table.is_waiting)[slots].all())
+
     def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
         """Return the ranks whose waits lead to the culprits, and the wait that explains it best."""
         is_culprit = np.zeros(self.job.world_size, np.bool_)
@@ -269,6 +280,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
         facts["called_seq"] = _last_call(evidence, wait, waiting)
+        facts["is_behind_work"] = evidence.are_behind_work(wait.group, ranks)
         here = tuple(np.intersect1d(wait.waiting, waiting).tolist())
         facts["waiting_here"] = here if len(here) < len(waiting) else ()
     facts |= known

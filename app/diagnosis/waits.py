@@ -90,8 +90,8 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
         is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
         # What a rank waits in is the first call that is not over for it, however many it has called since.
         at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
-        # A GPU that stands in a call of another group has not come to this one.
-        is_first = is_waiting & ~(table.is_queued & ~facts.is_immobile[members])
+        # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
+        is_first = is_waiting & ~((table.is_queued | table.is_behind_work) & ~facts.is_immobile[members])
         for seq in _lowest(at_seq[is_first]):
             is_queued = is_waiting & ~is_first & (at_seq == seq)
             wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), (facts, stood_s), (thresholds, now_s))

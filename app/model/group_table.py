@@ -34,6 +34,7 @@ class GroupTable:
         completed: Seq of the last collective that is over for the member.
         is_waiting: Whether the member waited when it last reported this group.
         is_queued: Whether its call was then behind another one on the GPU: it waits there.
+        is_behind_work: Whether its GPU had not begun the call then, being in the rank's own work before it.
         wait_since_s: When it began to wait, on this console's clock.
         code: Index of (operation, label) in `JobModel.calls`.
         num_elements: Elements of the call's inputs; -1 when it does not wait or has none.
@@ -48,7 +49,7 @@ class GroupTable:
         num_members = len(self.members)
         self.enqueued = np.zeros(num_members, np.int64)
         self.completed = np.zeros(num_members, np.int64)
-        self.is_waiting, self.is_queued = np.zeros((2, num_members), np.bool_)
+        self.is_waiting, self.is_queued, self.is_behind_work = np.zeros((3, num_members), np.bool_)
         self.wait_since_s = np.zeros(num_members, np.float64)
         self.code = np.zeros(num_members, np.int32)
         self.num_elements = np.full(num_members, -1, np.int64)
@@ -77,6 +78,7 @@ class GroupTable:
         self.completed[slots] = completed
         self.is_waiting[slots] = is_waiting
         self.is_queued[slots] = records["is_queued"] != 0
+        self.is_behind_work[slots] = records["is_behind_work"] != 0
         self.code[slots] = codes
         self.stamp[slots] = stamps
         if is_waiting.any():

@@ -37,6 +37,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
         return f"{stopped}its last stack is in the evidence, if that was kept"
+    if verdict.is_behind_work:
+        return "run with CUDA_LAUNCH_BLOCKING=1 to see which kernel does not end; the GPUs view shows clocks and Xids"
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
     if verdict.cause is Cause.MISMATCH:

@@ -378,8 +378,10 @@ def _straggler(verdict: Verdict) -> list[str]:
     does = " ".join(word for word in (about, place) if word)
     if verdict.cost_frac is None:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"
+        gpu = "its GPU has" if len(verdict.culprits) == 1 else "their GPUs have"
+        on_gpu = f", {gpu} not come to that call" if verdict.is_behind_work else ""
         return [
-            f"{who(verdict)} {holds} the others up",
+            f"{who(verdict)} {holds} the others up{on_gpu}",
             _victims(verdict),
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),
@@ -388,6 +390,10 @@ def _straggler(verdict: Verdict) -> list[str]:
 
 
 def _standstill(verdict: Verdict) -> list[str]:
+    if verdict.is_behind_work:
+        gpu = f"the GPU of {who(verdict)} has not" if verdict.culprits else "no GPU has"
+        place = f"last seen at {place_text(verdict.place)}" if verdict.place else ""
+        return [f"{gpu} come to {_call(verdict)} for {seconds_text(verdict.for_s)}: work before it does not end", place]
     return standstill_parts(verdict, who(verdict), _victims(verdict))
 
 

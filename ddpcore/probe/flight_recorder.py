@@ -39,7 +39,11 @@ class _Entry(msgspec.Struct, gc=False):
     is_p2p: bool = False
     # On gloo an entry's state stays "scheduled"; `retired` alone says that it is over. Source: seen with torch 2.13.
     retired: bool = True
+    # NCCL's watchdog retires what is over up to 0.1 s later; the state is asked of the GPU's events at each dump.
+    state: str = ""
     time_created_ns: int = 0
+    time_discovered_started_ns: int = 0
+    duration_ms: float | None = None
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -77,7 +81,10 @@ class _Ring:
     def dump(self) -> tuple[list[RecorderEntry], _Positions]:
         name = self._name
         trace = _decode(self._dump(True, False))  # noqa: FBT003 - by place, as above
-        return [_entry(name, entry) for entry in trace.entries if entry.process_group], _counters(name, trace)
+        # Starts and durations are recorded with TORCH_NCCL_ENABLE_TIMING alone.
+        is_timed = any(entry.time_discovered_started_ns for entry in trace.entries)
+        entries = [_entry(name, entry, is_timed=is_timed) for entry in trace.entries if entry.process_group]
+        return entries, _counters(name, trace)
 
 
 class FlightRecorder:
@@ -174,7 +181,7 @@ def _counters(name: str, trace: _Trace) -> _Positions:
     }
 
 
-def _entry(name: str, entry: _Entry) -> RecorderEntry:
+def _entry(name: str, entry: _Entry, *, is_timed: bool) -> RecorderEntry:
     return RecorderEntry(
         key=(name, entry.pg_id),
         group=entry.process_group[0],
@@ -182,8 +189,10 @@ def _entry(name: str, entry: _Entry) -> RecorderEntry:
         op=entry.profiling_name,
         sizes=entry.input_sizes,
         is_p2p=entry.is_p2p,
-        is_retired=entry.retired,
+        is_retired=entry.retired or entry.state == "completed",
         called_us=max(0, entry.time_created_ns // 1000),
         dtypes=entry.input_dtypes,
         p2p_seq=entry.p2p_seq_id,
+        has_begun=entry.state != "scheduled" if is_timed else None,
+        on_gpu_us=-1 if entry.duration_ms is None else max(0, round(1000 * entry.duration_ms)),
     )

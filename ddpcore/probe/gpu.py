@@ -10,7 +10,8 @@ What NCCL's recorder holds of sends and receives. Source: torch/csrc/distributed
 - A send is "nccl:send 0->1", a receive "nccl:recv 1<-0", by the ranks in the group. Its `collective_seq_id` is that of
   the collective before it, its `p2p_seq_id` counts this rank's sends and receives in the group.
 - The calls of a batch have one number and never close: the entry that ends the batch, "nccl:coalesced" (or
-  "nccl:ALLGATHER_coalesced" of collectives), is retired for all of them (`with_batches`).
+  "nccl:ALLGATHER_coalesced" of collectives), is retired for all of them (`with_batches`). Torch 2.11 records it as a
+  collective that has the seq of the one before it, also where it ends sends and receives (seen on an H200).
 - The counters (`last_enqueued_collective`) are the number of the last call, of whichever of the two kinds it was.
 
 `GpuMemory` reads what torch's allocator holds, on the main thread and at the end of a step. The allocator's figures lie
@@ -46,17 +47,24 @@ _Kind = tuple[str, int, str]
 
 
 def with_batches(entries: Sequence[RecorderEntry]) -> list[RecorderEntry]:
-    """Return a ring in which the calls of a batch are over when the batch is; oldest entry first."""
-    is_over: dict[tuple[CounterKey, bool, int, int], bool] = {}
+    """Return a ring in which the calls of a batch begin and end when the batch does; oldest entry first."""
+    batches_of_transfers = {_batch(entry) for entry in entries if entry.is_p2p}
+    ends: dict[tuple[CounterKey, int, int], RecorderEntry] = {}
     listed: list[RecorderEntry] = []
     for entry in reversed(entries):
-        batch = (entry.key, entry.is_p2p, entry.seq, entry.p2p_seq)
+        batch = _batch(entry)
+        changes: dict[str, Any] = {}
         if entry.op.endswith(_END_OF_BATCH):
-            is_over[batch] = entry.is_retired
-        elif is_over.get(batch, False) and not entry.is_retired:
-            entry = msgspec.structs.replace(entry, is_retired=True)  # noqa: PLW2901 - the same call
-        listed.append(entry)
+            ends[batch] = entry
+            changes = {"is_p2p": batch in batches_of_transfers}
+        elif (end := ends.get(batch)) is not None and not entry.is_retired:
+            changes = {"is_retired": end.is_retired, "has_begun": end.has_begun}
+        listed.append(msgspec.structs.replace(entry, **changes) if changes else entry)
     return listed[::-1]
+
+
+def _batch(entry: RecorderEntry) -> tuple[CounterKey, int, int]:
+    return entry.key, entry.seq, entry.p2p_seq
 
 
 def first_open(entries: Sequence[RecorderEntry]) -> RecorderEntry | None:
@@ -77,7 +85,7 @@ class GpuTransfers:
 
     def __init__(self) -> None:
         self.has_open = False
-        """True if any is called and not over, also behind something else."""
+        """True if any is called and not over, also behind something else, but not behind work of the rank's own."""
         self._stand: _Stand | None = None
         self._since_s = 0.0
         self._completed: int | None = None
@@ -96,9 +104,10 @@ class GpuTransfers:
         `entries` are as `with_batches` returns them, `counters` of the same moment. `latest` is the last send or
         receive of each kind, counted. `since_s` is when NCCL's counters changed last.
         """
-        self.has_open = any(entry.is_p2p and not entry.is_retired for entry in entries)
-        first = first_open(entries) if self.has_open else None
-        if first is None or not first.is_p2p:
+        first = first_open(entries)
+        is_at_work = first is not None and first.has_begun is False
+        self.has_open = not is_at_work and any(entry.is_p2p and not entry.is_retired for entry in entries)
+        if first is None or is_at_work or not first.is_p2p:
             self._stand, self._calls = None, []
             return
         stand = _Stand(first.key, first.seq, first.p2p_seq)

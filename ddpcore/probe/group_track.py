@@ -48,6 +48,7 @@ class GroupTrack:
         "_enqueued",
         "_enqueued_seq",
         "_has_unfinished",
+        "_is_behind_work",
         "_is_in_order",
         "_is_left_behind",
         "_is_queued",
@@ -70,7 +71,7 @@ class GroupTrack:
     def __init__(self, *, is_in_order: bool = False) -> None:
         """`is_in_order`: operations end in the order of the calls, and the counters show the last one that did."""
         self._is_in_order = is_in_order
-        self._is_queued = False
+        self._is_queued = self._is_behind_work = False
         self.group = ""
         self.quiet_samples = 0
         self.changed_s = 0.0
@@ -105,6 +106,14 @@ class GroupTrack:
     def is_waiting(self) -> bool:
         """True when samples and a full dump agree that the last called collective is not over."""
         return self._pending_samples >= WAIT_SAMPLES and self._is_unfinished
+
+    @property
+    def is_held_up(self) -> bool:
+        """True while the rank waits for others.
+
+        A GPU's calls are pending nearly always, and known to be over up to 0.1 s late: only one that stands counts.
+        """
+        return self.is_waiting and not self._is_behind_work if self._is_in_order else self.is_pending
 
     @property
     def _is_unfinished(self) -> bool:
@@ -178,7 +187,9 @@ class GroupTrack:
         self._completed_seq = min(unfinished) - 1 if self._has_unfinished else latest.seq
         # With NCCL, and behind DDP's backward, many calls may follow the one that holds the rank up.
         held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else latest
-        self._is_queued = self._has_unfinished and self._is_in_order and first is not None and held is not first
+        is_on_gpu = self._has_unfinished and self._is_in_order and first is not None
+        self._is_behind_work = is_on_gpu and first is not None and first.has_begun is False
+        self._is_queued = is_on_gpu and held is not first and not self._is_behind_work
         self._op = operation(held)
         self._sizes = [list(shape[:MAX_DIMS]) for shape in held.sizes[:MAX_SIZES]]
         self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in held.dtypes[:MAX_SIZES]]
@@ -207,6 +218,7 @@ class GroupTrack:
             waiting_s=max(0.0, now_s - self._pending_since_s) if self._is_unfinished else 0.0,
             is_waiting=self.is_waiting,
             is_queued=self._is_queued and self.is_waiting,
+            is_behind_work=self._is_behind_work and self.is_waiting,
             ranks=ranks,
             dtypes=self._dtypes,
             root=self._root,

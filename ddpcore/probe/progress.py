@@ -42,10 +42,11 @@ class Standing:
         """Last observation of each kind, and its time."""
         self._had_nothing = True
 
-    def observe(self, sample: Sample, *, has_moved: bool, is_pending: bool) -> None:
+    def observe(self, sample: Sample, *, has_moved: bool, is_pending: bool, is_held_up: bool) -> None:
         """Take one tick's sample, in the order of time.
 
         `has_moved`: a collective has been called or completed since the sample before. `is_pending`: one is not over.
+        `is_held_up`: the rank waits in it for others.
         """
         now_s, look = sample.now_s, sample.main
         gap_s = 0.0 if self._last_s is None else min(max(now_s - self._last_s, 0.0), MAX_GAP_S)
@@ -53,7 +54,7 @@ class Standing:
         steps_done = sample.step.steps_done if sample.step else 0
         if sample.num_peer_calls:
             has_moved = self._is_new("calls", sample.num_peer_calls, now_s) or has_moved
-        self._clock.observe(now_s, steps_done, 0.0 if is_pending else gap_s, has_moved=has_moved)
+        self._clock.observe(now_s, steps_done, 0.0 if is_held_up else gap_s, has_moved=has_moved)
         self._is_new("place", sample.reading.place, now_s)
         if look is NOTHING and self._had_nothing:
             return
@@ -114,8 +115,7 @@ USUAL_FACTOR = 10.0
 LONGEST_FACTOR = 2.0
 """Factor of the longest time between two steps so far, with all between them: an evaluation, a checkpoint."""
 LEAST_LIMIT_S = 1.0
-"""Seconds that a step may always take. With NCCL a collective is pending nearly always, and no time is the rank's
-own."""
+"""Seconds that a step may always take."""
 STILL_S = 2.0
 """Seconds without a step or a collective after which the main thread is looked at more closely."""
 _SMOOTHING = 0.1

@@ -152,6 +152,10 @@ class RankState:
         """True when the last sample saw a collective or a named barrier called and not over."""
         return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
 
+    @property
+    def _is_held_up(self) -> bool:
+        return self._barrier_samples > 0 or any(track.is_held_up for track in self._tracks.values())
+
     def is_still(self, now_s: float) -> bool:
         """Return whether the rank has made no step for a while, and does not wait in a collective either."""
         return self._standing.is_still(now_s) and not self.is_waiting
@@ -185,7 +189,8 @@ class RankState:
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
             self._phase, self._phase_since_s = phase, now_s
-        is_held_up = self.is_pending and not sample.is_at_work
+        is_pending = self.is_pending and not sample.is_at_work
+        is_held_up = self._is_held_up and not sample.is_at_work
         is_shadowing = sample.reading.is_shadowing
         before = self._state
         self._state = _State(phase, is_held_up and not is_shadowing, sample.is_at_work and not is_shadowing)
@@ -195,7 +200,7 @@ class RankState:
             self._count_time(before, half_s)
             self._count_time(self._state, half_s)
         has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
-        self._standing.observe(sample, has_moved=has_moved, is_pending=is_held_up)
+        self._standing.observe(sample, has_moved=has_moved, is_pending=is_pending, is_held_up=is_held_up)
 
     def wants_dump(self, now_s: float) -> bool:
         """Return whether a full dump of the recorder is worth its cost now."""
@@ -407,19 +412,16 @@ class RankState:
         latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
         oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
         by_name = {
-            name: sorted(
-                (entry.seq, entry.called_us, operation(entry) in ONE_WAY_OPS)
-                for entry in entries
-                if entry.called_us > oldest_us
-            )
+            name: sorted((entry for entry in entries if entry.called_us > oldest_us), key=_seq)
             for name, entries in named.items()
         }
         return [
             ArrivalsReport(
                 name,
-                seqs=[seq for seq, _, _ in calls],
-                called_us=[called_us for _, called_us, _ in calls],
-                one_way_seqs=[seq for seq, _, is_one_way in calls if is_one_way],
+                seqs=[call.seq for call in calls],
+                called_us=[call.called_us for call in calls],
+                one_way_seqs=[call.seq for call in calls if operation(call) in ONE_WAY_OPS],
+                on_gpu_us=[call.on_gpu_us for call in calls] if any(call.on_gpu_us >= 0 for call in calls) else [],
             )
             for name, calls in by_name.items()
             if calls
@@ -449,6 +451,10 @@ class RankState:
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
             ranks=list(barrier.ranks),
         )
+
+
+def _seq(entry: RecorderEntry) -> int:
+    return entry.seq
 
 
 def is_gloo_pending(counters: Counters) -> bool:

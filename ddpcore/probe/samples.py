@@ -60,6 +60,10 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     """`p2p_seq_id`: counts this rank's sends and receives in the group, those of a batch as one."""
     root: int | None = None
     """Global rank of its source or destination, if `ddpcore.probe.program_calls` knows it."""
+    has_begun: bool | None = None
+    """Whether the GPU has come to it, if that is known."""
+    on_gpu_us: int = -1
+    """Microseconds that the GPU has spent in it; -1 while it is not over, or if that is not known."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):

@@ -99,6 +99,8 @@ class Kind(StrEnum):
     LAUNCHER_ENDED = "launcher ended from outside"
     CROWDED = "crowded nodes, late probes"
     FIRST_TAKES_LONG = "first-block takes its time"
+    # Kinds of the latest rule.
+    KERNEL = "kernel that does not end"
 
 
 CALL_FAULTS = frozenset(
@@ -162,9 +164,10 @@ ODD = (Kind.HICCUP, Kind.AGENT_ANEW)
 """What may happen to a job before a fault, and is none."""
 KINDS = tuple(Kind)
 EARLIER_KINDS = KINDS[: KINDS.index(Kind.OTHER_REDUCE_OP)]
-LATER_KINDS = KINDS[len(EARLIER_KINDS) :]
+LATER_KINDS = KINDS[len(EARLIER_KINDS) : KINDS.index(Kind.KERNEL)]
+LATEST_KINDS = KINDS[KINDS.index(Kind.KERNEL) :]
 PAIRS = tuple(sorted(STANDS | ENDS))
 """Of which two may strike one job together."""
 GLOO_ONLY = frozenset({Kind.RECEIVE_ANY, Kind.NOT_MONITORED})
 """NCCL has neither."""
-NCCL_ONLY = frozenset({Kind.GPU_LEAK})
+NCCL_ONLY = frozenset({Kind.GPU_LEAK, Kind.KERNEL})

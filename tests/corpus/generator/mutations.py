@@ -67,6 +67,7 @@ HARMS: dict[Kind, str] = {
     Kind.LEAVE_SLOWLY: "leave",
     Kind.CANCELLED: "sleep",
     Kind.LAUNCHER_ENDED: "launcher",
+    Kind.KERNEL: "kernel",
 }
 VALUES: dict[Kind, float] = {Kind.KILL: 9.0, Kind.FAILS_AGAIN: 9.0, Kind.TERMINATE: 15.0, Kind.EXIT: 0.0}
 TURN_STEPS = 4

@@ -92,6 +92,7 @@ CAUSES: dict[Kind, frozenset[Cause]] = {
     Kind.HOST: frozenset({Cause.NODE_LOST}),
     Kind.AGENT: frozenset({Cause.NODE_LOST}),
     Kind.LINK: frozenset({Cause.TRANSPORT}),
+    Kind.KERNEL: STANDING | {Cause.TRANSPORT},
     Kind.ABSENT: frozenset({Cause.NOT_JOINED}),
     Kind.ALL_STAND: STANDING,
     **{kind: frozenset({Cause.STRAGGLER}) for kind in SLOWNESS},
@@ -154,6 +155,9 @@ def truth_of(story: Story, fault: Fault) -> Truth:
         culprits = {struck, frozenset()}
     elif fault.kind is Kind.LINK:
         culprits, guilty = {frozenset()}, frozenset()
+    elif fault.kind is Kind.KERNEL and not shape.is_timed:
+        # All have called what does not complete: whose GPU has not come to it is in no recorder.
+        culprits = {struck, frozenset()}
     elif fault.kind is Kind.SLOW_IN_TURNS:
         culprits = {struck, *(frozenset({rank}) for rank in struck)}
     return Truth(
@@ -215,7 +219,7 @@ def _is_scored(story: Story, fault: Fault) -> bool:
             return False
         # Which GPU is slow does not show in when its main thread calls; the recorder has times for that only with
         # TORCH_NCCL_ENABLE_TIMING.
-        if fault.kind in SLOWNESS - {Kind.SLOW_INPUT}:
+        if fault.kind in SLOWNESS - {Kind.SLOW_INPUT} and not story.shape.is_timed:
             return False
     # A rank that pauses once in some seconds differs from chance after minutes.
     if fault.kind is Kind.SLOW_RARELY and RARE_STEPS * story.shape.step_s * fault.value > RARE_S:

@@ -86,6 +86,7 @@ class Shape:
         spread_s: By up to how much the ranks' imports differ.
         launch_late_s: By which the last node's launcher starts later.
         late_probes_s: By up to how much a probe's look comes late.
+        is_timed: Whether NCCL's recorder shows when calls begin on the GPU, and how long each takes there.
     """
 
     semantics: Semantics = Semantics.GLOO
@@ -122,6 +123,7 @@ class Shape:
     launch_late_s: float = 0.0
     spread_s: float = 0.0
     late_probes_s: float = 0.0
+    is_timed: bool = False
 
     @property
     def world_size(self) -> int:

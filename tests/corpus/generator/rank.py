@@ -7,7 +7,7 @@ FlightRecorderDetail.hpp, torch 2.6 to 2.13): see `ddpcore.probe.gpu`.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -310,6 +310,9 @@ class StoryRank(SimRank):
         elif harm.kind in ("raise slowly", "leave"):
             error = "ValueError: boom" if harm.kind != "leave" else ""
             self.fail((1 if error else 0, None, error), self._free_s + harm.value)
+        elif harm.kind == "kernel":
+            assert self._gpu is not None
+            self._gpu.launch(FOR_EVER_S, self._free_s)
         elif harm.kind in ("exit", "signal", "oom", "freeze", "gil"):
             self.strike(harm.kind, harm.value)
 
@@ -362,7 +365,7 @@ class StoryRank(SimRank):
             seq=self._called.get(DEFAULT_GROUP, 0),
             op=f"nccl:{op}",
             sizes=((transfer.elements,),) if transfer is not None else (),
-            is_p2p=True,
+            is_p2p=transfer is not None,
             is_retired=False,
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
             dtypes=("Float",) if transfer is not None else (),
@@ -389,13 +392,21 @@ class StoryRank(SimRank):
         return now_s if self._gpu is None else WATCHDOG_S * int(now_s / WATCHDOG_S)
 
     def _entries(self) -> list[RecorderEntry]:
-        known_s = self._known_s(self._now_s)
         return [
-            msgspec.structs.replace(entry, is_retired=True)
-            if operations and all(operation.is_done(self.rank, known_s) for operation in operations)
-            else entry
-            for entry, operations in self._records
+            msgspec.structs.replace(entry, **self._progress(entry, operations)) for entry, operations in self._records
         ]
+
+    def _progress(self, entry: RecorderEntry, operations: list[Operation]) -> dict[str, Any]:
+        """Return what the recorder has of a call beside what was recorded at first."""
+        has_begun = all(self.rank in operation.come_s for operation in operations) and bool(operations)
+        known: dict[str, Any] = {"has_begun": has_begun} if self._gpu is not None and self._shape.is_timed else {}
+        if operations and all(operation.is_done(self.rank, self._now_s) for operation in operations):
+            known["is_retired"] = True
+            over_s = max(operation.done_s[self.rank] for operation in operations)
+            # The watchdog reads how long it took.
+            if "has_begun" in known and over_s <= self._known_s(self._now_s):
+                known["on_gpu_us"] = int(1e6 * (over_s - min(one.come_s[self.rank] for one in operations)))
+        return known
 
     def _arguments(self) -> CallArguments | None:
         call = self._doing_now

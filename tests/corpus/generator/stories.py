@@ -17,6 +17,7 @@ from tests.corpus.generator.kinds import (
     HEALTHY,
     KEPT,
     LATER_KINDS,
+    LATEST_KINDS,
     LEAKS,
     NCCL_ONLY,
     ODD,
@@ -86,11 +87,16 @@ class Story:
 
 LATER_SHARE = 0.4
 """Of the seeds: their stories are drawn by the later rule. The others mean what they meant before there was one."""
+LATEST_SHARE = 0.04
+"""Of the seeds: the same of the latest rule."""
 
 
 def story_of(seed: int) -> Story:
     """Return the story of a seed."""
     choices = Seeded(seed)
+    if Random(f"latest rule of {seed}").random() < LATEST_SHARE:
+        kind = choices.pick(LATEST_KINDS)
+        return draw_story(choices, kind, _semantics_of(choices, kind), is_rich=True)
     if Random(f"rule of {seed}").random() >= LATER_SHARE:
         return draw_story(choices, choices.pick(EARLIER_KINDS), choices.pick(tuple(Semantics)))
     kind = choices.pick((*LATER_KINDS * 3, *EARLIER_KINDS))
@@ -109,8 +115,8 @@ def stories(kind: Kind | None = None, semantics: Semantics | None = None) -> Sea
     @strategies.composite
     def drawn(draw: DrawFn) -> Story:
         choices = Drawn(draw)
-        chosen = kind or choices.pick((*EARLIER_KINDS, *LATER_KINDS))
-        is_rich = chosen in LATER_KINDS or choices.pick((False, True))
+        chosen = kind or choices.pick((*EARLIER_KINDS, *LATER_KINDS, *LATEST_KINDS))
+        is_rich = chosen in LATER_KINDS + LATEST_KINDS or choices.pick((False, True))
         return draw_story(choices, chosen, semantics or _semantics_of(choices, chosen), is_rich=is_rich)
 
     return drawn()
@@ -135,13 +141,15 @@ def draw_story(choices: Choices, kind: Kind, semantics: Semantics, *, is_rich: b
         faults.append(_draw_fault(choices, shape, choices.pick((Kind.SLEEP, Kind.STOP, Kind.LOCK))))
     if kind is Kind.NONE:
         faults = []
-    return Story(
+    story = Story(
         shape,
         tuple(faults),
         seed=choices.between(0, 999),
         mismatch_hangs=choices.pick((True, False)),
         root_runs_ahead=choices.pick((False, True)),
     )
+    is_timed = shape.semantics is Semantics.NCCL and choices.pick((True, True, False))
+    return replace(story, shape=replace(shape, is_timed=is_timed))
 
 
 def _enriched(choices: Choices, shape: Shape) -> Shape:
@@ -286,5 +294,5 @@ def _draw_value(choices: Choices, kind: Kind) -> float:
         return choices.pick((40.0, 25.0, 60.0, 90.0))
     if kind in (Kind.CACHE_FILLS, Kind.SLOW_END):
         return choices.pick((8.0, 4.0, 12.0)) if kind is Kind.CACHE_FILLS else choices.pick((3.0, 1.0, 6.0))
-    is_for_ever = kind in STANDS | STANDS_AT_A_CALL | KEPT or kind in (Kind.ALL_STAND, Kind.CANCELLED)
+    is_for_ever = kind in STANDS | STANDS_AT_A_CALL | KEPT or kind in (Kind.ALL_STAND, Kind.CANCELLED, Kind.KERNEL)
     return FOR_EVER_S if is_for_ever else 0.0

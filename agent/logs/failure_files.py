@@ -17,7 +17,7 @@ import msgspec
 from agent.files import open_regular
 from agent.logs.log_tail import log_path
 from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, FailureText, FoundFailure, cleaned, failure_in, last_line
-from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LogStream
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LogStream, exception_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,8 +93,7 @@ def _in_error_file(path: Path, rank: int) -> FoundFailure | None:
         message = _Message(message)
     text = failure_in(message.extra_info.py_callstack)
     if text is None:
-        first_line = next(iter(message.message.splitlines()), "")
-        text = FailureText(exception=cleaned(first_line)[:MAX_EXCEPTION_CHARS])
+        text = FailureText(exception=cleaned(exception_line(message.message))[:MAX_EXCEPTION_CHARS])
     return FoundFailure(text, rank, time.monotonic() - content.age_s)
 
 

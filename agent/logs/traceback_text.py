@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from agent.wire.logs import LAUNCHER_RANK, MAX_TRACEBACK_BYTES
+from agent.wire.logs import LAUNCHER_RANK, MAX_TRACEBACK_BYTES, exception_line
 
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
@@ -93,6 +93,12 @@ class _Exception(msgspec.Struct):
     text: str = ""
     """Its first line, once it has come."""
     frames: list[_Frame] = []
+    message: list[str] = []
+    """Lines behind the first one."""
+
+    @property
+    def line(self) -> str:
+        return exception_line("\n".join((self.text, *self.message)))
 
 
 class _Block(msgspec.Struct):
@@ -126,7 +132,7 @@ def failure_in(text: str) -> FailureText | None:
     # One whose last line never came, since another process wrote into it, says nothing.
     block.exceptions = [one for one in block.exceptions if one.text]
     root, outer = _root(block.exceptions), _outermost(block.exceptions)
-    exception, last = block.exceptions[root].text, block.exceptions[outer].text
+    exception, last = block.exceptions[root].line, block.exceptions[outer].line
     body = "\n".join(_RANK_PREFIX.sub("", line, count=1) for line in lines[block.start : block.end])
     return FailureText(
         exception=cleaned(exception).expandtabs(1)[:MAX_EXCEPTION_CHARS],
@@ -265,7 +271,10 @@ class _Reader:
         """Take a line that may be a part of the message of the exception above it."""
         assert self._block is not None
         assert self._ended is not None
-        if not body.strip() or index - self._ended_at > MAX_MESSAGE_LINES:
+        if index - self._ended_at > MAX_MESSAGE_LINES:
+            return
+        self._ended.message.append(body)
+        if not body.strip():
             return
         if self._ended.text.endswith(":"):
             self._ended.text = f"{self._ended.text} {body.strip()}"

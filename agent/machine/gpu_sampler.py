@@ -37,7 +37,7 @@ from agent.wire.machine import (
     ThrottleReason,
     Xid,
 )
-from ddpcore.wire import ENV_JOB_ID
+from ddpcore.wire import ENV_INBOX, ENV_JOB_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +50,13 @@ _MAX_VISIBLE_CHARS = 4096
 
 
 class GpuProcesses:
-    """Reads what is needed of a process; of one that has ended, or is another user's, only the pid is known."""
+    """Reads what is needed of a process; of one that has ended, or is another user's, only the pid is known.
 
-    def __init__(self, proc: str = "/proc") -> None:
+    `inbox` is the mark of this agent's jobs: another agent may have a job of the same name.
+    """
+
+    def __init__(self, inbox: str, proc: str = "/proc") -> None:
+        self._inbox = os.fsencode(inbox)
         self._proc = proc
         self._must_prove = _link(f"{proc}/self/ns/pid") != _INITIAL_PID_NAMESPACE
 
@@ -61,7 +65,8 @@ class GpuProcesses:
         if self._must_prove and not self._has_driver_open(pid):
             return GpuProcess(pid, used_bytes, mig_uuid)
         environ = self._environ(pid)
-        rank = environ.get(b"RANK", b"")
+        is_ours = environ.get(ENV_INBOX.encode()) == self._inbox
+        rank = environ.get(b"RANK", b"") if is_ours else b""
         visible, order = environ.get(b"CUDA_VISIBLE_DEVICES"), environ.get(b"CUDA_DEVICE_ORDER")
         return GpuProcess(
             pid=pid,
@@ -69,7 +74,7 @@ class GpuProcesses:
             mig_uuid=mig_uuid,
             ancestors=self._ancestors(pid),
             inner_pids=self._inner_pids(pid),
-            job_id=_text(environ.get(ENV_JOB_ID.encode(), b""), 256),
+            job_id=_text(environ.get(ENV_JOB_ID.encode(), b""), 256) if is_ours else "",
             rank=int(rank) if rank.isdigit() and len(rank) < 10 else None,
             visible_devices=None if visible is None else _text(visible, _MAX_VISIBLE_CHARS),
             device_order=None if order is None else _text(order, 64),
@@ -177,8 +182,8 @@ class _Gpu(NamedTuple):
 class GpuSampler:
     """GPUs of this machine, from `open` on; lives on the main thread."""
 
-    def __init__(self) -> None:
-        self._processes = GpuProcesses()
+    def __init__(self, inbox: str) -> None:
+        self._processes = GpuProcesses(inbox)
         self._gpus: list[_Gpu] = []
         self._lost: dict[int, GpuCondition] = {}
         self._driver_version = ""
@@ -409,7 +414,7 @@ def _address(handle: Any) -> int:
 def serve(inbox: str) -> int:
     """Send samples until the process ends; returns only where there is nothing to sample."""
     out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    sampler = GpuSampler()
+    sampler = GpuSampler(inbox)
     unavailable = sampler.open()
     if unavailable:
         _send(out, inbox, GpuSample(SAMPLE_VERSION, os.getpid(), unavailable[:1024]))

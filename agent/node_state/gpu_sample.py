@@ -32,7 +32,7 @@ class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     inner_pids: Annotated[list[Count], msgspec.Meta(max_length=MAX_ANCESTORS)] = []
     """Its pids in the namespaces below ours: what a process in a container takes for its own."""
     job_id: Name = ""
-    """This one and the next three are of its environment, where we may read it."""
+    """This one and the next three are of its environment, where we may read it; this and `rank` of our jobs alone."""
     rank: Rank | None = None
     visible_devices: FilePath | None = None
     """CUDA_VISIBLE_DEVICES, None when it is not set."""

@@ -1,8 +1,8 @@
 """Runs py-spy, which reads a Python process's stacks out of its memory, also of one that is stopped or holds its lock.
 
-py-spy is an extra (`rankdeck[stacks]`), looked for where the agent, the job and PATH have their programs. Without
-native frames it reads beside the running process and never stops it, so a process may move under it: then `PySpy` asks
-it again.
+py-spy is an extra (`rankdeck[stacks]`), looked for where the agent, the job, pip's --target and --user, and PATH have
+their programs. Without native frames it reads beside the running process and never stops it, so a process may move
+under it: then `PySpy` asks it again.
 
 `stacks_of_output` turns what py-spy prints into stacks, without side effects. Its figures are read out of another
 process's memory: names and files may be anything, and of any length.
@@ -15,6 +15,7 @@ import contextlib
 import re
 import shutil
 import signal
+import site
 import sys
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def find_py_spy(python: str) -> str | None:
     """Return the path of py-spy, None where it is not installed; `python` is the job's interpreter."""
     job_python = shutil.which(python)
     beside = [Path(one).parent for one in (sys.executable, job_python) if one]
-    return shutil.which("py-spy", path=":".join(map(str, beside))) or shutil.which("py-spy")
+    # Not by the package's own list of files: after --target it has ../../bin/py-spy, which is nowhere (seen, pip 23).
+    of_pip = [Path(one, "bin") for one in (*sys.path, site.getuserbase()) if one]
+    return shutil.which("py-spy", path=":".join(map(str, (*beside, *of_pip)))) or shutil.which("py-spy")
 
 
 class PySpy:

@@ -17,6 +17,9 @@ MAX_CHUNK_BYTES = 65_536
 MAX_TRACEBACK_BYTES = 16_384
 """Bytes of UTF-8: it is in every report, and a node may report 16 failed jobs."""
 
+MAX_MESSAGE_CHARS = 4096
+"""Characters of an exception's message in which its reason is looked for."""
+
 LAUNCHER_RANK = -1
 
 INTERRUPTED = "KeyboardInterrupt"
@@ -32,6 +35,39 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 """Texts of gloo, NCCL, the store and ddpcore in a rank that has lost another, or fails because of it."""
+
+_NCCL_ERROR = re.compile(
+    r"(?P<type>[\w.:]+: )NCCL error(?: in)?: (?:\S+:\d+, )?"
+    r"(?P<what>.+?)(?: \(run with .*?\)| - please .*?)?, NCCL version .*"
+    r"(?:\n(?!nccl|Unknown NCCL)(?P<reason>.+)|\n.*\nLast error:\n(?P<last>.+))?"
+)
+"""A failed call of NCCL: what its code means, then why torch has given up, or NCCL's last error, which may be empty.
+
+Source: torch 2.13, NCCLUtils.hpp and getNcclErrorDetailStr in NCCLUtils.cpp; ncclGetErrorString in NCCL's init.cc.
+"""
+_OUT_OF_MEMORY = re.compile(
+    r"\b(?P<whose>\w+ out of memory)\. Tried to allocate (?P<wanted>[\d.]+ \w+)"
+    r"(?:\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
+    r"(?:.*? (?P<allowed>[\d.]+ \w+) allowed;)?)?"
+)
+"""Source: torch 2.1 to 2.13, c10/cuda/CUDACachingAllocator.cpp; torch 2.1 writes "capacty"."""
+
+
+def exception_line(text: str) -> str:
+    """Return an exception in one line: the first of its message, but of NCCL and of GPU memory what matters."""
+    if nccl := _NCCL_ERROR.match(text[:MAX_MESSAGE_CHARS]):
+        why = nccl["last"] or nccl["reason"]
+        return f"{nccl['type']}NCCL {nccl['what']}" + (f": {why.strip()}" if why else "")
+    line = next(iter(text.splitlines()), "")
+    memory = _OUT_OF_MEMORY.search(line[:MAX_MESSAGE_CHARS])
+    if memory is None:
+        return line
+    if memory["gpu"] is None:
+        return line[: memory.end()]
+    allowed = f", {memory['allowed']} allowed" if memory["allowed"] else ""
+    free = f"{memory['free']} of {memory['total']} free on GPU {memory['gpu']}{allowed}"
+    return f"{line[: memory.start()]}{memory['whose']}: {memory['wanted']} wanted, {free}"
+
 
 LineText = Annotated[str, msgspec.Meta(max_length=4096)]
 ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]

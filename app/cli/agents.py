@@ -52,7 +52,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
     """Start the agent of each host.
 
     In the background, unless it serves already. A HOST is one that SSH reaches, localhost, or a pattern of the
-    inventory, as 'gpu*'; without one it is all of the inventory.
+    inventory, as 'gpu*'; without one it is all of the inventory, and without an inventory this machine.
     """
     if not hosts:
         refuse_relay("up")

@@ -168,10 +168,9 @@ def takes_hosts(
             inventory = relay_inventory(way.host, way.directory, has_no_files=has_no_files)
             if inventory is None:
                 known = Inventory() if has_no_files else load_inventory()
-                is_here = not names and not exclude and not known.hosts
-                if is_here and starts:
+                entries = named_hosts(names, exclude, known)
+                if starts and not names and not known.hosts:
                     print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
-                entries = (HostEntry(THIS_MACHINE),) if is_here else named_hosts(names, exclude, known)
                 command(wanted=wanted._replace(entries=entries), **how)
                 return
             hub = stack.enter_context(through_relay(inventory, way, wanted.named_python, ssh_config))

@@ -72,7 +72,9 @@ def text_of(path: Path, *, is_own: bool = False, hint: str = INIT_HINT) -> str:
 def named_hosts(
     names: Sequence[str], exclude: Sequence[str] = (), inventory: Inventory | None = None
 ) -> tuple[HostEntry, ...]:
-    """Return the named hosts: by patterns of the inventory, or any other host; without a name all of the inventory.
+    """Return the named hosts: by patterns of the inventory, or any other host.
+
+    Without a name they are all of the inventory, and where that names none, this machine.
 
     Args:
         names: Names and patterns, as typed.
@@ -80,11 +82,13 @@ def named_hosts(
         inventory: The inventory; None loads that of this directory.
 
     Raises:
-        UsageError: A name matches no host, or there is no inventory to choose from.
+        UsageError: A name matches no host, or there is no inventory to leave hosts out of.
     """
     inventory = load_inventory() if inventory is None else inventory
-    if not inventory.hosts and (exclude or not names):
+    if not inventory.hosts and exclude:
         raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
+    if not inventory.hosts and not names:
+        return (HostEntry(THIS_MACHINE),)
     if not names:
         return inventory.chosen((), exclude)
     found: dict[str, HostEntry] = {}

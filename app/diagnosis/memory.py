@@ -36,7 +36,7 @@ _OWN_TEXT = re.compile(
 """Out-of-memory messages of torch, Python, C++ and the kernel."""
 _KILLED_CHILD = re.compile(r"\bDataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)")
 """Source: torch/utils/data/_utils/signal_handling.py and dataloader.py."""
-_GPU_TEXT = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
+_GPU_TEXT = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b|\b(HIP|XPU) out of memory\b")
 
 
 def is_out_of_memory(end: ExitReport | None) -> bool:

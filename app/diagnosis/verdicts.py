@@ -6,6 +6,7 @@ contradict each other.
 
 from __future__ import annotations
 
+import re
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT in `init_process_group`: the listener at the store's port, where that is on one of their nodes."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
+    num_members: int = 0
+    """For TRANSPORT in a collective: ranks of its group."""
     is_root_unknown: bool = False
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
@@ -346,7 +349,9 @@ def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Seque
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
-        alike.setdefault((node, end.signal, end.code, end.error, bool(end.oom_kills)), []).append(death)
+        # Each rank names itself first in NCCL's errors.
+        error = re.sub(r"\d+", "", end.error) if " NCCL " in end.error else end.error
+        alike.setdefault((node, end.signal, end.code, error, bool(end.oom_kills)), []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
     return [_ended(evidence, deaths, victims) for deaths in alike.values()]
@@ -366,17 +371,10 @@ def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]
 
 def memory_growth(evidence: Evidence) -> list[Verdict]:
     """Name ranks whose memory comes to a limit within minutes."""
+    mild = Severity.WARNING
     return [
-        name(
-            evidence,
-            Cause.MEMORY_GROWTH,
-            growth.ranks,
-            severity=Severity.WARNING,
-            waiting=(),
-            growth=growth,
-            for_s=growth.report.for_s,
-        )
-        for growth in near_growths(evidence.job, evidence.facts.is_alive)
+        name(evidence, Cause.MEMORY_GROWTH, one.ranks, severity=mild, waiting=(), growth=one, for_s=one.report.for_s)
+        for one in near_growths(evidence.job, evidence.facts.is_alive)
     ]
 
 
@@ -478,6 +476,7 @@ def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
 
 
 def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
+    table = evidence.job.groups.get(wait.group)
     return Verdict(
         cause=Cause.TRANSPORT,
         culprits=(),
@@ -493,6 +492,7 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         waited_s=wait.waited_s,
         place=evidence.place_of(int(wait.waiting[0])),
         num_hosts=len(hosts_of(evidence, wait.waiting)) if is_common(evidence.job, wait) else 0,
+        num_members=0 if table is None else len(table.members),
         is_root_unknown=is_root_unknown(evidence.job, wait),
     )
 

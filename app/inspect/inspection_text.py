@@ -78,7 +78,18 @@ def _mismatch(_job: SeenJob, finding: Finding) -> list[str]:
 
 
 def _same_call(_job: SeenJob, finding: Finding) -> list[str]:
-    return [f"all {_all_waits(finding)}: the network, or arguments that cannot be seen from outside"]
+    (group,) = finding.waiting
+    if len(group) > 1:
+        everybody = "both ranks" if len(group) == 2 else f"all {len(group)} ranks"
+        return [f"{_waits_text(group, everybody)}: the network, or arguments that cannot be seen from outside"]
+    why = "a lock, or another thread, holds it up"
+    if group[0].kind is Kind.JOINS:
+        why = "the store does not answer"
+    elif group[0].kind is Kind.DEVICE:
+        why = "a kernel on it does not end, or runs long"
+    elif group[0].rank.uses_gpu:
+        why = "a kernel on its GPU does not end, or runs long"
+    return [f"{_waits_text(group)}: {why}"]
 
 
 def _not_exiting(_job: SeenJob, finding: Finding) -> list[str]:
@@ -135,14 +146,14 @@ def _at(place: Place | None) -> str:
     return f" at {place_text(place)}" if place is not None else ""
 
 
-def _waits_text(group: Sequence[Standing]) -> str:
-    verb = "waits" if len(group) == 1 else "wait"
+def _waits_text(group: Sequence[Standing], who: str = "") -> str:
+    verb, gpu = ("waits", "its GPU") if len(group) == 1 else ("wait", "their GPUs")
     kind = group[0].kind
     what = f"in {clean_name(group[0].op)}" if group[0].op else ""
-    what = f"for the GPU {what}".rstrip() if kind is Kind.DEVICE else what
+    what = f"for {gpu} {what}".rstrip() if kind is Kind.DEVICE else what
     places = {one.place for one in group}
     where = _at(group[0].place) if len(places) == 1 else ""
-    return f"{ranks_text([one.rank.rank for one in group])} {verb} {what}{where}"
+    return f"{who or ranks_text([one.rank.rank for one in group])} {verb} {what}{where}"
 
 
 def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
@@ -201,7 +212,8 @@ def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> 
     seconds = seconds_text(looks[-1].at_s - looks[0].at_s)
     mark = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING"}.get(finding.severity, "OK")
     where = nodes_text([clean_name(host) for host in hosts])
-    title = f"{clean(job.ranks[0].program, LINE_LIMIT)}, {job.how}: {len(job.ranks)} of {job.size} ranks on {where}"
+    num_ranks = f"{len(job.ranks)} of {job.size} rank{'' if job.size == 1 else 's'}"
+    title = f"{clean(job.ranks[0].program, LINE_LIMIT)}, {job.how}: {num_ranks} on {where}"
     lines = [
         f"{title}, seen from outside {len(looks)} times in {seconds}",
         f"  {mark}  {sentence(job, finding)}",

@@ -12,6 +12,7 @@ import hashlib
 import inspect as sources
 import platform
 import shutil
+import site
 import sys
 import zlib
 from pathlib import Path
@@ -37,7 +38,11 @@ BEGIN_S = 60.0
 SLOWEST_BYTES_HZ = 50_000
 MAX_SEEN_BYTES = 1 << 26
 _RUN = "import sys; exec(compile(sys.argv.pop(1), 'rankdeck inspect', 'exec'))"
-_FIND_SPY = "import platform, shutil; print(platform.system(), platform.machine(), shutil.which('py-spy') or '')"
+_FIND_SPY = """import platform, shutil, site, sys
+
+{}
+print(platform.system(), platform.machine(), py_spy_here())
+"""
 
 
 def own_py_spy() -> str:
@@ -46,10 +51,20 @@ def own_py_spy() -> str:
     Raises:
         SessionError: There is none.
     """
-    path = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
-    if path is None:
+    path = py_spy_here()
+    if not path:
         raise SessionError("py-spy is not installed, which reads the stacks", "pip install py-spy")
     return path
+
+
+def py_spy_here() -> str:
+    """Return the path of py-spy where it runs, here or there; empty where there is none.
+
+    It is looked for where this Python, pip's --target and --user, and PATH have their programs.
+    """
+    of_pip = [f"{one}/bin" for one in (*sys.path, site.getuserbase()) if one]
+    places = ":".join([sys.executable.rpartition("/")[0], *of_pip])
+    return shutil.which("py-spy", path=places) or shutil.which("py-spy") or ""
 
 
 def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float) -> HostSeen:
@@ -101,7 +116,7 @@ def _seen_by(link: AgentLink, there: str, num_looks: int, period_s: float, binar
 
 def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
     """Return the host's py-spy, or the digest of this machine's, and that one's bytes."""
-    system, _, rest = _line(link, _FIND_SPY).partition(" ")
+    system, _, rest = _line(link, _FIND_SPY.format(sources.getsource(py_spy_here))).partition(" ")
     machine, _, there = rest.partition(" ")
     if there:
         return there, b""

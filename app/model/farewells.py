@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire.logs import INTERRUPTED, LOST_PEER
+from agent.wire.logs import INTERRUPTED, LOST_PEER, exception_line
 from agent.wire.reports import ExitReport
 from app.model.job_model import Death, Process
 
@@ -52,6 +52,9 @@ def names_lost_peer(error_text: str) -> bool:
     return LOST_PEER.search(error_text) is not None
 
 
+_line_of = lru_cache(MAX_TEXTS)(exception_line)
+
+
 @lru_cache(MAX_TEXTS)
 def names_time_out(error_text: str) -> bool:
     """Return whether a rank's error reports a wait that timed out."""
@@ -84,7 +87,7 @@ def ends_of(job: JobModel) -> dict[int, Death]:
 
 def _raised(job: JobModel, rank: int) -> str:
     worker = job.worker(rank) if job.has_raised[rank] else None
-    return worker.report.raised if worker is not None and worker.report is not None else ""
+    return _line_of(worker.report.raised) if worker is not None and worker.report is not None else ""
 
 
 def have_lost_peers(job: JobModel) -> set[int]:

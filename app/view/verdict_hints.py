@@ -103,7 +103,9 @@ def _transport_hint(verdict: Verdict) -> str:
     if verdict.seq is None:
         port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
         return f"another program may listen on {port}: see ss -ltnp, or choose another port"
-    return "compare the stacks of these ranks; on GPUs, try NCCL_P2P_DISABLE=1"
+    if verdict.num_members == 1:
+        return "a kernel on its GPU does not end: run with CUDA_LAUNCH_BLOCKING=1, and its stack shows that line"
+    return "compare the stacks of these ranks; if each has a GPU of its own, try NCCL_P2P_DISABLE=1"
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:
@@ -115,6 +117,8 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     logs = f"see the logs of rank {rank}"
     is_known = verdict.exit is not None and verdict.exit.code is not None
     plain = f"it left no traceback: {logs}" if is_known else logs
+    if verdict.exit is not None and "Duplicate GPU detected" in verdict.exit.error:
+        return "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs"
     return {
         None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",

@@ -215,7 +215,7 @@ def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
     name = name if module in {"builtins", "__main__"} else f"{module}.{name}"
     message = str(first).strip()
     head, is_of_worker, inner = message.partition(_WORKER_TRACEBACK)
-    text = f"{name}: {head.splitlines()[0]}" if head else name
+    text = f"{name}: {head}" if head else name
     if is_of_worker and (lines_of_worker := inner.strip().splitlines()):
         text = lines_of_worker[-1]
     text = sendable(text, _MAX_ERROR_CHARS)

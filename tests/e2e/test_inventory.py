@@ -110,7 +110,7 @@ def test_hosts_come_from_the_slurm_allocation_of_the_shell(shell: Shell) -> None
         (("init", "--from", "slurm"), 2, "in no Slurm allocation"),
         (("init", "--include", "tpu*"), 2, "'tpu*' matches no host of the inventory"),
         (("init", "--yes", "--output", "no/where.toml"), 2, "cannot be written: No such file"),
-        (("up",), 2, "there is no inventory to choose hosts from (name a host, or write one: rankdeck init)"),
+        (("up", "--exclude", "a"), 2, "no inventory to choose hosts from (name a host, or write one: rankdeck init)"),
         (("up", "$(reboot)"), 2, "'$(reboot)' is not a host"),
     ],
 )

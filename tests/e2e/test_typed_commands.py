@@ -131,7 +131,7 @@ def test_what_runs_need_not_be_named_and_what_was_ended_is_said(tmp_path: Path) 
         assert "several jobs run on localhost: a, b, c (name one: JOB)" in shell.type("rankdeck stop", codes=(2,))
         assert "job c on localhost: stopped" in shell.type("rankdeck kill c")
         assert shell.type("rankdeck down localhost --kill-jobs").endswith("is down; 2 jobs were ended\n")
-        assert shell.type("rankdeck down localhost", codes=(0,)) == "no agent runs on localhost\n"
+        assert shell.type("rankdeck down", codes=(0,)) == "no agent runs on localhost\n"
 
         shell.type("rankdeck run --detach --name d --nproc-per-node 1 train.py")
         assert "rankdeck: job d, the only one under way" in shell.type("rankdeck stacks")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from agent.wire.digest import decode_frame
 from agent.wire.jobs import JobState
+from agent.wire.logs import exception_line
 from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis, Thresholds
 from app.model.cluster import Cluster
@@ -392,7 +393,8 @@ class SimCluster:
         for rank in self.ranks:
             meeting = rank.meeting
             if rank.failure is not None and rank.end is None and self.now_s >= rank.failure[0]:
-                rank.end = rank.failure[1]
+                code, number, error = rank.failure[1]
+                rank.end = (code, number, exception_line(error))
             if meeting is None or self.now_s - meeting.arrived_s[rank.rank] < self.timeout_s:
                 continue
             if rank.is_stuck or meeting.is_agreed():

@@ -58,6 +58,17 @@ async def test_the_root_cause_and_its_traceback_look_as_before(size: tuple[int, 
         assert_looks_as_before(f"failed-traceback-{size[0]}x{size[1]}", console.lines())
 
 
+async def test_the_line_of_the_exception_stands_out_also_where_it_is_shown_in_other_words() -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has"
+    cause = RootCause(2, "exited with code 1", "torch.OutOfMemoryError: CUDA out of memory: 8.00 GiB", traceback=said)
+    async with desk(failed_source(cause), (80, 24)) as console:
+        await console.press("r")
+        view = console.console.query_one(LogsView)
+        assert view.cause is not None
+        (line,) = view._traceback_lines(view.cause)
+        assert line.segments[-1].style == view.look.palette.critical
+
+
 async def test_a_key_leads_to_the_traceback_from_any_view_and_back_to_the_lines() -> None:
     async with desk(failed_source(), (80, 24)) as console:
         await console.press("2", "r")

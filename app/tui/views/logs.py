@@ -250,8 +250,9 @@ class LogsView(FilteredView):
 
     def _traceback_lines(self, cause: RootCauseRow) -> list[Line]:
         palette, lines = self.look.palette, []
+        kind = cause.exception.partition(": ")[0]
         for text in self._traceback:
-            style = palette.critical if cause.exception and cause.exception in text else palette.ink
+            style = palette.critical if kind and text.lstrip(" |+").startswith(kind) else palette.ink
             lines.append(self.line().put(" ").put(shifted(text, self.side) if self.side else text, style))
         return lines
 

@@ -57,6 +57,10 @@ def test_the_error_file_is_believed_before_what_else_was_printed(tmp_path: Path)
     [
         ({"message": "ValueError: only text\nmore"}, "ValueError: only text"),
         (of_torchelastic("nothing to read", "OSError: x"), "OSError: x"),
+        (
+            {"message": "E: CUDA out of memory. Tried to allocate 1 B. X"},
+            "E: CUDA out of memory. Tried to allocate 1 B",
+        ),
         ("{cut by a full di", "KeyError: 'printed'"),
         ("", "KeyError: 'printed'"),
         ("[" * 100_000, "KeyError: 'printed'"),

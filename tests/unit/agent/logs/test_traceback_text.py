@@ -45,6 +45,15 @@ RICH = """╭────────────── Traceback (most recent c
 ╰───────────────────────────────────────────────────────────────╯
 ValueError: told by rich
 """
+NCCL = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/me/train.py", line 3, in main
+[rank1]:     dist.init_process_group("nccl")
+[rank1]: DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage, NCCL version 2.28.9
+[rank1]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank1]: Last error:
+[rank1]: {}
+[rank1]:[W1126 03:18:50.970109080 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called
+"""
 TEARDOWN = "terminate called without an active exception\nFatal Python error: Aborted\n"
 
 
@@ -187,6 +196,8 @@ def test_who_ends_without_an_exception_names_none(tmp_path: Path, program: str) 
             "train.py:8 in step",
         ),
         (RICH, "ValueError: told by rich", "train.py:12 in <module>"),
+        (NCCL.format("Duplicate GPU"), "DistBackendError: NCCL invalid usage: Duplicate GPU", "train.py:3 in main"),
+        (NCCL.format(""), "DistBackendError: NCCL invalid usage", "train.py:3 in main"),
         (UNCAUGHT + TEARDOWN, "RuntimeError: Connection closed by peer", "train.py:3 in main"),
         (
             UNCAUGHT + UNCAUGHT.replace("[rank1]: ", "").replace("Runtime", "AtExit"),

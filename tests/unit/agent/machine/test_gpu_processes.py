@@ -35,12 +35,13 @@ class FakeProc:
 
 def test_a_rank_in_a_container_is_told_whole(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path, INITIAL)
-    environ = b"RANK=3\0RANKDECK_JOB_ID=gpt\0CUDA_VISIBLE_DEVICES=2,3\0CUDA_DEVICE_ORDER=PCI_BUS_ID\0odd\0"
-    proc.add(900, 800, environ, "NSpid:\t900\t12\t5")
+    ours = b"RANK=3\0RANKDECK_JOB_ID=gpt\0RANKDECK_INBOX=/run/inbox\0"
+    cuda = b"CUDA_VISIBLE_DEVICES=2,3\0CUDA_DEVICE_ORDER=PCI_BUS_ID\0odd\0"
+    proc.add(900, 800, ours + cuda, "NSpid:\t900\t12\t5")
     proc.add(800, 700)
     proc.add(700, 1)
 
-    assert GpuProcesses(str(tmp_path)).describe(900, 5, "MIG-1") == GpuProcess(
+    assert GpuProcesses("/run/inbox", str(tmp_path)).describe(900, 5, "MIG-1") == GpuProcess(
         pid=900,
         used_bytes=5,
         mig_uuid="MIG-1",
@@ -56,13 +57,22 @@ def test_a_rank_in_a_container_is_told_whole(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_is_only_a_pid(tmp_path: Path) -> None:
     FakeProc(tmp_path, INITIAL)
 
-    assert GpuProcesses(str(tmp_path)).describe(900, None, "") == GpuProcess(900)
+    assert GpuProcesses("/run/inbox", str(tmp_path)).describe(900, None, "") == GpuProcess(900)
+
+
+def test_a_rank_of_another_agent_s_job_of_the_same_name_is_none_of_ours(tmp_path: Path) -> None:
+    environ = b"RANK=0\0RANKDECK_JOB_ID=job\0RANKDECK_INBOX=/other/inbox\0CUDA_VISIBLE_DEVICES=1"
+    FakeProc(tmp_path, INITIAL).add(900, 1, environ)
+
+    described = GpuProcesses("/run/inbox", str(tmp_path)).describe(900, None, "")
+
+    assert described == GpuProcess(900, visible_devices="1")
 
 
 def test_a_process_outside_containers_has_no_inner_pids(tmp_path: Path) -> None:
     FakeProc(tmp_path, INITIAL).add(900, 900, b"RANK=x\0", "NSpid:\t900")
 
-    described = GpuProcesses(str(tmp_path)).describe(900, None, "")
+    described = GpuProcesses("", str(tmp_path)).describe(900, None, "")
 
     assert (described.inner_pids, described.rank, described.visible_devices) == ([], None, None)
 
@@ -71,13 +81,13 @@ def test_a_process_outside_containers_has_no_inner_pids(tmp_path: Path) -> None:
 def test_in_a_container_only_a_process_with_the_driver_open_is_believed(
     tmp_path: Path, device: str, *, is_believed: bool
 ) -> None:
-    FakeProc(tmp_path, "pid:[4026532000]").add(12, 1, b"RANK=0\0RANKDECK_JOB_ID=gpt\0", device=device)
+    FakeProc(tmp_path, "pid:[4026532000]").add(12, 1, b"RANK=0\0RANKDECK_INBOX=/i\0", device=device)
 
-    processes = GpuProcesses(str(tmp_path))
+    processes = GpuProcesses("/i", str(tmp_path))
 
     assert (processes.describe(12, None, "").rank == 0) is is_believed
     assert processes.describe(13, None, "") == GpuProcess(13)
 
 
 def test_this_process_has_its_parent_for_an_ancestor() -> None:
-    assert os.getppid() in GpuProcesses().describe(os.getpid(), None, "").ancestors or os.getppid() <= 1
+    assert os.getppid() in GpuProcesses("").describe(os.getpid(), None, "").ancestors or os.getppid() <= 1

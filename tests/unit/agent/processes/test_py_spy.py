@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import site
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -109,15 +110,17 @@ async def test_one_that_does_not_start_is_said(tmp_path: Path) -> None:
         await dumped(str(path))
 
 
-def test_it_is_looked_for_beside_the_agent_then_beside_the_job_then_on_the_path(
+def test_it_is_looked_for_beside_the_agent_and_the_job_then_where_pip_puts_it_then_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [tmp_path / name for name in ("agent", "job", "path")]
+    places = [tmp_path / name for name in ("agent", "job", "target/bin", "user/bin", "path")]
     for place in places:
-        place.mkdir()
+        place.mkdir(parents=True)
         (place / "python").touch(mode=0o700)
         program(place, "")
-    agent, job, path = places
+    agent, job, target, user, path = places
+    monkeypatch.setattr(sys, "path", [*sys.path, str(target.parent)])
+    monkeypatch.setattr(site, "getuserbase", lambda: str(user.parent))
     monkeypatch.setattr(sys, "executable", str(agent / "python"))
     monkeypatch.setenv("PATH", str(path))
     python = str(job / "python")

@@ -25,6 +25,14 @@ def wanted(names: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> HostsW
     return HostsWanted(named_hosts(names, exclude), "", bool(names), names, exclude, "python3", "", "")
 
 
+def test_where_no_inventory_names_a_host_it_is_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "rankdeck.toml").unlink()
+
+    assert wanted().names == ["localhost"]
+    with pytest.raises(UsageError, match="there is no inventory to choose hosts from"):
+        wanted(exclude=("gpu1",))
+
+
 def test_a_job_is_of_the_hosts_that_it_names_unless_others_are_named() -> None:
     assert wanted().narrowed(()).names == ["gpu1", "gpu2", "cpu1"]
     assert wanted().narrowed(("gpu*",)).names == ["gpu1", "gpu2"]

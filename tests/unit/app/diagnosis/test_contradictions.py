@@ -443,8 +443,9 @@ def test_gloo_sends_a_reduction_in_pieces(num_elements: int, dtype: str, num_mem
 
 
 def test_the_network_is_not_suspected_on_one_machine() -> None:
-    for num_nodes, words in ((1, "compare the stacks"), (2, "check the network")):
-        sim = SimCluster(num_nodes=num_nodes, ranks_per_node=3)
+    words_of = {(1, 1): "a kernel on its GPU", (1, 3): "compare the stacks", (2, 3): "check the network"}
+    for (num_nodes, ranks_per_node), words in words_of.items():
+        sim = SimCluster(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
         sim.run_to_step(20)
         sim.cut_network()
         sim.run(15)

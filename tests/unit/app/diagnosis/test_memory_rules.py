@@ -53,6 +53,7 @@ def test_the_kernel_s_hand_is_told_from_others(end: ExitReport | None, is_it: bo
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB", True),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has 64 GiB", True),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", True),
         ("RuntimeError: Cuda failure 2 'out of memory'", True),
         ("RuntimeError: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory", False),

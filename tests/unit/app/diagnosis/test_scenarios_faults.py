@@ -149,6 +149,22 @@ def test_an_exit_code_comes_with_its_error_line() -> None:
     assert sim.verdicts()[0].hint == "the whole traceback is in the logs of rank 1"
 
 
+def test_ranks_on_one_gpu_that_each_name_themselves_first_are_told_together_while_they_fail_and_after() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    for rank, other in ((0, 1), (1, 0)):
+        why = f"Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device 60"
+        error = "DistBackendError: NCCL error in: x.cpp:93, invalid usage, NCCL version 2.28.9\nncclInvalidUsage: This"
+        sim.ranks[rank]._leave((1, None, f"{error}\nLast error:\n{why}"), sim.now_s + 2.0)
+
+    told = set()
+    for _ in range(12):
+        sim.run(0.5)
+        told |= {verdict.text.partition(";")[0] for verdict in sim.verdicts()}
+    error = "DistBackendError: NCCL invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert told == {f"ranks 0-1 on demo-0 {how} after step 19: {error}" for how in ("fail", "exited with code 1")}
+
+
 def test_a_rank_ended_by_sigterm_from_outside_is_named_though_its_launcher_ends_others_so_too() -> None:
     sim = SimCluster()
     sim.kill(1, at_step=40, signal=SIGTERM)

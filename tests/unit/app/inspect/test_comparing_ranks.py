@@ -170,11 +170,8 @@ def test_all_in_one_call_is_nobody_s_fault_and_may_be_a_long_call(seconds: int, 
     finding, text = found(rank(0, WAITS, seconds=seconds), rank(1, WAITS, seconds=seconds))
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.SAME_CALL, severity, [])
-    assert "arguments that cannot be seen from outside" in text
-
-
-def test_one_rank_alone_waits_for_nobody() -> None:
-    assert found(rank(0, WAITS, seconds=30))[0].severity is Severity.WARNING
+    why = "the network, or arguments that cannot be seen from outside"
+    assert text.startswith(f"both ranks wait in all_reduce at train.py:30 in main: {why}")
 
 
 ITEM = [MAIN, MODULE]
@@ -189,7 +186,25 @@ def test_ranks_at_item_wait_for_their_gpus_and_the_one_at_rest_is_named() -> Non
     finding, text = found(on_gpu(0, ITEM), on_gpu(1, at(14), cpu_s=0.0), on_gpu(2, ITEM))
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.CRITICAL, [1])
-    assert text.endswith("ranks 0, 2 wait for the GPU at train.py:30 in main")
+    assert text.endswith("ranks 0, 2 wait for their GPUs at train.py:30 in main")
+
+
+JOINS = inside("_create_c10d_store", "init_process_group")
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (on_gpu(0, ITEM, seconds=30), "waits for its GPU at {}: a kernel on it does not end, or runs long"),
+        (on_gpu(0, BACKWARD, cpu_s=0.0), "waits in backward at {}: a kernel on its GPU does not end, or runs long"),
+        (rank(0, WAITS, seconds=30), "waits in all_reduce at {}: a lock, or another thread, holds it up"),
+        (rank(0, JOINS), "waits in init_process_group at {}: the store does not answer"),
+    ],
+)
+def test_one_rank_alone_waits_for_no_other_rank_and_is_no_alarm(one: SeenRank, text: str) -> None:
+    finding, told = found(one)
+
+    assert (finding.severity, told) == (Severity.WARNING, f"rank 0 {text.format('train.py:30 in main')}")
 
 
 @pytest.mark.parametrize("others", [ITEM, inside("synchronize", file=f"{TORCH}/cuda/__init__.py")])
@@ -200,6 +215,12 @@ def test_healthy_ranks_with_long_steps_stand_at_their_gpus(others: list[SeenFram
 
     finding, _ = found(on_gpu(0, ITEM, seconds=33), on_gpu(1, others, seconds=33))
     assert finding.severity is Severity.CRITICAL
+
+
+def test_many_ranks_at_their_gpus_are_one_subject() -> None:
+    _, text = found(*(on_gpu(number, ITEM) for number in range(4)))
+
+    assert text.startswith("all 4 ranks wait for their GPUs at train.py:30 in main: the network, or arguments")
 
 
 def test_a_rank_at_rest_among_ranks_that_compute_is_told_though_none_waits() -> None:
@@ -239,8 +260,7 @@ def test_ranks_that_train_are_never_an_alarm(how: dict[str, Any]) -> None:
 
 
 def test_a_rank_that_joins_waits_and_one_before_it_is_named() -> None:
-    joins = inside("_create_c10d_store", "init_process_group")
-    finding, text = found(rank(0, joins), rank(1, at(3)))
+    finding, text = found(rank(0, JOINS), rank(1, at(3)))
 
     assert culprits(finding) == [1]
     assert "rank 0 waits in init_process_group" in text
@@ -271,8 +291,7 @@ def test_where_each_waits_for_the_next_all_are_named() -> None:
 
 
 def test_a_rank_that_has_just_started_may_be_late() -> None:
-    joins = inside("_create_c10d_store", "init_process_group")
-    finding, text = found(rank(0, joins), rank(1, at(3), age_s=20.0))
+    finding, text = found(rank(0, JOINS), rank(1, at(3), age_s=20.0))
 
     assert finding.severity is Severity.WARNING
     assert "rank 1 has not come to it, and it has just started" in text

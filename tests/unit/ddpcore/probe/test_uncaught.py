@@ -123,7 +123,7 @@ def test_sigterm_waits_until_the_exception_is_noted(tmp_path: Path, before: str,
 
 
 def test_words_are_those_of_a_traceback_and_bounded() -> None:
-    assert uncaught(ValueError("one\ntwo"), ROOTS).text == "ValueError: one"
+    assert uncaught(ValueError("one\ntwo"), ROOTS).text == "ValueError: one\ntwo", "NCCL's reason is its last line"
     assert uncaught(json.JSONDecodeError("bad", "x", 0), ROOTS).text.startswith("json.decoder.JSONDecodeError: bad")
     message = "Caught it in worker 1.\nOriginal Traceback (most recent call last):\n  File\nKeyError: 'caption'\n"
     assert uncaught(RuntimeError(message), ROOTS).text == "KeyError: 'caption'"

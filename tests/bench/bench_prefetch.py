@@ -56,7 +56,20 @@ def timed_loop(batches: Iterable[Any]) -> float:
 
 
 def row(size_mb: int, cycles: int) -> None:
-    """Print one line: medians over repeats that alternate, so that all meet the same clocks and neighbours."""
+    """Print one line."""
+    ms = medians_ms(size_mb, cycles)
+    columns = " ".join(f"{ms[name]:>7.2f} ms" for name in ("computing", "plain", "one", "two"))
+    print(f"{size_mb:>5} MB {columns} {hidden_frac(ms, 'one'):>8.0%} {hidden_frac(ms, 'two'):>8.0%}")
+
+
+def hidden_frac(ms: dict[str, float], name: str) -> float:
+    """Return the share of the plain copy's cost that a prefetcher saves."""
+    cost = ms["plain"] - ms["computing"]
+    return (ms["plain"] - ms[name]) / cost if cost > 0 else 0.0
+
+
+def medians_ms(size_mb: int, cycles: int) -> dict[str, float]:
+    """Return the milliseconds of a step by each way, of repeats that alternate: all meet the same clocks."""
     parts = 4
     pinned = [
         {"x": [torch.ones(size_mb * (1 << 20) // 4 // parts).pin_memory() for _ in range(parts)]} for _ in range(8)
@@ -72,11 +85,7 @@ def row(size_mb: int, cycles: int) -> None:
             ("two", Prefetcher(batches, "cuda", 2)),
         ):
             times.setdefault(name, []).append(step_ms(source, cycles))
-    ms = {name: statistics.median(found) for name, found in times.items()}
-    cost = ms["plain"] - ms["computing"]
-    hidden = [(ms["plain"] - ms[name]) / cost if cost > 0 else 0.0 for name in ("one", "two")]
-    columns = " ".join(f"{ms[name]:>7.2f} ms" for name in ("computing", "plain", "one", "two"))
-    print(f"{size_mb:>5} MB {columns} {hidden[0]:>8.0%} {hidden[1]:>8.0%}")
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def moved(batches: Iterable[Any]) -> Iterable[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 import pytest
@@ -394,24 +393,3 @@ def wrap_for_a_device_without_a_backend() -> None:
 def test_a_group_that_does_not_serve_the_model_s_device_is_named() -> None:
     for outcome in try_ranks(wrap_for_a_device_without_a_backend, 2, has_group=False):
         assert "'0.weight' is on cpu, but the process group serves only cuda" in outcome.error
-
-
-def synchronise_batchnorm_on_gpu() -> tuple[float, list[int], str]:
-    x = samples().float()
-    alone = Tower().cuda()
-    model = copy.deepcopy(alone)
-    loss_alone = alone(x.cuda()).square().mean()
-    backward(loss_alone)
-    ddp = wrap(model, device="cuda", sync_batchnorm=True)
-    # DDP moves its inputs to the model's device.
-    backward(cast("Tensor", ddp(own_share(x))).square().mean())
-    return largest_error(gradients(ddp), gradients(alone)), cast("Any", ddp).device_ids, type(model.norm).__name__
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_synchronised_batchnorm_makes_gradients_those_of_the_whole_batch() -> None:
-    for error, device_ids, kind in run_ranks(synchronise_batchnorm_on_gpu, 2):
-        assert error < 1e-5
-        assert device_ids == [0]
-        assert kind == "SyncBatchNorm"

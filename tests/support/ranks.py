@@ -132,7 +132,7 @@ class RealRanks:
         }
         if is_watched:
             environment |= {
-                "PYTHONPATH": str(LAUNCH_PLUGIN_DIR),
+                "PYTHONPATH": os.pathsep.join([str(LAUNCH_PLUGIN_DIR), *filter(None, [environment.get("PYTHONPATH")])]),
                 ENV_INBOX: str(self.directory / "inbox.sock"),
                 ENV_REQUEST_DIR: str(self.directory),
                 ENV_LOG_DIR: str(self.directory),

@@ -11,18 +11,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
+from tests.support.gpus import NUM_GPUS, needs_gpu
 from tests.support.warm_ranks import run_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Asked without initialising CUDA in the process that ranks are forked from.
-NUM_GPUS = torch.cuda.device_count() if torch.version.cuda else 0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.ranks,
-    pytest.mark.skipif(not NUM_GPUS, reason="this machine has no NVIDIA GPU, or this torch no CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks, needs_gpu]
 
 NUM_SAMPLES = 256
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddpcore.probe.faults import strike
-from ddpcore.probe.torch_faults import HOARD_BYTES
-from ddpcore.wire import Fault, FaultKind
+from ddpcore.probe.torch_faults import HOARD_BYTES, strike
+from ddpcore.wire import FaultKind
+from tests.support.gpus import needs_gpu
 from tests.support.warm_ranks import run_ranks
 
-# Asked without initialising CUDA in the process that ranks are forked from.
-NUM_GPUS = torch.cuda.device_count() if torch.version.cuda else 0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.ranks,
-    pytest.mark.skipif(not NUM_GPUS, reason="this machine has no NVIDIA GPU, or this torch no CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks, needs_gpu]
 
 
 def run_out_of_gpu_memory() -> str:
     torch.ones(1, device="cuda")
     before_frac = torch.cuda.get_per_process_memory_fraction()
     try:
-        strike(Fault(FaultKind.OOM, 0))
+        strike(FaultKind.OOM)
     except torch.OutOfMemoryError as error:
         assert torch.cuda.get_per_process_memory_fraction() == before_frac
         assert torch.ones(2 * HOARD_BYTES, dtype=torch.uint8, device="cuda")[0] == 1

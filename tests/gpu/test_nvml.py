@@ -15,7 +15,6 @@ import torch
 
 from agent.node_state.gpu_sample import GpuSample, decode_sample
 from agent.wire.machine import GpuCondition
-from ddpcore.probe.gpu import GpuMemory
 from tests.support.nvml_recordings import REPLAY_DIR
 from tests.support.waiting import until
 
@@ -103,8 +102,3 @@ def test_the_recorder_writes_what_the_replay_reads() -> None:
     recorded = json.loads(done.stdout)
     assert recorded["system"]["nvmlDeviceGetCount"] == len(recorded["devices"])
     assert all(device["nvmlDeviceGetUUID"].startswith("GPU-") for device in recorded["devices"])
-
-
-@needs_cuda
-def test_a_process_without_tensors_on_a_gpu_holds_nothing() -> None:
-    assert GpuMemory().look(0.0) == ()

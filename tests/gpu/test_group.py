@@ -14,14 +14,11 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.process_group.open_group import open_process_group
+from tests.support.gpus import NUM_GPUS, needs_gpu
 from tests.support.meeting import FREE, free_port
 from tests.support.warm_ranks import run_ranks, try_ranks
 
-# Asked of nvidia-smi: CUDA must not be initialised in the process that ranks are forked from.
-NUM_GPUS = torch.cuda.device_count() if torch.version.cuda else 0
-needs_gpu = pytest.mark.skipif(not NUM_GPUS, reason="this machine has no NVIDIA GPU, or this torch no CUDA")
-needs_two_gpus = pytest.mark.skipif(NUM_GPUS < 2, reason="this machine has no two NVIDIA GPUs")
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks, needs_gpu]
 
 
 def add_up_on_gpu() -> dict[str, Any]:
@@ -43,7 +40,6 @@ def add_up_on_gpu() -> dict[str, Any]:
     }
 
 
-@needs_gpu
 def test_a_rank_trains_on_its_gpu_and_knows_which_it_is() -> None:
     (told,) = run_ranks(add_up_on_gpu, 1, has_group=False, timeout_s=120)
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
@@ -53,7 +49,7 @@ def test_a_rank_trains_on_its_gpu_and_knows_which_it_is() -> None:
     assert f"GPU-{told['uuid']}" in listed
 
 
-@needs_two_gpus
+@pytest.mark.skipif(NUM_GPUS < 2, reason="this machine has no two NVIDIA GPUs")
 def test_each_rank_has_a_gpu_of_its_own() -> None:
     told = run_ranks(add_up_on_gpu, 2, has_group=False, timeout_s=120)
 
@@ -66,7 +62,6 @@ def share_a_gpu(init_method: str) -> None:
     open_process_group(init_method, join_timeout_s=60)
 
 
-@needs_gpu
 def test_two_ranks_on_one_gpu_are_named_before_nccl_is_started() -> None:
     outcomes = try_ranks(share_a_gpu, 2, f"tcp://127.0.0.1:{free_port()}", env=FREE, has_group=False, timeout_s=120)
 
@@ -74,7 +69,6 @@ def test_two_ranks_on_one_gpu_are_named_before_nccl_is_started() -> None:
         assert "would use one GPU, GPU-" in outcome.error
 
 
-@needs_gpu
 def test_more_ranks_than_gpus_are_refused_before_any_waiting() -> None:
     world_size = NUM_GPUS + 1
     for outcome in try_ranks(add_up_on_gpu, world_size, has_group=False, timeout_s=120):
@@ -91,6 +85,5 @@ def leave_with_a_kernel_running() -> float:
     return time.monotonic() - began_s
 
 
-@needs_gpu
 def test_a_failing_rank_does_not_wait_for_its_gpu_for_ever() -> None:
     assert run_ranks(leave_with_a_kernel_running, 1, has_group=False, timeout_s=120)[0] < 15

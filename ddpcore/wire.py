@@ -63,9 +63,8 @@ FIRST_LABEL = "first: "
 ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
 """Collectives that are over for one member before every member has called them."""
 
-MONITORED_BARRIER = "monitored_barrier"
-NEW_GROUP = "new_group"
-"""Operation of a `PeerCall` that is no call of two ranks: all of the group take part, and no recorder holds it."""
+MONITORED_BARRIER, NEW_GROUP = "monitored_barrier", "new_group"
+"""Operations of a `PeerCall` that are no call of two ranks: all of the group take part, and no recorder holds it."""
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -187,11 +186,11 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     waiting_s: Seconds = 0.0
     """How long `enqueued_seq` has been called and not completed; 0 when it is completed."""
     is_waiting: bool = False
-    """True once the wait has been seen by two samples in a row."""
+    """Two samples in a row have seen the wait."""
     is_queued: bool = False
     """The call that is waited for is behind another one on the GPU, of another group or to one peer."""
     is_behind_work: bool = False
-    """The GPU has not begun the call that is waited for: this rank's own work before it is not over."""
+    """The GPU has not come to the call: work of the rank itself before it is not over."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
     dtypes: Annotated[list[Word], msgspec.Meta(max_length=8)] = []
@@ -265,10 +264,7 @@ class StoreMeeting(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
-
-    The machine's wall clock is the same for all of its ranks, so the agent compares; no time leaves the machine.
-    """
+    """When a rank called the latest collectives of a group, by its machine's clock: its agent compares the ranks."""
 
     group: Name
     seqs: Annotated[list[Count], msgspec.Meta(max_length=64)]
@@ -277,7 +273,7 @@ class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     one_way_seqs: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
     """Those of `seqs` whose calls are of `ONE_WAY_OPS`."""
     on_gpu_us: Annotated[list[int], msgspec.Meta(max_length=64)] = []
-    """Microseconds that the GPU has spent in each of `seqs`, -1 where that is not known; empty where none is."""
+    """Microseconds of the GPU in each of `seqs`, -1 where that is not known; empty where none is."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

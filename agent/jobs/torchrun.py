@@ -136,6 +136,9 @@ def launcher_env(
     env.setdefault("PYTHONFAULTHANDLER", "1")
     if spec.is_probed and not env.get(_RECORDER_ALIAS):
         env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
+    if spec.is_probed:
+        # When a GPU comes to a collective, and how long it waits there: who is late, and whose kernel does not end.
+        env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     # Patience is the agent's: torchrun must not kill earlier than the job's own grace says.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(spec.grace_s) + 5))
     if spec.elastic_min_nodes:

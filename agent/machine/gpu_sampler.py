@@ -294,7 +294,7 @@ class GpuSampler:
     def _figures(self, gpu: _Gpu, migs: list[Any], now_s: float) -> GpuFigures:
         handle = gpu.handle
         busy = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _memory(handle)
         temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
         if memory is None and temperature is None and _ask(pynvml.nvmlDeviceGetName, handle) is None:
             raise _UnusableGpuError(GpuCondition.UNREADABLE)  # every GPU has at least one of them
@@ -397,8 +397,14 @@ def _mig_handles(handle: Any) -> list[Any]:
     return [mig for mig in found if mig is not None]
 
 
+def _memory(device: Any) -> Any:
+    """Return total and used bytes without what the driver keeps for itself (615 MiB of an H200), as nvidia-smi does."""
+    known = _ask(pynvml.nvmlDeviceGetMemoryInfo, device, pynvml.nvmlMemory_v2)
+    return _ask(pynvml.nvmlDeviceGetMemoryInfo, device) if known is None else known
+
+
 def _mig_instance(mig: Any) -> MigInstance:
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, mig)
+    memory = _memory(mig)
     return MigInstance(
         uuid=(_ask(pynvml.nvmlDeviceGetUUID, mig) or "")[:256],
         memory_total_bytes=None if memory is None else _count(memory.total),

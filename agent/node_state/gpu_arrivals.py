@@ -19,7 +19,7 @@ Key = tuple[str, int]
 
 
 class GpuArrivals:
-    """Times of arrival by the machine's clock; the clock of the calls says roughly when, the GPUs by how much apart."""
+    """Times of arrival by the machine's clock: roughly those of the calls, and exactly as far apart as on the GPUs."""
 
     def __init__(self) -> None:
         self._ends_us: dict[Key, int] = {}

@@ -44,7 +44,7 @@ from app.diagnosis.rank_facts import (
     rank_facts,
 )
 from app.diagnosis.slow_ranks import UsualPlace
-from app.diagnosis.standstill import gpus_at_work, not_exiting, standstill
+from app.diagnosis.standstill import complete_waits, gpus_at_work, not_exiting, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
@@ -325,7 +325,7 @@ class _JobDiagnoser:
             late = verdicts.stalled(
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places
             )
-            late = late or verdicts.transport(evidence, lasting)
+            late = late or transport(evidence, lasting)
             late = late or gpus_at_work(evidence, self._known_phases) or standstill(evidence, self._known_phases)
             found += late or self._slow(evidence)
         return found + verdicts.memory_growth(evidence)
@@ -340,8 +340,8 @@ class _JobDiagnoser:
         if longest_s <= BUDDING_S:
             return not_joined(soon)
         late = verdicts.stalled(soon, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places)
-        lasting = [wait for wait in verdicts.complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
-        return late or verdicts.transport(soon, lasting)
+        lasting = [wait for wait in complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
+        return late or transport(soon, lasting)
 
     def _lasting(self, evidence: Evidence) -> list[Wait]:
         """Return the waits that every member has joined for a while.
@@ -349,7 +349,7 @@ class _JobDiagnoser:
         A late rank's report may show it in the call before the others' reports show that they have left it.
         """
         before, self._joined_s = self._joined_s, {}
-        waits = verdicts.complete_waits(evidence)
+        waits = complete_waits(evidence)
         for wait in waits:
             key = (wait.group, wait.seq)
             self._joined_s[key] = before.get(key, evidence.now_s)

@@ -1,4 +1,8 @@
-"""Jobs that stand outside collectives, and processes that do not end although their program is done."""
+"""Hangs in which no rank waits for another one.
+
+Collectives that every member has called and that do not complete, GPUs in work that does not end, jobs that stand
+outside collectives, and processes that do not end although their program is done.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ import numpy as np
 
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import is_in_known_phase
-from app.diagnosis.verdicts import Evidence, Side, Verdict, name, nodes_of
+from app.diagnosis.verdicts import Evidence, Side, Verdict, hosts_of, name, nodes_of
+from app.diagnosis.waits import is_common, is_root_unknown
 from app.model.job_model import PHASE_CODE
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from app.diagnosis.known_phases import KnownPhases
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.waits import Wait
@@ -42,8 +49,7 @@ def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
         return []
     wait = max(evidence.waits, key=lambda wait: wait.waited_s, default=None)
     standing = _standing(evidence)
-    is_excused = facts.is_frozen.any() or _is_excused(evidence, known)
-    if is_excused or len(standing) <= int(is_left.sum()) - len(standing):
+    if facts.is_frozen.any() or _is_excused(evidence, known) or len(standing) <= int(is_left.sum()) - len(standing):
         return []
     has_steps = is_left & ~np.isnan(job.stepped_at_s)
     if has_ended.any():
@@ -62,30 +68,6 @@ def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
     if age_s < limit_s or not _all_stand(evidence, standing) or (wait is not None and wait.waited_s < limit_s):
         return []
     return [_standstill(evidence, age_s, has_steps, (standing, wait))]
-
-
-def gpus_at_work(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
-    """Return the verdict on a job none of whose GPUs comes to its next call for longer than steps take."""
-    job, facts = evidence.job, evidence.facts
-    left = np.flatnonzero(facts.is_alive)
-    if not len(left) or evidence.waits or not facts.is_fresh[left].all() or _is_excused(evidence, known):
-        return []
-    for table in job.groups.values():
-        slots, is_member = table.slots(left)
-        is_current = table.stamp[slots] == job.stamp[left]
-        if not (is_member & is_current & table.is_waiting[slots] & table.is_behind_work[slots]).all():
-            continue
-        for_s = evidence.now_s - float(table.wait_since_s[slots].max())
-        if for_s < max(evidence.thresholds.stall_s, float(np.nanmax(job.step_limit_s[left], initial=0.0))):
-            continue
-        first = int(slots[0])
-        op, label = job.calls[table.code[first]]
-        is_one = len(left) == 1
-        found = name(evidence, Cause.STANDSTILL, left.tolist(), for_s=for_s, step=job.lowest_step())
-        call = {"group": table.name, "seq": int(table.completed[first]) + 1, "op": op, "label": label}
-        culprits = found.culprits if is_one else ()
-        return [msgspec.structs.replace(found, culprits=culprits, is_behind_work=True, **call)]
-    return []
 
 
 def _standing(evidence: Evidence) -> Ranks:
@@ -187,6 +169,71 @@ def _places(evidence: Evidence, standing: Ranks) -> list[Side]:
         if len(sides) > MAX_PLACES:
             break
     return sides
+
+
+def complete_waits(evidence: Evidence) -> list[Wait]:
+    """Return the waits in collectives that every member has called, and none has given up."""
+    closed = [knot.wait for knot in evidence.knots if knot.is_closed and not evidence.job.has_raised.any()]
+    return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
+
+
+def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
+    """Return verdicts on collectives that every member has called and that do not complete for longer than a stall.
+
+    While any rank is missing and its wait is not known, that may be the reason.
+    """
+    waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
+    if any(not np.isin(wait.missing, waiting).all() for wait in evidence.waits if len(wait.missing)) or any(
+        len(knot.roots) for knot in evidence.knots
+    ):
+        return []
+    return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
+
+
+def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
+    table = evidence.job.groups.get(wait.group)
+    return Verdict(
+        cause=Cause.TRANSPORT,
+        culprits=(),
+        waiting=tuple(wait.waiting.tolist()),
+        nodes=nodes_of(evidence, wait.waiting),
+        job=wait.job,
+        attempt=wait.attempt,
+        group=wait.group,
+        seq=wait.seq,
+        called_seq=wait.called_seq,
+        op=wait.op,
+        label=wait.label,
+        waited_s=wait.waited_s,
+        place=evidence.place_of(int(wait.waiting[0])),
+        num_hosts=len(hosts_of(evidence, wait.waiting)) if is_common(evidence.job, wait) else 0,
+        num_members=0 if table is None else len(table.members),
+        is_root_unknown=is_root_unknown(evidence.job, wait),
+    )
+
+
+def gpus_at_work(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
+    """Return the verdict on a job none of whose GPUs comes to its next call for longer than steps take."""
+    job, facts = evidence.job, evidence.facts
+    left = np.flatnonzero(facts.is_alive)
+    if not len(left) or evidence.waits or not facts.is_fresh[left].all() or _is_excused(evidence, known):
+        return []
+    for table in job.groups.values():
+        slots, is_member = table.slots(left)
+        is_current = table.stamp[slots] == job.stamp[left]
+        if not (is_member & is_current & table.is_waiting[slots] & table.is_behind_work[slots]).all():
+            continue
+        for_s = evidence.now_s - float(table.wait_since_s[slots].max())
+        if for_s < max(evidence.thresholds.stall_s, float(np.nanmax(job.step_limit_s[left], initial=0.0))):
+            continue
+        first = int(slots[0])
+        op, label = job.calls[table.code[first]]
+        is_one = len(left) == 1
+        found = name(evidence, Cause.STANDSTILL, left.tolist(), for_s=for_s, step=job.lowest_step())
+        call = {"group": table.name, "seq": int(table.completed[first]) + 1, "op": op, "label": label}
+        culprits = found.culprits if is_one else ()
+        return [msgspec.structs.replace(found, culprits=culprits, is_behind_work=True, **call)]
+    return []
 
 
 def not_exiting(evidence: Evidence) -> list[Verdict]:

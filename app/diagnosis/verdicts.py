@@ -17,7 +17,7 @@ from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
-from app.diagnosis.waits import is_common, is_root_unknown, that_go_on
+from app.diagnosis.waits import that_go_on
 from app.model.job_model import PHASE_CODE
 from ddpcore.wire import FIRST_GROUP, Phase
 
@@ -453,47 +453,6 @@ def input_bound(evidence: Evidence, frac: float, place: Place | None) -> Verdict
         cost_frac=frac,
         place=place,
         step=job.lowest_step(),
-    )
-
-
-def complete_waits(evidence: Evidence) -> list[Wait]:
-    """Return the waits in collectives that every member has called, and none has given up."""
-    closed = [knot.wait for knot in evidence.knots if knot.is_closed and not evidence.job.has_raised.any()]
-    return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
-
-
-def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
-    """Return verdicts on collectives that every member has called and that do not complete for longer than a stall.
-
-    While any rank is missing and its wait is not known, that may be the reason.
-    """
-    waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
-    if any(not np.isin(wait.missing, waiting).all() for wait in evidence.waits if len(wait.missing)) or any(
-        len(knot.roots) for knot in evidence.knots
-    ):
-        return []
-    return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
-
-
-def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
-    table = evidence.job.groups.get(wait.group)
-    return Verdict(
-        cause=Cause.TRANSPORT,
-        culprits=(),
-        waiting=tuple(wait.waiting.tolist()),
-        nodes=nodes_of(evidence, wait.waiting),
-        job=wait.job,
-        attempt=wait.attempt,
-        group=wait.group,
-        seq=wait.seq,
-        called_seq=wait.called_seq,
-        op=wait.op,
-        label=wait.label,
-        waited_s=wait.waited_s,
-        place=evidence.place_of(int(wait.waiting[0])),
-        num_hosts=len(hosts_of(evidence, wait.waiting)) if is_common(evidence.job, wait) else 0,
-        num_members=0 if table is None else len(table.members),
-        is_root_unknown=is_root_unknown(evidence.job, wait),
     )
 
 

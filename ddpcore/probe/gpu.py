@@ -72,6 +72,32 @@ def first_open(entries: Sequence[RecorderEntry]) -> RecorderEntry | None:
     return next((entry for entry in entries if entry.key[0] == NCCL and not entry.is_retired), None)
 
 
+class GpuWaits:
+    """The part of its time that the GPU spends in collectives, as of the last two slow ticks; 0 where none is timed.
+
+    A kernel of NCCL runs from when its GPU comes to the collective until all have: it is how a GPU waits.
+    """
+
+    def __init__(self) -> None:
+        self.frac = 0.0
+        self._since_s: float | None = None
+        self._last_seq: dict[CounterKey, int] = {}
+
+    def learn(self, entries: Sequence[RecorderEntry], now_s: float) -> None:
+        """Take a full dump, and its time; what the ring holds of a group stands for all its collectives since then."""
+        since_s, self._since_s = self._since_s, now_s
+        spent_s = 0.0
+        timed = [entry for entry in entries if entry.on_gpu_us >= 0 and not entry.is_p2p]
+        for key in {entry.key for entry in timed}:
+            before = self._last_seq.get(key, 0)
+            later = {entry.seq: entry.on_gpu_us / 1e6 for entry in timed if entry.key == key and entry.seq > before}
+            if later:
+                self._last_seq[key] = max(later)
+                spent_s += sum(later.values()) / len(later) * (max(later) - before)
+        if since_s is not None and now_s > since_s:
+            self.frac = min(1.0, spent_s / (now_s - since_s))
+
+
 class _Stand(NamedTuple):
     """What a GPU stands in."""
 

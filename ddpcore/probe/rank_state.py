@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpcore.probe.gpu import NCCL, GpuTransfers, first_open, with_batches
+from ddpcore.probe.gpu import NCCL, GpuTransfers, GpuWaits, first_open, with_batches
 from ddpcore.probe.group_track import GroupTrack, operation
 from ddpcore.probe.progress import Standing
 from ddpcore.probe.reporting import SLOW_TICK_S
@@ -114,6 +114,7 @@ class RankState:
         self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
         self._transfers = GpuTransfers()
+        self._gpu_waits = GpuWaits()
         self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
         """Name and ranks of each group in reports, as of the last full dump."""
         self._sample: Sample | None = None
@@ -245,6 +246,7 @@ class RankState:
             if track.group in members or track.group == DEFAULT_GROUP
         }
         if tick != self._dumped_tick:
+            self._gpu_waits.learn(entries, now_s)
             self._dumped_tick = self._tick = tick
             self._arrivals, self._num_arrivals_sent = self._read_arrivals(by_key), 0
             self._step_ends_us = [end.at_us for end in step_ends][-MAX_ARRIVALS:]
@@ -349,9 +351,9 @@ class RankState:
 
     def _count_time(self, state: _State, for_s: float) -> None:
         self._observed_s += for_s
-        if state.is_waiting:
-            self._waited_s += for_s
-            return
+        waited_s = for_s if state.is_waiting else for_s * self._gpu_waits.frac
+        self._waited_s += waited_s
+        for_s -= waited_s
         self._worked_s[state.phase] += for_s
         if state.is_overlapped:
             self._overlapped_s += for_s

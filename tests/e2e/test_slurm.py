@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 START_S = 120.0
 END_S = 60.0
+SAVE_S = 120.0
+"""Seconds for a checkpoint before an end (`JobSpec.save_s`)."""
 RANKDECK = f"{sys.executable} -P -m app"
 ENGINE = """
 import time, torch
@@ -170,7 +172,8 @@ def test_agents_of_other_nodes_end_after_the_first_task_was_killed(cluster: Slur
 
     cluster.run("pkill", "-KILL", "-f", "app run --nproc-per-node", host="h1")
 
-    until(lambda: nothing_is_left(cluster), 2 * END_S, "nothing is left")
+    # Where the ranks have stopped at an agreed step, their launcher waits for the other node's as long as for a save.
+    until(lambda: nothing_is_left(cluster), SAVE_S + END_S, "nothing is left")
     cluster.run("scancel", job_id)
 
 

@@ -392,11 +392,9 @@ class StoryRank(SimRank):
         return now_s if self._gpu is None else WATCHDOG_S * int(now_s / WATCHDOG_S)
 
     def _entries(self) -> list[RecorderEntry]:
-        return [
-            msgspec.structs.replace(entry, **self._progress(entry, operations)) for entry, operations in self._records
-        ]
+        return [msgspec.structs.replace(entry, **self._progress(operations)) for entry, operations in self._records]
 
-    def _progress(self, entry: RecorderEntry, operations: list[Operation]) -> dict[str, Any]:
+    def _progress(self, operations: list[Operation]) -> dict[str, Any]:
         """Return what the recorder has of a call beside what was recorded at first."""
         has_begun = all(self.rank in operation.come_s for operation in operations) and bool(operations)
         known: dict[str, Any] = {"has_begun": has_begun} if self._gpu is not None and self._shape.is_timed else {}

@@ -170,7 +170,7 @@ def test_standings_that_point_nowhere_are_left_out() -> None:
     assert frame.digest is not None
     assert len(heard(frame).standings()[0]) == 1
     for row, call, waiting_s in ((2, 0, 0.0), (0, 1, 0.0), (0, 0, math.inf)):
-        standing = STANDING_RECORD.pack(5, 4, -1, waiting_s, row, call, False, False)
+        standing = STANDING_RECORD.pack(5, 4, -1, waiting_s, row, call, False, False, False)
         assert len(heard(broken(frame, standings=standing)).standings()[0]) == 0
 
 

@@ -521,6 +521,29 @@ def test_what_all_have_called_is_not_over_because_of_the_network_only_where_no_g
     assert causes(found) == (set() if is_before else {(Cause.TRANSPORT, ())})
 
 
+def test_a_gpu_that_has_not_come_to_what_the_others_wait_in_holds_them_up_though_its_rank_has_called_it() -> None:
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 25):
+        watched.now_s += 1.0
+        waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (0, 1, 3)]
+        found = watched.receive(*waiting, watched.tick(2, group_report(5, float(second), is_behind_work=True)))
+    assert causes(found) == {(Cause.STRAGGLER, (2,))}
+    assert (found.verdicts[0].waiting, found.verdicts[0].is_behind_work) == ((0, 1, 3), True)
+
+
+def test_gpus_none_of_which_comes_to_its_next_call_stand_in_work_of_their_own() -> None:
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 15):
+        watched.now_s += 1.0
+        group = group_report(5, float(second), is_behind_work=True)
+        found = watched.receive(*[watched.tick(rank, group) for rank in range(4)])
+        assert bool(found.verdicts) == (second >= 10)
+    assert causes(found) == {(Cause.STANDSTILL, ())}
+    assert (found.verdicts[0].is_behind_work, found.verdicts[0].seq) == (True, 5)
+
+
 def test_a_gpu_that_stands_in_another_groups_call_has_not_come_to_the_one_behind_it() -> None:
     # Rank 3 is late for the pair's call; rank 2 stands in that, and the others wait behind it for both.
     pair: dict[str, Any] = {"group": "pair", "ranks": [2, 3]}

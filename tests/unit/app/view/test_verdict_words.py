@@ -279,6 +279,24 @@ SENTENCES: list[tuple[Verdict, str]] = [
         "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
     ),
     (
+        verdict(Cause.STANDSTILL, culprits=(), waiting=(), for_s=11.0, is_behind_work=True),
+        (
+            "no GPU has come to all_reduce #57 for 11 s: work before it does not end; "
+            "last seen at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.STANDSTILL, waiting=(), for_s=11.0, is_behind_work=True, place=None),
+        "the GPU of rank 2 on demo-1 has not come to all_reduce #57 for 11 s: work before it does not end",
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=Phase.BACKWARD, is_behind_work=True),
+        (
+            "rank 2 on demo-1 holds the others up, its GPU has not come to that call; ranks 0-1, 3 wait for it in "
+            "all_reduce #57 for 1.7 s; rank 2 is in backward at train.py:42 in train_step"
+        ),
+    ),
+    (
         verdict(Cause.STANDSTILL, culprits=(), waiting=(), seq=None, step=60, for_s=11.0, sides=(STANDING,)),
         (
             "no rank has moved for 11 s after step 60, and none waits in a collective; "
@@ -452,6 +470,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MISMATCH, sides=(MEETS, RECEIVES)), None, "calls monitored_barrier as often"),
         (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, group="2"))), None, "the groups in the same order"),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
+        (verdict(Cause.STRAGGLER, is_behind_work=True), None, "CUDA_LAUNCH_BLOCKING=1 to see which kernel"),
         (verdict(Cause.STANDSTILL, waiting=(3,)), None, "rank 3 may hold what the others need"),
         (verdict(Cause.NOT_EXITING), None, "make it a daemon"),
         (verdict(Cause.NOT_EXITING, exit_wait=ExitWait("queue")), None, "cancel_join_thread()"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from ddpcore.probe.flight_recorder import FlightRecorder
+from ddpcore.probe.gpu import with_batches
 from ddpcore.probe.samples import RecorderEntry
 
 # A dump of torch 2.13's gloo recorder, cut to one entry; NCCL's (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp)
@@ -96,6 +98,45 @@ def test_two_recorders_keep_their_groups_apart(monkeypatch: pytest.MonkeyPatch) 
 
     assert dict(both.counters()) == {("gloo", 1): (4, 3), ("nccl", 1): (4, 3)}
     assert {entry.key for entry in both.dump().entries} == {("gloo", 1), ("nccl", 1)}
+
+
+NCCL_DUMPS = json.loads(Path(__file__).with_name("nccl_dumps.json").read_text())
+"""Dumps of torch 2.11's NCCL recorder on one H200, without and with TORCH_NCCL_ENABLE_TIMING: the last five calls."""
+
+
+@pytest.mark.parametrize(
+    ("dump", "retired", "begun", "is_lasting_known"),
+    [
+        # The events show that all is over before the watchdog has retired it.
+        ("plain synchronized", [True] * 5, [None] * 5, False),
+        ("timed synchronized", [True] * 5, [True] * 5, False),
+        ("plain settled", [True] * 5, [None] * 5, False),
+        ("timed settled", [True] * 5, [True] * 5, True),
+        # Two calls behind a kernel that runs for four seconds.
+        ("plain behind_kernel_1s", [True, True, True, False, False], [None] * 5, False),
+        ("timed behind_kernel_1s", [True, True, True, False, False], [True, True, True, False, False], True),
+    ],
+)
+def test_what_is_over_and_what_the_gpu_has_begun_is_read_of_nccls_recorder(
+    monkeypatch: pytest.MonkeyPatch, dump: str, retired: list[bool], begun: list[bool | None], is_lasting_known: bool
+) -> None:
+    entries = recorder(monkeypatch, _dump_nccl_trace_json=lambda *_: json.dumps(NCCL_DUMPS[dump])).dump().entries
+
+    assert [entry.is_retired for entry in entries] == retired
+    assert [entry.has_begun for entry in entries] == begun
+    assert [0 <= entry.on_gpu_us < 1000 for entry in entries if entry.is_retired] == [is_lasting_known] * sum(retired)
+    assert {entry.on_gpu_us for entry in entries if not entry.is_retired} <= {-1}
+
+
+@pytest.mark.parametrize("dump", ["plain p2p", "timed p2p"])
+def test_a_batch_of_nccls_is_one_of_transfers_that_ends_with_its_last_entry(
+    monkeypatch: pytest.MonkeyPatch, dump: str
+) -> None:
+    entries = recorder(monkeypatch, _dump_nccl_trace_json=lambda *_: json.dumps(NCCL_DUMPS[dump])).dump().entries
+
+    assert [entry.op for entry in entries[-3:]] == ["nccl:send 0->0", "nccl:recv 0<-0", "nccl:coalesced"]
+    assert [(entry.is_p2p, entry.is_retired) for entry in entries[-3:]] == [(True, False), (True, False), (False, True)]
+    assert [(entry.is_p2p, entry.is_retired) for entry in with_batches(entries)[-3:]] == [(True, True)] * 3
 
 
 def test_counters_are_asked_for_without_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcore.probe.gpu import NCCL, GpuTransfers, first_open, with_batches
+import pytest
+
+from ddpcore.probe.gpu import NCCL, GpuTransfers, GpuWaits, first_open, with_batches
 from ddpcore.probe.group_track import GroupTrack
 from ddpcore.probe.samples import CounterKey, GroupMembers, RecorderEntry
 from ddpcore.wire import DEFAULT_GROUP, PeerCall, PeerWait
@@ -12,11 +14,22 @@ OTHER: CounterKey = (NCCL, 1)
 MEMBERS = {DEFAULT_GROUP: GroupMembers((0, 1, 2, 3)), "pair": GroupMembers((2, 3))}
 
 
-def call(op: str, seq: int, *, over: bool = False, p2p_seq: int = 0, key: CounterKey = KEY) -> RecorderEntry:
+def call(
+    op: str,
+    seq: int,
+    *,
+    over: bool = False,
+    p2p_seq: int = 0,
+    key: CounterKey = KEY,
+    begun: bool | None = None,
+    on_gpu_us: int = -1,
+) -> RecorderEntry:
     """Return an entry as NCCL's recorder has it."""
     group = DEFAULT_GROUP if key == KEY else "pair"
-    is_p2p = p2p_seq > 0
-    return RecorderEntry(key, group, seq, f"nccl:{op}", ((4,),), is_p2p, over, p2p_seq=p2p_seq)
+    is_p2p = p2p_seq > 0 and op != "coalesced"
+    return RecorderEntry(
+        key, group, seq, f"nccl:{op}", ((4,),), is_p2p, over, p2p_seq=p2p_seq, has_begun=begun, on_gpu_us=on_gpu_us
+    )
 
 
 def stands_in(ring: list[RecorderEntry], latest: list[PeerCall], completed: int = 7) -> PeerWait | None:
@@ -83,6 +96,49 @@ def test_a_call_behind_another_groups_is_told_as_queued() -> None:
         track.learn([ring[at]], (8, 7), (), first)
     told = [track.report("group", [], 101.0) for track in tracks]
     assert [(one.is_waiting, one.is_queued) for one in told] == [(True, False), (True, True)]
+
+
+@pytest.mark.parametrize("begun", [None, True, False])
+def test_a_call_that_its_gpu_has_not_come_to_is_behind_work_of_the_rank_itself(*, begun: bool | None) -> None:
+    ring = [call("all_reduce", 8, begun=begun), call("all_reduce", 9, begun=None if begun is None else False)]
+    track = GroupTrack(is_in_order=True)
+    for now_s in (100.0, 100.2, 100.4):
+        track.observe(9, 7, now_s)
+    track.learn(ring, (9, 7), (), first_open(ring))
+
+    reported = track.report("group", [], 101.0)
+    assert (reported.is_waiting, reported.is_queued, reported.is_behind_work) == (True, False, begun is False)
+    assert track.is_held_up == (begun is not False)
+
+
+def test_a_send_that_its_gpu_has_not_come_to_holds_nobody_up() -> None:
+    ring = with_batches([call("send 2->3", 7, p2p_seq=12), call("coalesced", 7, p2p_seq=12, begun=False)])
+    assert stands_in(ring, [PeerCall("send", 3, number=5)]) is None
+    transfers = GpuTransfers()
+    transfers.learn(ring, {KEY: (12, 7)}, [], MEMBERS, 100.0)
+    assert not transfers.has_open
+
+
+def test_calls_that_come_and_go_count_as_no_wait_though_the_counters_show_them_as_pending() -> None:
+    track = GroupTrack(is_in_order=True)
+    for second in range(1, 20):
+        track.observe(second + 2, second, float(second))
+        assert track.is_pending
+        assert not track.is_held_up
+
+
+def test_the_part_of_its_time_that_a_gpu_is_in_collectives_is_that_of_all_since_the_last_look() -> None:
+    waits = GpuWaits()
+    waits.learn([call("all_reduce", 4, over=True, on_gpu_us=900_000)], 100.0)
+    assert waits.frac == 0.0
+    # The ring holds two of ten.
+    later = [call("all_reduce", seq, over=True, on_gpu_us=20_000) for seq in (4, 13, 14)]
+    waits.learn([*later, call("all_reduce", 15)], 102.0)
+    assert waits.frac == pytest.approx(10 * 0.02 / 2.0)
+    waits.learn(later, 104.0)
+    assert waits.frac == 0.0
+    waits.learn([call("all_reduce", 16, over=True, on_gpu_us=9_000_000)], 105.0)
+    assert waits.frac == 1.0
 
 
 def test_what_a_gpu_waits_in_is_not_known_while_its_calls_end_one_after_another() -> None:

@@ -148,8 +148,9 @@ def test_two_jobs_share_a_node(cluster: SlurmCluster) -> None:
     second = cluster.submit(script, "--nodes=2", "--cpus-per-task=1")
     until_it_trains(cluster, second)
 
-    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", first)
-    assert "job second: running" in cluster.rankdeck("status", "--slurm", second)
+    # Two jobs on the cores of one: a rank may be shown as slow.
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", first, codes=(0, 10))
+    assert "job second: running" in cluster.rankdeck("status", "--slurm", second, codes=(0, 10))
     cluster.run("scancel", first, second)
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 

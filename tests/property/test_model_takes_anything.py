@@ -72,6 +72,7 @@ groups = st.builds(
     waiting_s=seconds,
     is_waiting=st.booleans(),
     is_queued=st.booleans(),
+    is_behind_work=st.booleans(),
     ranks=st.lists(ranks, max_size=4),
     dtypes=st.lists(texts, max_size=2),
     root=st.none() | ranks,
@@ -231,6 +232,7 @@ standing_records = st.builds(
     numbers,
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 history_records = st.builds(
     HISTORY_RECORD.pack,
@@ -298,6 +300,7 @@ plausible_groups = st.builds(
     waiting_s=st.floats(0, 20),
     is_waiting=st.booleans(),
     is_queued=st.booleans(),
+    is_behind_work=st.booleans(),
 )
 
 

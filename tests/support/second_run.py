@@ -115,6 +115,4 @@ def _same_options(config: pytest.Config) -> Sequence[str]:
     options = ["-q", "-p", "no:cacheprovider"]
     if config.inipath is not None:
         options += ["-c", str(config.inipath), "--rootdir", str(config.rootpath)]
-    if config.option.markexpr:
-        options += ["-m", config.option.markexpr]
     return options

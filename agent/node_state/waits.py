@@ -31,7 +31,7 @@ from agent.node_state.gpu_arrivals import GpuArrivals, Key
 from agent.wire.reports import LatenessReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddpcore.wire import RankReport
 
@@ -271,7 +271,8 @@ class Lateness:
         if self._is_compared:
             return
         self._is_compared = True
-        called_us, on_gpu_us = self._by_call("called_us"), self._by_call("on_gpu_us")
+        called_us = _by_call({rank: calls.called_us for rank, calls in self._calls_of.items()})
+        on_gpu_us = _by_call({rank: calls.on_gpu_us for rank, calls in self._calls_of.items()})
         self._gpu_arrivals.place(called_us, on_gpu_us)
         by_group: dict[str, dict[int, dict[int, int]]] = {}
         callers: dict[str, set[int]] = {}
@@ -298,14 +299,6 @@ class Lateness:
             waits = self._waits.setdefault(rank, CallWaits())
             waits.take(calls_of_rank, rank_calls.step_ends_us, rank_calls.overlap_frac)
 
-    def _by_call(self, name: str) -> dict[Key, dict[int, int]]:
-        """Return the figures of all ranks by the call."""
-        by_call: dict[Key, dict[int, int]] = {}
-        for rank, rank_calls in self._calls_of.items():
-            for key, figure in getattr(rank_calls, name).items():
-                by_call.setdefault(key, {})[rank] = figure
-        return by_call
-
     def _count_last(self, group: str, latest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)
         if latest_seq < before:
@@ -323,6 +316,15 @@ class Lateness:
         lead_us = called_us[last] - called_us[second]
         if 0 < lead_us < MAX_LEAD_US:
             self._counts[last].num_last += 1
+
+
+def _by_call(of_ranks: Mapping[int, Mapping[Key, int]]) -> dict[Key, dict[int, int]]:
+    """Return figures of the calls of each rank by the call."""
+    by_call: dict[Key, dict[int, int]] = {}
+    for rank, figures in of_ranks.items():
+        for key, figure in figures.items():
+            by_call.setdefault(key, {})[rank] = figure
+    return by_call
 
 
 def _overlap_frac(report: RankReport) -> float:

@@ -182,8 +182,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For STRAGGLER: whether they are slow in some steps only."""
     slow_factor: float = 1.0
     is_behind_work: bool = False
-    """Whether the culprits have called what the others wait in, and their GPUs are in work of their own before it. For
-    STANDSTILL: whether all ranks' GPUs are."""
+    """For STRAGGLER: whether the culprits have called what the others wait in, and their GPUs are in work of their own
+    before it. For STANDSTILL: whether all ranks' GPUs are."""
     is_blocked: bool = False
     """For SILENT: whether its process is in uninterruptible sleep."""
     child: ChildWait | None = None
@@ -283,7 +283,6 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
         facts["called_seq"] = _last_call(evidence, wait, waiting)
-        facts["is_behind_work"] = evidence.are_behind_work(wait.group, ranks)
         here = tuple(np.intersect1d(wait.waiting, waiting).tolist())
         facts["waiting_here"] = here if len(here) < len(waiting) else ()
     facts |= known
@@ -371,10 +370,17 @@ def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]
 
 def memory_growth(evidence: Evidence) -> list[Verdict]:
     """Name ranks whose memory comes to a limit within minutes."""
-    mild = Severity.WARNING
     return [
-        name(evidence, Cause.MEMORY_GROWTH, one.ranks, severity=mild, waiting=(), growth=one, for_s=one.report.for_s)
-        for one in near_growths(evidence.job, evidence.facts.is_alive)
+        name(
+            evidence,
+            Cause.MEMORY_GROWTH,
+            growth.ranks,
+            severity=Severity.WARNING,
+            waiting=(),
+            growth=growth,
+            for_s=growth.report.for_s,
+        )
+        for growth in near_growths(evidence.job, evidence.facts.is_alive)
     ]
 
 
@@ -420,7 +426,11 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         mild, grave = (Severity.QUIET, Severity.WARNING) if is_meant else (Severity.WARNING, Severity.CRITICAL)
         stood_s = max(places.stood_s(rank, evidence.now_s) for rank in some.tolist())
         is_mild = stood_s < thresholds.stall_s / (1 if is_meant else 2) or bool(is_known[some].all())
-        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=mild if is_mild else grave))
+        is_behind_work = wait is not None and evidence.are_behind_work(wait.group, some)
+        severity = mild if is_mild else grave
+        verdicts.append(
+            name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity, is_behind_work=is_behind_work)
+        )
     return verdicts
 
 

@@ -379,10 +379,11 @@ def _straggler(verdict: Verdict) -> list[str]:
     if verdict.cost_frac is None:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"
         gpu = "its GPU has" if len(verdict.culprits) == 1 else "their GPUs have"
-        on_gpu = f", {gpu} not come to that call" if verdict.is_behind_work else ""
+        on_gpu = f"{gpu} not come to that call" if verdict.is_behind_work else ""
         return [
-            f"{who(verdict)} {holds} the others up{on_gpu}",
+            f"{who(verdict)} {holds} the others up",
             _victims(verdict),
+            on_gpu,
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),
         ]

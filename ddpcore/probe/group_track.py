@@ -108,12 +108,17 @@ class GroupTrack:
         return self._pending_samples >= WAIT_SAMPLES and self._is_unfinished
 
     @property
+    def is_in_call(self) -> bool:
+        """True when the rank waits in the collective itself: it may also wait for work of its GPU before that."""
+        return self.is_waiting and not self._is_behind_work
+
+    @property
     def is_held_up(self) -> bool:
         """True while the rank waits for others.
 
         A GPU's calls are pending nearly always, and known to be over up to 0.1 s late: only one that stands counts.
         """
-        return self.is_waiting and not self._is_behind_work if self._is_in_order else self.is_pending
+        return self.is_in_call if self._is_in_order else self.is_pending
 
     @property
     def _is_unfinished(self) -> bool:
@@ -187,9 +192,9 @@ class GroupTrack:
         self._completed_seq = min(unfinished) - 1 if self._has_unfinished else latest.seq
         # With NCCL, and behind DDP's backward, many calls may follow the one that holds the rank up.
         held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else latest
-        is_on_gpu = self._has_unfinished and self._is_in_order and first is not None
-        self._is_behind_work = is_on_gpu and first is not None and first.has_begun is False
-        self._is_queued = is_on_gpu and held is not first and not self._is_behind_work
+        first = first if self._has_unfinished and self._is_in_order else None
+        self._is_behind_work = first is not None and first.has_begun is False
+        self._is_queued = first is not None and held is not first and not self._is_behind_work
         self._op = operation(held)
         self._sizes = [list(shape[:MAX_DIMS]) for shape in held.sizes[:MAX_SIZES]]
         self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in held.dtypes[:MAX_SIZES]]

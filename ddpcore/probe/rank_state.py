@@ -13,6 +13,7 @@ ProcessGroupGloo and FlightRecorder):
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -373,7 +374,8 @@ class RankState:
             return Phase.BARRIER
         if seen in (Phase.BARRIER, Phase.JOINING):
             return seen
-        if seen is Phase.OTHER and self.is_waiting:
+        is_in_call = any(track.is_in_call for track in self._tracks.values())
+        if seen is Phase.OTHER and is_in_call:
             # Work.wait() has no frame of its own: the program stands at its own line, in a collective.
             return Phase.BARRIER
         if seen is Phase.OTHER and sample.main.peer_wait is not None:
@@ -414,7 +416,7 @@ class RankState:
         latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
         oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
         by_name = {
-            name: sorted((entry for entry in entries if entry.called_us > oldest_us), key=_seq)
+            name: sorted((entry for entry in entries if entry.called_us > oldest_us), key=attrgetter("seq"))
             for name, entries in named.items()
         }
         return [
@@ -453,10 +455,6 @@ class RankState:
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
             ranks=list(barrier.ranks),
         )
-
-
-def _seq(entry: RecorderEntry) -> int:
-    return entry.seq
 
 
 def is_gloo_pending(counters: Counters) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -32,6 +34,14 @@ def test_every_rank_of_every_story_has_something_to_do(story: Story) -> None:
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_story_is_played_the_same_way_twice(seed: int) -> None:
     assert play(story_of(seed)) == play(story_of(seed))
+
+
+@pytest.mark.parametrize(("is_timed", "said"), [(True, "straggler [0] 0#118"), (False, "transport [] 0#118")])
+def test_whose_kernel_does_not_end_is_known_by_nccls_times_alone(*, is_timed: bool, said: str) -> None:
+    story = story_of(42)
+    assert story.faults[0].kind is Kind.KERNEL
+    (verdict,) = play(replace(story, shape=replace(story.shape, is_timed=is_timed))).said
+    assert said in verdict
 
 
 def test_a_failing_story_is_shrunk_and_written_as_it_is_read() -> None:

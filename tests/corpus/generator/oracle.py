@@ -92,7 +92,8 @@ CAUSES: dict[Kind, frozenset[Cause]] = {
     Kind.HOST: frozenset({Cause.NODE_LOST}),
     Kind.AGENT: frozenset({Cause.NODE_LOST}),
     Kind.LINK: frozenset({Cause.TRANSPORT}),
-    Kind.KERNEL: STANDING | {Cause.TRANSPORT},
+    # Without NCCL's times all have called what does not complete, or wait for each other's sends.
+    Kind.KERNEL: frozenset({Cause.STRAGGLER, Cause.TRANSPORT, Cause.MISMATCH}),
     Kind.ABSENT: frozenset({Cause.NOT_JOINED}),
     Kind.ALL_STAND: STANDING,
     **{kind: frozenset({Cause.STRAGGLER}) for kind in SLOWNESS},
@@ -156,7 +157,6 @@ def truth_of(story: Story, fault: Fault) -> Truth:
     elif fault.kind is Kind.LINK:
         culprits, guilty = {frozenset()}, frozenset()
     elif fault.kind is Kind.KERNEL and not shape.is_timed:
-        # All have called what does not complete: whose GPU has not come to it is in no recorder.
         culprits = {struck, frozenset()}
     elif fault.kind is Kind.SLOW_IN_TURNS:
         culprits = {struck, *(frozenset({rank}) for rank in struck)}

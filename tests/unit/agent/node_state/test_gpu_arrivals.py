@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from agent.node_state.gpu_arrivals import GpuArrivals, Key
-from agent.node_state.waits import Lateness
-from ddpcore.wire import WIRE_VERSION, ArrivalsReport, Phase, RankReport
 
 
 def placed(calls: dict[Key, dict[int, int]], lasted: dict[Key, dict[int, int]]) -> dict[Key, dict[int, int]]:
@@ -61,35 +58,3 @@ def test_no_gpu_comes_to_a_call_before_the_one_before_it_is_over(given_calls: li
         assert len(ends) == 1
         assert min(by_rank.values()) >= end_us
         end_us = ends.pop()
-
-
-@pytest.mark.parametrize("is_timed", [False, True])
-def test_a_slow_gpu_is_late_though_all_threads_call_at_one_time(*, is_timed: bool) -> None:
-    lateness = Lateness()
-    for tick in range(1, 9):
-        for rank in range(4):
-            seqs = [*range(10 * tick, 10 * tick + 10)]
-            called_us = [1_000_000_000 + 100_000 * seq + rank for seq in seqs]
-            on_gpu_us = [100 if rank == 2 else 30_000 for _ in seqs] if is_timed else []
-            lateness.take(
-                RankReport(
-                    wire_version=WIRE_VERSION,
-                    rank=rank,
-                    local_rank=rank,
-                    world_size=4,
-                    pid=100 + rank,
-                    job_id="train",
-                    attempt=0,
-                    report_seq=1,
-                    phase=Phase.BACKWARD,
-                    tick=tick,
-                    arrivals=[ArrivalsReport("0", seqs, called_us, on_gpu_us=on_gpu_us)],
-                )
-            )
-    last = {rank: found.num_last for rank in range(4) if (found := lateness.of(rank)) is not None}
-    waited = {rank: found.waited_s / found.spanned_s for rank in range(4) if (found := lateness.of(rank)) is not None}
-    if is_timed:
-        assert [rank for rank, num in last.items() if num] == [2]
-        assert waited == pytest.approx({0: 0.299, 1: 0.299, 2: 0.0, 3: 0.299}, abs=0.01)
-    else:
-        assert max(waited.values()) < 0.001

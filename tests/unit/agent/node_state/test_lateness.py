@@ -9,7 +9,7 @@ from agent.node_state.waits import Lateness
 from ddpcore.wire import WIRE_VERSION, ArrivalsReport, Phase, RankReport
 
 
-def report(rank: int, tick: int, **called_us: dict[int, int]) -> RankReport:
+def report(rank: int, tick: int, on_gpu_us: dict[int, int] | None = None, **called_us: dict[int, int]) -> RankReport:
     return RankReport(
         wire_version=WIRE_VERSION,
         rank=rank,
@@ -21,7 +21,10 @@ def report(rank: int, tick: int, **called_us: dict[int, int]) -> RankReport:
         report_seq=1,
         phase=Phase.BACKWARD,
         tick=tick,
-        arrivals=[ArrivalsReport(group[1:], [*calls], [*calls.values()]) for group, calls in called_us.items()],
+        arrivals=[
+            ArrivalsReport(group[1:], [*calls], [*calls.values()], on_gpu_us=[*(on_gpu_us or {}).values()])
+            for group, calls in called_us.items()
+        ],
     )
 
 
@@ -164,3 +167,21 @@ def test_a_rank_that_passes_a_broadcast_waits_in_the_next_collective_alone() -> 
     found = lateness.of(0)
     assert found is not None
     assert found.waited_s == pytest.approx(0.06 / 0.2 * found.spanned_s, rel=0.1)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_a_slow_gpu_is_late_though_all_threads_call_at_one_time(*, is_timed: bool) -> None:
+    lateness = Lateness()
+    for tick in range(1, 9):
+        for rank in range(4):
+            called_us = {seq: 1_000_000_000 + 100_000 * seq + rank for seq in range(10 * tick, 10 * tick + 10)}
+            on_gpu_us = dict.fromkeys(called_us, 100 if rank == 2 else 30_000) if is_timed else None
+            lateness.take(report(rank, tick, on_gpu_us, g0=called_us))
+
+    found = [one for rank in range(4) if (one := lateness.of(rank)) is not None]
+    waited = [one.waited_s / one.spanned_s for one in found]
+    if is_timed:
+        assert [one.num_last > 0 for one in found] == [False, False, True, False]
+        assert waited == pytest.approx([0.299, 0.299, 0.0, 0.299], abs=0.01)
+    else:
+        assert max(waited) < 0.001

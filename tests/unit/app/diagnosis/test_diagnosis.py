@@ -521,25 +521,32 @@ def test_what_all_have_called_is_not_over_because_of_the_network_only_where_no_g
     assert causes(found) == (set() if is_before else {(Cause.TRANSPORT, ())})
 
 
-def test_a_gpu_that_has_not_come_to_what_the_others_wait_in_holds_them_up_though_its_rank_has_called_it() -> None:
+@pytest.mark.parametrize(
+    ("process", "cause"), [(ProcessState.RUNNING, Cause.STRAGGLER), (ProcessState.FROZEN, Cause.FROZEN)]
+)
+def test_a_gpu_that_has_not_come_to_what_the_others_wait_in_holds_them_up_though_its_rank_has_called_it(
+    process: ProcessState, cause: Cause
+) -> None:
     watched = Watched()
     found = watched.look()
     for second in range(1, 25):
         watched.now_s += 1.0
         waiting = [watched.tick(rank, group_report(5, float(second))) for rank in (0, 1, 3)]
-        found = watched.receive(*waiting, watched.tick(2, group_report(5, float(second), is_behind_work=True)))
-    assert causes(found) == {(Cause.STRAGGLER, (2,))}
-    assert (found.verdicts[0].waiting, found.verdicts[0].is_behind_work) == ((0, 1, 3), True)
+        late = watched.tick(2, group_report(5, float(second), is_behind_work=True))
+        found = watched.receive(*waiting, worker_report(2, late.report, process=process, process_s=float(second)))
+    assert causes(found) == {(cause, (2,))}
+    assert (found.verdicts[0].waiting, found.verdicts[0].is_behind_work) == ((0, 1, 3), cause is Cause.STRAGGLER)
 
 
-def test_gpus_none_of_which_comes_to_its_next_call_stand_in_work_of_their_own() -> None:
+@pytest.mark.parametrize(("step_limit_s", "at_s"), [(0.0, 10), (300.0, 300)])
+def test_gpus_none_of_which_comes_to_its_next_call_stand_in_work_of_their_own(step_limit_s: float, at_s: int) -> None:
     watched = Watched()
     found = watched.look()
-    for second in range(1, 15):
+    for second in range(1, at_s + 2):
         watched.now_s += 1.0
         group = group_report(5, float(second), is_behind_work=True)
-        found = watched.receive(*[watched.tick(rank, group) for rank in range(4)])
-        assert bool(found.verdicts) == (second >= 10)
+        found = watched.receive(*[watched.tick(rank, group, step_limit_s=step_limit_s) for rank in range(4)])
+        assert bool(found.verdicts) == (second >= at_s)
     assert causes(found) == {(Cause.STANDSTILL, ())}
     assert (found.verdicts[0].is_behind_work, found.verdicts[0].seq) == (True, 5)
 

@@ -292,8 +292,8 @@ SENTENCES: list[tuple[Verdict, str]] = [
     (
         verdict(Cause.STRAGGLER, phase=Phase.BACKWARD, is_behind_work=True),
         (
-            "rank 2 on demo-1 holds the others up, its GPU has not come to that call; ranks 0-1, 3 wait for it in "
-            "all_reduce #57 for 1.7 s; rank 2 is in backward at train.py:42 in train_step"
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; its GPU has "
+            "not come to that call; rank 2 is in backward at train.py:42 in train_step"
         ),
     ),
     (

@@ -39,6 +39,8 @@ def entry(
     op: str = "gloo:all_reduce",
     is_p2p: bool = False,
     called_us: int = 0,
+    has_begun: bool | None = None,
+    on_gpu_us: int = -1,
 ) -> RecorderEntry:
     return RecorderEntry(
         key=key,
@@ -49,6 +51,8 @@ def entry(
         is_p2p=is_p2p,
         is_retired=retired,
         called_us=called_us,
+        has_begun=has_begun,
+        on_gpu_us=on_gpu_us,
     )
 
 
@@ -604,3 +608,33 @@ def test_sends_and_receives_in_the_recorder_are_open_until_they_or_their_batch_a
     transfers = [entry(8, key=NCCL, op=op, retired=retired, is_p2p=True) for op, retired in calls]
     rank.learn([entry(8, key=NCCL), *transfers], {NCCL: (8, 8)})
     assert rank.report().has_open_transfers == is_open
+
+
+@pytest.mark.parametrize(("on_gpu_us", "waited_frac"), [(-1, 0.0), (5_000, 0.05), (50_000, 0.5)])
+def test_with_nccl_a_rank_waits_as_long_as_its_gpu_is_in_calls_though_one_is_always_pending(
+    rank: Rank, on_gpu_us: int, waited_frac: float
+) -> None:
+    for seq in range(1, 400):
+        counters = {NCCL: (seq + 1, seq)}
+        rank.see(counters)
+        if rank.wants_dump():
+            ring = [entry(one, key=NCCL, on_gpu_us=on_gpu_us) for one in range(max(1, seq - 63), seq + 1)]
+            rank.learn([*ring, entry(seq + 1, key=NCCL, retired=False)], counters)
+
+    found = rank.report()
+    assert found.waited_s / found.observed_s == pytest.approx(waited_frac, abs=0.05)
+
+
+@pytest.mark.parametrize(("has_begun", "phase"), [(None, Phase.BARRIER), (True, Phase.BARRIER), (False, Phase.OTHER)])
+def test_a_rank_whose_gpu_is_in_work_before_a_call_is_not_in_that_call(
+    rank: Rank, has_begun: bool | None, phase: Phase
+) -> None:
+    for _ in range(3):
+        rank.see({NCCL: (8, 7)})
+    rank.learn([entry(7, key=NCCL), entry(8, key=NCCL, retired=False, has_begun=has_begun)], {NCCL: (8, 7)})
+    before_s = rank.report().waited_s
+    for _ in range(10):
+        rank.see({NCCL: (8, 7)})
+
+    found = rank.report()
+    assert (found.phase, found.waited_s > before_s) == (phase, has_begun is not False)

@@ -1,10 +1,10 @@
 """Which of the long tests a run takes: by default none of those marked slow, chaos or reported.
 
 `pytest -m "slow or chaos"` runs all of these two kinds, `-m fault` every fault of the fault matrix, and a test that is
-named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a tenth of the
-slow and chaos tests runs with the rest, another one for another commit, and besides it all that test code which the
-commit changes (RANKDECK_CHANGED_FILES).
-A tenth, since a fifth would take three of the eight minutes that `.ci/run` may take on two cores.
+named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a twentieth of
+the slow and chaos tests runs with the rest, another one for another commit, and besides it all that test code which
+the commit changes (RANKDECK_CHANGED_FILES).
+A twentieth, since a tenth takes more than three of the eight minutes that `.ci/run` may take on two cores.
 
 `long_tests.txt` names more slow tests: of the tests of a file that each took longer than `LONG_S` in a whole run all
 but the shortest. `python -m tests.support.long_tests build/test-durations.txt` adds those of another run.
@@ -35,48 +35,74 @@ LONG = frozenset({"slow", "chaos", "reported"})
 """Marks of tests that do not run unless `-m` names the mark."""
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
-NUM_SHARES = 10
-LONG_S = 5.0
+NUM_SHARES = 20
+LONG_S = 1.5
 """Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")
 CODE_OF_TESTS = {
     "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/chaos/test_checkpoint_": ("ddpcore/checkpoint/",),
     "tests/chaos/test_rank_kills": ("ddpcore/process_group/", "ddpcore/barriers/"),
-    "tests/corpus/test_inspected": ("app/inspect/",),
     "tests/corpus/": ("app/diagnosis/", "ddpcore/probe/", "agent/node_state/"),
+    "tests/corpus/test_inspected": ("app/inspect/",),
+    "tests/e2e/": ("app/ssh/", "app/session/", "app/cli/"),
     "tests/e2e/test_console_in_tmux": ("app/tui/console.py", "app/cli/presenting.py", "app/cli/run.py"),
     "tests/e2e/test_demo_": ("app/session/", "app/cli/headless.py", "app/cli/run.py"),
     "tests/e2e/test_doctor": ("app/preflight/", "agent/doctor/"),
     "tests/e2e/test_install": ("app/install/",),
     "tests/e2e/test_relay": ("agent/relay/",),
     "tests/e2e/test_slurm": ("app/slurm/", "agent/wire/slurm.py", "agent/serve.py"),
-    "tests/e2e/": ("app/ssh/", "app/session/", "app/cli/"),
     "tests/fault/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/fault/test_console_": ("app/session/", "app/fleet/", "app/ssh/"),
     "tests/fault/test_serve": ("app/web/",),
     "tests/integration/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
+    "tests/integration/test_agents_": ("agent/serve.py", "agent/relay/", "app/session/"),
+    "tests/integration/test_agreed_": ("ddpcore/engine",),
     "tests/integration/test_best_": ("ddpcore/checkpoint/",),
+    "tests/integration/test_bytegpt": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_checkpoint_": ("ddpcore/checkpoint/",),
+    "tests/integration/test_closing": ("ddpcore/process_group/",),
+    "tests/integration/test_collecting": ("ddpcore/collecting.py", "ddpcore/samplers/"),
+    "tests/integration/test_compiled_": ("ddpcore/parallel/",),
     "tests/integration/test_console_": ("app/session/",),
     "tests/integration/test_elastic_": ("agent/jobs/",),
     "tests/integration/test_engine": ("ddpcore/engine",),
     "tests/integration/test_examples": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_faults_": ("ddpcore/probe/faults",),
+    "tests/integration/test_first_": ("ddpcore/barriers/",),
+    "tests/integration/test_fleet": ("app/fleet/", "agent/jobs/"),
+    "tests/integration/test_full_disk_": ("agent/logs/",),
     "tests/integration/test_fully_": ("ddpcore/parallel/", "ddpcore/checkpoint/"),
+    "tests/integration/test_gates_": ("ddpcore/barriers/",),
+    "tests/integration/test_gpu_": ("agent/machine/",),
+    "tests/integration/test_host_doctor": ("app/preflight/", "agent/doctor/"),
     "tests/integration/test_host_link": ("app/fleet/", "app/ssh/"),
+    "tests/integration/test_host_questions": ("app/session/", "app/ssh/"),
     "tests/integration/test_inspecting_": ("app/inspect/",),
+    "tests/integration/test_install": ("app/install/",),
+    "tests/integration/test_loader_": ("ddpcore/engine",),
+    "tests/integration/test_local_": ("app/fleet/", "app/session/"),
     "tests/integration/test_loop_": ("ddpcore/engine",),
     "tests/integration/test_moved_": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_opening": ("ddpcore/process_group/",),
-    "tests/integration/test_stacks_": ("app/stacks/", "agent/processes/", "ddpcore/probe/stack"),
-    "tests/integration/test_unmodified_": ("ddpcore/launch_plugin/", "ddpcore/probe/"),
+    "tests/integration/test_prepared_": ("agent/jobs/",),
+    "tests/integration/test_probe_": ("ddpcore/probe/",),
     "tests/integration/test_relay": ("agent/relay/", "app/fleet/"),
+    "tests/integration/test_root_": ("agent/logs/", "agent/jobs/"),
     "tests/integration/test_ssh": ("app/ssh/",),
+    "tests/integration/test_stack_": ("app/stacks/", "agent/processes/"),
+    "tests/integration/test_stacks_": ("app/stacks/", "agent/processes/", "ddpcore/probe/stack"),
+    "tests/integration/test_torch_": ("ddpcore/probe/torch_faults", "ddpcore/probe/faults"),
+    "tests/integration/test_types_": ("ddpcore/__init__.py", "ddpcore/samplers/", "ddpcore/engine/engine.py"),
+    "tests/integration/test_unmodified_": ("ddpcore/launch_plugin/", "ddpcore/probe/"),
+    "tests/integration/test_web_": ("app/web/",),
+    "tests/integration/test_weighted_": ("ddpcore/parallel/", "ddpcore/examples/"),
     "tests/property/": ("app/diagnosis/", "ddpcore/probe/"),
     "tests/tui/": ("app/tui/", "app/view/view.py", "app/view/", "app/view/rows.py"),
-    "tests/unit/app/diagnosis/": ("app/diagnosis/", "app/model/", "agent/node_state/", "ddpcore/probe/"),
     "tests/unit/app/": ("app/diagnosis/", "app/recording/history.py", "app/recording/"),
+    "tests/unit/app/diagnosis/": ("app/diagnosis/", "app/model/", "agent/node_state/", "ddpcore/probe/"),
+    "tests/unit/ddpcore/checkpoint/": ("ddpcore/checkpoint/",),
+    "tests/unit/ddpcore/samplers/": ("ddpcore/samplers/",),
 }
 """Beginnings of tests' names, and of the files that they test the most: the longest that fits counts."""
 
@@ -89,7 +115,7 @@ class Share:
     changed_files: tuple[str, ...]
 
     def takes(self, nodeid: str) -> bool:
-        """Whether this test is of the commit's tenth, or tests what it changes, or is itself changed."""
+        """Whether this test is of the commit's share, or tests what it changes, or is itself changed."""
         if zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
             return True
         return any(file.startswith(_watched_by(nodeid)) for file in self.changed_files)

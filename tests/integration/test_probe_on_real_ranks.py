@@ -237,6 +237,8 @@ def test_a_barrier_that_times_out_names_the_missing_and_the_next_one_holds(named
 
 
 def test_marks_of_the_program_are_reported(named_barriers: RealRanks) -> None:
+    open_gates(named_barriers, NAMED_BARRIERS, "arrive")
+
     reports = named_barriers.wait_until(
         lambda reports: all(report.phase is Phase.CHECKPOINT for report in reports.values()), "the checkpoint's mark"
     )

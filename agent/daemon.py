@@ -34,7 +34,7 @@ from agent.transport.control_lease import ControlLease
 from agent.transport.history import PastFrames
 from agent.transport.inbox import Inbox
 from agent.transport.subscribers import NodeReports
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET
+from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET
 from agent.wire.commands import (
     Abort,
     Accepted,
@@ -67,6 +67,7 @@ from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
 from agent.wire.relay import MAX_UNPACKED_BYTES, pack
 from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
 from agent.wire.stacks import GetStacks
+from ddpcore.wire_launch import INBOX_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,6 +146,8 @@ class Daemon:
         self._ends_with_jobs = why
         for status in self._jobs.statuses(time.monotonic()):
             can_agree = self._state.can_agree_to_stop(status.job_id)
+            if status.is_adopted and not can_agree:
+                continue  # its launcher hears of the end itself
             self._jobs.command(status.job_id, StopReceived(is_agreed=True, can_agree=can_agree))
         return True
 
@@ -314,8 +317,9 @@ class Daemon:
         self._publish_soon()
         return Accepted()
 
-    def _on_rank_report(self, report: RankReport) -> None:
-        self._state.apply(RankReported(report), time.monotonic())
+    def _on_rank_report(self, report: RankReport, pid: int) -> None:
+        taken = self._jobs.adopted.take(report, pid) if report.is_adopted else report
+        self._state.apply(RankReported(report if taken is None else taken), time.monotonic())
         if self._state.has_news:
             self._publish_soon(NEWS_GAP_S)
 

@@ -27,13 +27,12 @@ from agent.errors import AgentRunningError, StateDirError
 from agent.files import is_locked, try_lock
 from agent.processes.shim import write_record
 from agent.transport.control_lease import Holder
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET
-from agent.wire.slurm import slurm_step
+from agent.wire.codec import CONTROL_SOCKET, REPORTS_SOCKET
+from ddpcore.wire_launch import INBOX_SOCKET, SLURM_INFIX, agent_directories
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SLURM_INFIX = "-slurm-"
 KEPT_SLURM_DIRS = 8
 LOCK_FILE = "agent.lock"
 MAX_PID_BYTES = 20
@@ -105,31 +104,21 @@ def take_lock(path: Path, in_use: str) -> int:
 
 
 def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
-    """Return where an agent of this user lives on this host: a home that hosts share has a directory for each.
-
-    An agent in a step of a Slurm job has one for that job, so that two jobs may share a host.
+    """Return where an agent of this user lives on this host, by the rule of `ddpcore.wire_launch`.
 
     Its sockets lie there too, not in $XDG_RUNTIME_DIR: logind removes that at logout unless the user lingers, and an
     SSH session without PAM has none. Source: pam_systemd(8).
 
-    Raises StateDirError if there is no such place, or its name is too long for a socket. Source: XDG Base Directory
-    Specification 0.8 (a path that is not absolute is ignored).
+    Raises StateDirError if there is no such place, or its name is too long for a socket.
     """
     if not hostname or hostname.startswith(".") or "/" in hostname:
         raise StateDirError(f"the host name {hostname!r} is not fit for a directory: give --dir")
-    step = slurm_step(environ)
-    name = f"{hostname}{SLURM_INFIX}{step.job_id}" if step else hostname
-    state_home = environ.get("XDG_STATE_HOME", "")
-    home = environ.get("HOME", "")
-    if state_home.startswith("/"):
-        directory = Path(state_home, "rankdeck", name)
-    elif home.startswith("/"):
-        directory = Path(home, ".local", "state", "rankdeck", name)
-    else:
+    directories = agent_directories(environ, hostname)
+    if not directories:
         raise StateDirError("neither XDG_STATE_HOME nor HOME is an absolute path: give --dir")
     for name in SOCKETS:
-        check_socket_path(directory / name)
-    return directory
+        check_socket_path(directories[0] / name)
+    return directories[0]
 
 
 def remove_old_slurm_dirs(own: Path) -> None:

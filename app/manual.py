@@ -10,6 +10,7 @@ TOPICS = (
     "relay",
     "slurm",
     "launchers",
+    "exec",
     "doctor",
     "verdicts",
     "evidence",

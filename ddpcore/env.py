@@ -64,6 +64,8 @@ class ProbeEnv(msgspec.Struct, frozen=True):
     probed_pid: int | None
     """The process of this rank that has loaded the probe first."""
     faults: tuple[Fault, ...]
+    is_adopted: bool = False
+    """No agent has launched this rank: the one of its host takes it in when it reports."""
 
 
 def parse_torchrun(environ: Mapping[str, str]) -> TorchrunEnv:
@@ -103,10 +105,10 @@ def parse_probe(environ: Mapping[str, str]) -> ProbeEnv | None:
         inbox=inbox,
         request_dir=environ.get(ENV_REQUEST_DIR, ""),
         job_id=environ.get(ENV_JOB_ID, ""),
-        attempt=_optional_int(environ, ENV_ATTEMPT) or 0,
-        launcher_pid=_optional_int(environ, ENV_LAUNCHER_PID),
+        attempt=optional_int(environ, ENV_ATTEMPT) or 0,
+        launcher_pid=optional_int(environ, ENV_LAUNCHER_PID),
         launcher_namespace=environ.get(ENV_LAUNCHER_NAMESPACE, ""),
-        probed_pid=_optional_int(environ, ENV_PROBED_PID),
+        probed_pid=optional_int(environ, ENV_PROBED_PID),
         faults=faults,
     )
 
@@ -134,6 +136,7 @@ def _to_int(name: str, value: str) -> int:
         raise NotLaunchedError(f"{name}={value!r} is not a number: {_HOW_TO_RUN}") from None
 
 
-def _optional_int(environ: Mapping[str, str], name: str) -> int | None:
+def optional_int(environ: Mapping[str, str], name: str) -> int | None:
+    """Return a variable that is a number of digits alone, and fits into 64 bits; else None."""
     value = environ.get(name, "")
     return int(value) if value.isascii() and value.isdigit() and len(value) < _MAX_DIGITS else None

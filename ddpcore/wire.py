@@ -10,7 +10,6 @@ Durations and cumulative counters cross this border, timestamps do not: two mach
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -45,8 +44,6 @@ ENV_PROBED_PID = "RANKDECK_PROBED_PID"
 ENV_UNPROBED = "RANKDECK_UNPROBED"
 """Set for a job whose ranks are to have no probe: then the launcher takes the plug-in off their PYTHONPATH."""
 
-LAUNCH_PLUGIN_DIR = Path(__file__).parent / "launch_plugin"
-"""Goes first on a job's PYTHONPATH: entry points that load the probe and name the log files."""
 LOGS_SPECS_NAME = "rankdeck"
 """torchrun's `--logs-specs` value that selects our plug-in."""
 ELASTIC_BACKEND = "rankdeck-c10d"
@@ -340,6 +337,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of `worked_s` in which a collective was under way behind the work, as DDP's are during backward."""
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
+    is_adopted: bool = False
+    """True of a rank that no agent has launched."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0
     """The injected slowness; 1 is none."""
     answered_request_id: Count = 0

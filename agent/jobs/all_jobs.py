@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
+from agent.jobs.adopted import AdoptedJobs
 from agent.jobs.job import Job
 from agent.jobs.launch import Launch, boot_clock_s
 from agent.jobs.lifecycle import (
@@ -51,10 +52,10 @@ from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.memory_reader import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
-from agent.wire.codec import INBOX_SOCKET
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.secret_mask import masked_spec
+from ddpcore.wire_launch import INBOX_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +106,8 @@ class Jobs:
         self._stacks = StackTaker()
         self._outside = OutsideLooks(state, self._stacks.py_spy)
         self._listeners = StoreListeners(state)
+        self.adopted = AdoptedJobs(state, state_dir.path, self._known, on_change)
+        """Jobs that no agent has launched."""
 
     def adopt(self) -> None:
         """Take up the jobs of an earlier agent in this directory, and report how those that have ended did.
@@ -120,13 +123,15 @@ class Jobs:
     @property
     def are_moving(self) -> bool:
         """True while a job has not ended."""
-        return any(not launch.job.has_ended for launch in self._known)
+        return self.adopted.are_moving or any(not launch.job.has_ended for launch in self._known)
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
         address = await find_store(spec)  # the only wait, before the first look at any state
         if isinstance(address, Refused):
             return address
+        if refused := self._refusal_by_adopted(spec.job_id):
+            return refused
         launch = self._known.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
@@ -167,6 +172,8 @@ class Jobs:
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
         """Feed a console's command to a job, and return its answer."""
+        if adopted := self.adopted.get(job_id):
+            return self.adopted.command(adopted, event)
         launch = self._known.get(job_id)
         if launch is None:
             return self._known.unknown(job_id)
@@ -183,6 +190,8 @@ class Jobs:
 
     async def stacks(self, job_id: str, *, is_native: bool) -> Stacks | Refused:
         """Return the stacks of a job's ranks."""
+        if adopted := self.adopted.get(job_id):
+            return await self._stacks.take(adopted, self.adopted.pids, is_native=is_native)
         launch = self._known.get(job_id)
         if launch is None:
             return self._known.unknown(job_id)
@@ -206,6 +215,10 @@ class Jobs:
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
             self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s))
+        self.adopted.tick()
+        for adopted in self.adopted:
+            self._outside.tick(adopted)
+            self._listeners.tick(adopted)
         self._sweep(now_s)
         self._watch.read_logs()
         self._space.look(now_s)
@@ -217,7 +230,8 @@ class Jobs:
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return the status of every job, in the order of their preparation."""
-        return [self._space.with_warning(launch.job.status(now_s)) for launch in self._known]
+        launched = [self._space.with_warning(launch.job.status(now_s)) for launch in self._known]
+        return launched + self.adopted.statuses(now_s)
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait at most `within_s` until it is gone."""
@@ -233,6 +247,7 @@ class Jobs:
         self._outside.close()
         self._listeners.close()
         self._watch.close()
+        self.adopted.close()
         self._known.close()
 
     def _adopt(self, record: JobRecord) -> None:
@@ -422,6 +437,16 @@ class Jobs:
         self._known.take_back(launch)
         if launch.before:
             self._log_ends(launch.before)
+
+    def _refusal_by_adopted(self, job_id: str) -> Refused | None:
+        """Return why a name is taken by a job that no agent has launched; forget one that has ended."""
+        adopted = self.adopted.get(job_id)
+        if adopted is None:
+            return None
+        if adopted.job.has_ended:
+            self.adopted.forget(job_id)
+            return None
+        return Refused(RefusalReason.JOB_EXISTS, f"a job {job_id} of another launcher runs here: give another --name")
 
     def _own_pids(self) -> set[int]:
         return self._known.shim_pids | self._sampler_pids | self._stacks.spy_pids

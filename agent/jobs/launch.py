@@ -65,6 +65,23 @@ class Launch:
         return self.job.spec.job_id
 
     @property
+    def attempt(self) -> int:
+        return self.job.attempt
+
+    @property
+    def ranks(self) -> range:
+        return self.job.ranks
+
+    @property
+    def python(self) -> str:
+        """The interpreter of its ranks."""
+        return self.job.spec.python
+
+    def new_request_id(self) -> int:
+        """Return a number that no other request to a probe of this job has."""
+        return self.job.new_request_id()
+
+    @property
     def master_port(self) -> int:
         """Port of the job's store; 0 when an earlier agent chose it."""
         if self._port_holder:
@@ -167,13 +184,7 @@ class Launch:
 
     def ask(self, rank: int, request: ProbeRequest) -> bool:
         """Send a request to a rank's probe; return whether it listens."""
-        path = self.ranks_dir / f"rank-{rank}.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
-            try:
-                sender.sendto(encode_request(request), str(path))
-            except OSError:
-                return False
-        return True
+        return ask_rank(self.ranks_dir, rank, request)
 
     def close(self) -> None:
         """Release the port and the shim, whether it lives or not."""
@@ -181,6 +192,27 @@ class Launch:
         if self.shim:
             self.shim.close()
             self.shim = None
+
+
+def ask_rank(ranks_dir: Path, rank: int, request: ProbeRequest) -> bool:
+    """Send a request to the probe that has its socket in a directory; return whether it listens."""
+    path = ranks_dir / f"rank-{rank}.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+        try:
+            sender.sendto(encode_request(request), str(path))
+        except OSError:
+            return False
+    return True
+
+
+def listens(path: Path) -> bool:
+    """Return whether a probe has its socket at a path."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as asker:
+        try:
+            asker.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def boot_clock_s() -> float:

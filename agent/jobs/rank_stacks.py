@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,12 +29,12 @@ from ddpcore.wire import DumpStacks, MalformedReportError, Place
 from ddpcore.wire_stacks import MAX_STACK_FILE_BYTES, decode_stack_dump, stack_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from agent.jobs.launch import Launch
     from agent.node_state.node_state import NodeState, OutsideWish
     from agent.wire.stacks import KernelFacts
+    from ddpcore.wire import ProbeRequest
     from ddpcore.wire_stacks import StackDump, ThreadStack
 
 ANSWER_S = 1.0
@@ -44,8 +44,34 @@ TOTAL_S = 8.0
 """Seconds in all, below the ten that a console waits for a reply."""
 
 
+class RanksHere(Protocol):
+    """A job's ranks on this node, and how their probes are asked."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+    @property
+    def python(self) -> str:
+        """The ranks' interpreter."""
+
+    @property
+    def ranks_dir(self) -> Path:
+        """Directory in which probes answer."""
+
+    def new_request_id(self) -> int: ...
+
+    def ask(self, rank: int, request: ProbeRequest) -> bool:
+        """Send a request to a probe; return whether it listens."""
+
+
 class _Order(NamedTuple):
-    launch: Launch
+    job: RanksHere
     request_id: int
     spy: str | None
     """Path of py-spy."""
@@ -64,22 +90,21 @@ class StackTaker:
         """Child processes that are looking at ranks now."""
         return self.py_spy.pids
 
-    async def take(self, launch: Launch, pids: Callable[[str], Mapping[int, int]], *, is_native: bool) -> Stacks:
+    async def take(self, job: RanksHere, pids: Callable[[str], Mapping[int, int]], *, is_native: bool) -> Stacks:
         """Return the stacks of a job that runs.
 
         `pids` returns the processes of a job's ranks now; with `is_native` the frames of C and C++ are included.
         """
         began_s = time.monotonic()
-        job_id, attempt = launch.job_id, launch.job.attempt
         # It looks at the job's own directories, which may be on a file system that does not answer.
         spy = None
         with contextlib.suppress(TimeoutError):
-            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, launch.job.spec.python), ANSWER_S)
-        order = _Order(launch, launch.job.new_request_id(), spy, is_native, began_s + TOTAL_S)
-        before = pids(job_id)
-        looks = (self._look_at(order, rank, before.get(rank)) for rank in launch.job.ranks)
+            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, job.python), ANSWER_S)
+        order = _Order(job, job.new_request_id(), spy, is_native, began_s + TOTAL_S)
+        before = pids(job.job_id)
+        looks = (self._look_at(order, rank, before.get(rank)) for rank in job.ranks)
         ranks = await asyncio.gather(*looks)
-        return Stacks(job_id, attempt, time.monotonic() - began_s, sendable_ranks(ranks))
+        return Stacks(job.job_id, job.attempt, time.monotonic() - began_s, sendable_ranks(ranks))
 
     async def _look_at(self, order: _Order, rank: int, pid: int | None) -> RankStacks:
         kernel = kernel_facts(pid) if pid else None
@@ -134,10 +159,10 @@ async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[Sta
     """Return the answer of a rank's probe, or why there is none."""
     if kernel.is_stopped:
         return None, "its process is stopped, and its probe with it"
-    path = order.launch.ranks_dir / stack_file(rank)
+    path = order.job.ranks_dir / stack_file(rank)
     with contextlib.suppress(OSError):
         path.unlink()  # an answer to an earlier request
-    if not order.launch.ask(rank, DumpStacks(order.request_id)):
+    if not order.job.ask(rank, DumpStacks(order.request_id)):
         return None, "no probe listens: the rank is ending, or has not imported torch"
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s:
@@ -195,19 +220,19 @@ class OutsideLooks:
         self._looks: dict[OutsideWish, _Look] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def tick(self, launch: Launch) -> None:
+    def tick(self, job: RanksHere) -> None:
         """Begin a look if a rank of this job needs one and none is running."""
         if self._task is not None and not self._task.done():
             return
         now_s = time.monotonic()
-        for wish in self._state.wishes_from_outside(launch.job_id, now_s):
+        for wish in self._state.wishes_from_outside(job.job_id, now_s):
             look = self._looks.get(wish) or _Look()
             if now_s >= look.due_s and look.num_failed < MAX_LOOKS:
                 if len(self._looks) >= MAX_KNOWN:
                     self._looks.clear()
                 self._looks[wish] = look
                 look.due_s = now_s + AGAIN_S
-                self._task = asyncio.get_running_loop().create_task(self._look_at(launch, wish, look))
+                self._task = asyncio.get_running_loop().create_task(self._look_at(job, wish, look))
                 return
 
     def close(self) -> None:
@@ -215,13 +240,13 @@ class OutsideLooks:
         if self._task is not None:
             self._task.cancel()
 
-    async def _look_at(self, launch: Launch, wish: OutsideWish, look: _Look) -> None:
+    async def _look_at(self, job: RanksHere, wish: OutsideWish, look: _Look) -> None:
         if not _descends_from(wish.pid, wish.rank_pid):
             look.num_failed = MAX_LOOKS
             return
         deadline_s = time.monotonic() + LOOK_S
         try:
-            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, launch.job.spec.python), LOOK_S)
+            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, job.python), LOOK_S)
             if spy is None:
                 look.num_failed = MAX_LOOKS
                 return

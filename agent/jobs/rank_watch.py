@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
+    from agent.jobs.rank_stacks import RanksHere
     from agent.node_state.node_state import NodeState
     from agent.node_state.observations import WorkerEnded
 
@@ -143,17 +144,17 @@ class StoreListeners:
         self._looked_at: set[tuple[str, str, int]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def tick(self, launch: Launch) -> None:
+    def tick(self, job: RanksHere) -> None:
         """Begin a look if a rank of this job waits where nobody has looked, and none is running."""
         if self._task is not None and not self._task.done():
             return
-        for address, port in self._state.stores_waited_at(launch.job_id):
-            key = (launch.job_dir.name + launch.job_id, address, port)
+        for address, port in self._state.stores_waited_at(job.job_id):
+            key = (f"{job.job_id} {job.attempt}", address, port)
             if key not in self._looked_at:
                 if len(self._looked_at) >= MAX_KNOWN:
                     self._looked_at.clear()
                 self._looked_at.add(key)
-                self._task = asyncio.get_running_loop().create_task(self._look(launch.job_id, address, port))
+                self._task = asyncio.get_running_loop().create_task(self._look(job.job_id, address, port))
                 return
 
     def close(self) -> None:

@@ -126,6 +126,9 @@ class KnownJobs:
     def __getitem__(self, job_id: str) -> Launch:
         return self._launches[job_id]
 
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._launches
+
     def get(self, job_id: str) -> Launch | None:
         return self._launches.get(job_id)
 

@@ -22,10 +22,10 @@ from ddpcore.wire import (
     ENV_REQUEST_DIR,
     ENV_STORE_FD,
     ENV_UNPROBED,
-    LAUNCH_PLUGIN_DIR,
     LOGS_SPECS_NAME,
     encode_faults,
 )
+from ddpcore.wire_launch import put_plugin, put_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,11 +42,6 @@ ELASTIC_READ_TIMEOUT_S = 10
 MONITOR_INTERVAL_S = 0.3
 """Seconds between torchrun's looks at its workers, and the time for which a dead one stays a zombie. When one has died,
 the ranks that lost it have this time, half of it on average, to report their calls: then torchrun ends them."""
-RECORDER_ENTRIES = 64
-"""Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
-
-_RECORDER_ALIAS = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""The user's own setting of the recorder, which TORCH_FR_BUFFER_SIZE would override."""
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Any value but `1` keeps torch from loading entry points, so also the probe. Source: torch/__init__.py, 2.5 to
 2.13."""
@@ -134,11 +129,8 @@ def launcher_env(
     env.setdefault("PYTHONUNBUFFERED", "1")
     # A rank that is aborted by a library says on which line, which is all that its end tells.
     env.setdefault("PYTHONFAULTHANDLER", "1")
-    if spec.is_probed and not env.get(_RECORDER_ALIAS):
-        env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
     if spec.is_probed:
-        # When a GPU comes to a collective, and how long it waits there: who is late, and whose kernel does not end.
-        env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+        put_recorder(env)
     # Patience is the agent's: torchrun must not kill earlier than the job's own grace says.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(spec.grace_s) + 5))
     if spec.elastic_min_nodes:
@@ -149,8 +141,7 @@ def launcher_env(
     if interface:
         for name, form in _INTERFACES.items():
             env.setdefault(name, form.format(interface))
-    search_path = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = f"{LAUNCH_PLUGIN_DIR}:{search_path}" if search_path else str(LAUNCH_PLUGIN_DIR)
+    put_plugin(env)
     env[ENV_INBOX] = paths.inbox
     env[ENV_LOG_DIR] = paths.job_dir
     env[ENV_REQUEST_DIR] = paths.job_dir

@@ -18,6 +18,7 @@ from agent.node_state.observations import (
     HostSampled,
     JobAdmitted,
     JobForgotten,
+    JobGrown,
     MemorySampled,
     Observation,
     RankPrinted,
@@ -135,6 +136,8 @@ class NodeState:
             case JobAdmitted(job=job):
                 self._jobs[job.job_id] = _Job(job)
                 self._growth.forget(job.job_id)
+            case JobGrown(job=job):
+                self._jobs[job.job_id].admitted = job
             case JobForgotten(job_id=job_id):
                 self._jobs.pop(job_id, None)
                 self._growth.forget(job_id)
@@ -272,9 +275,8 @@ class NodeState:
         """Assert what holds after every observation."""
         for job in self._jobs.values():
             admitted = job.admitted
-            ranks = range(admitted.first_rank, admitted.first_rank + admitted.local_world_size)
-            assert set(job.workers) <= set(ranks)
-            assert set(job.reports) <= set(ranks)
+            assert set(job.workers) <= set(admitted.own_ranks)
+            assert set(job.reports) <= set(admitted.own_ranks)
             for worker in job.workers.values():
                 assert (worker.exit is not None) == (worker.process is ProcessState.EXITED)
 
@@ -353,12 +355,11 @@ class NodeState:
 
 
 def _belongs(report: RankReport, job: JobStatus) -> bool:
-    local_rank = report.rank - job.first_rank
     return (
         report.attempt == job.attempt
         and report.world_size == job.world_size
-        and 0 <= local_rank < job.local_world_size
-        and report.local_rank == local_rank
+        and report.rank in job.own_ranks
+        and (job.is_adopted or report.local_rank == report.rank - job.first_rank)
     )
 
 
@@ -377,11 +378,19 @@ def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
     report, _ = job.reports.get(rank, (None, 0.0))
     return RankProcess(
         whose=JobRank(job.admitted.job_id, rank),
-        local_rank=rank - job.admitted.first_rank,
+        local_rank=_local_rank(job, rank),
         pid=worker.pid,
         reported_pid=None if report is None else report.pid,
         torch_bytes={} if report is None else {gpu.uuid: gpu.reserved_bytes for gpu in report.gpu_memory},
     )
+
+
+def _local_rank(job: _Job, rank: int) -> int:
+    """Return the number of a rank on this node: where no agent has launched it, as it reports."""
+    if not job.admitted.is_adopted:
+        return rank - job.admitted.first_rank
+    report, _ = job.reports.get(rank, (None, 0.0))
+    return job.admitted.own_ranks.index(rank) if report is None else report.local_rank
 
 
 def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
@@ -392,7 +401,7 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         job_id=job.admitted.job_id,
         attempt=job.admitted.attempt,
         rank=rank,
-        local_rank=rank - job.admitted.first_rank,
+        local_rank=_local_rank(job, rank),
         pid=worker.pid,
         process=worker.process,
         process_s=state_s,

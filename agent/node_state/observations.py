@@ -26,6 +26,12 @@ class JobAdmitted(msgspec.Struct, frozen=True):
     """Status at that time, which names the attempt and its ranks."""
 
 
+class JobGrown(msgspec.Struct, frozen=True):
+    """A job that no agent has launched has one more rank here."""
+
+    job: JobStatus
+
+
 class JobForgotten(msgspec.Struct, frozen=True):
     """A job is no longer of this node."""
 
@@ -137,6 +143,7 @@ class GpuWatchChanged(msgspec.Struct, frozen=True):
 
 Observation: TypeAlias = (
     JobAdmitted
+    | JobGrown
     | JobForgotten
     | RankReported
     | WorkerSeen

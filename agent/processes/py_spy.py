@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from agent.processes import shim
-from ddpcore.wire import DECODE_ERRORS, LAUNCH_PLUGIN_DIR
+from ddpcore.wire import DECODE_ERRORS
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from ddpcore.wire_stacks import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
 MAX_OUTPUT_BYTES = 4 * 2**20

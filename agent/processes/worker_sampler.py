@@ -110,6 +110,14 @@ class WorkerSampler:
         self.forget(job_id)
         self._jobs[job_id] = _Watched(launcher_pid, ranks)
 
+    def hold(self, job_id: str, rank: int, pid: int) -> bool:
+        """Watch the process of a rank that is known otherwise, in the place of another; return whether it is there."""
+        watched = self._jobs.setdefault(job_id, _Watched(lambda: None, range(0)))
+        before = watched.workers.pop(rank, None)
+        if before is not None:
+            self._close(before)
+        return self._hold(job_id, watched, pid, lambda: rank) is not None
+
     def forget(self, job_id: str) -> None:
         watched = self._jobs.pop(job_id, None)
         for worker in watched.workers.values() if watched else ():
@@ -197,15 +205,24 @@ class WorkerSampler:
 
     def _adopt(self, job_id: str, watched: _Watched, pid: int) -> int | None:
         """Hold a child of the launcher if it is a worker that is not known yet; return its rank."""
+
+        def rank() -> int | None:
+            found = _rank_of(pid, job_id)
+            return found if found in watched.ranks else None
+
+        return self._hold(job_id, watched, pid, rank)
+
+    def _hold(self, job_id: str, watched: _Watched, pid: int, find_rank: Callable[[], int | None]) -> int | None:
+        """Hold a process if it is a rank that is not held yet; return its rank."""
         pidfd = stat_fd = -1
         try:
             # First the descriptors, then the look: what is seen is the process that is held.
             pidfd = os.pidfd_open(pid)
             stat_fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            rank = _rank_of(pid, job_id)
+            rank = find_rank()
         except OSError:
             rank = None
-        if rank is None or rank not in watched.ranks or rank in watched.workers:
+        if rank is None or rank in watched.workers:
             for fd in (pidfd, stat_fd):
                 if fd >= 0:
                     os.close(fd)

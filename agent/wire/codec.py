@@ -70,7 +70,4 @@ REPORTS_SOCKET = "reports.sock"
 
 
 CONTROL_SOCKET = "control.sock"
-
-
-INBOX_SOCKET = "inbox.sock"
-"""Names of an agent's sockets in its 0700 directory."""
+"""Socket of an agent: takes commands."""

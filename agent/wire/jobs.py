@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from agent.wire.codec import JobId, LongText, Port
 from agent.wire.logs import RootCause
 from ddpcore.wire import Count, Fault, FilePath, Name, Rank, Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_PATTERNS = 8
 MAX_PATTERN_CHARS = 512
@@ -80,6 +83,18 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Seconds since this node started the attempt; None before that, and where the clock has restarted since."""
     is_past: bool = False
     """True if it had ended before this agent started."""
+    ranks: list[Rank] = []
+    """Global ranks on this node of a job that no agent has launched, in order, as far as they have reported."""
+
+    @property
+    def is_adopted(self) -> bool:
+        """True of a job that no agent has launched: it can be stopped and killed, not restarted."""
+        return bool(self.ranks)
+
+    @property
+    def own_ranks(self) -> Sequence[int]:
+        """Global ranks on this node, in order."""
+        return self.ranks or range(self.first_rank, self.first_rank + self.local_world_size)
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -28,7 +28,10 @@ class LazyGroup(click.Group):
     """
 
     def __init__(self, *args: Any, places: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        """Create the group; `places` maps each command to its module, with a function of its name, and an example."""
+        """Create the group; `places` maps each command to its module and an example.
+
+        The module has a function of the command's name; `exec_` is that of a name which is Python's too.
+        """
         super().__init__(*args, **kwargs)
         self.places = places
 
@@ -41,7 +44,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self.places:
             return super().get_command(ctx, cmd_name)
         module, example = self.places[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), cmd_name)
+        found = importlib.import_module(module)
+        command: click.Command = getattr(found, cmd_name, None) or getattr(found, f"{cmd_name}_")
         command.epilog = f"For example: rankdeck {cmd_name} {example}"
         return command
 
@@ -80,7 +84,9 @@ COMMANDS = {
     "doctor": ("app.cli.agents", "gpu1 gpu2 --all"),
     "down": ("app.cli.agents", "--kill-jobs"),
     "events": ("app.cli.listing", "gpt"),
+    "env": ("app.cli.run", "--name gpt"),
     "evidence": ("app.cli.evidence", "gpt --output hang.zip"),
+    "exec": ("app.cli.run", "-- torchrun --nproc-per-node 4 train.py"),
     "fault": ("app.cli.control", "freeze --rank 2 --job gpt"),
     "help": ("app.cli.help", "verdicts"),
     "init": ("app.cli.config", "--hostfile hosts"),

@@ -1,6 +1,7 @@
 """The commands that start a job: `run` any program, `start` one of the inventory's jobs, `demo` an example.
 
-`demo` runs on this machine, over two private agents.
+`demo` runs on this machine, over two private agents. `exec` runs a launcher of the user's own, `env` prints what it
+sets: ranks load the probe, and the agent of their host takes them in as a job that it has not launched.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import asyncio
 import functools
 import os
 import secrets
+import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +37,9 @@ from app.cli.options import (
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, HostsBusyError, UsageError
+from app.fleet.local_link import LocalLink
 from app.inventory.jobs import is_variable
-from app.inventory.program import check_command, check_job_id, make_job_id
+from app.inventory.program import INSTEAD_OF_OPTIONS, check_command, check_job_id, make_job_id
 from app.preflight.examining import preflight, refuse_before_examining
 from app.recording.evidence import check_directory
 from app.session.audit import AuditedAction
@@ -48,9 +52,11 @@ from app.settings.keys import nearest_text
 from app.ssh.config import THIS_MACHINE
 from app.text import LINE_LIMIT, clean
 from app.view.actions import AT_START, parse_fault
+from ddpcore.wire import ENV_JOB_ID
+from ddpcore.wire_launch import ENV_EXEC_PID, JOB_VARIABLES, put_plugin, put_recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from app.fleet.agent_link import AgentLink
     from app.inventory.jobs import JobEntry
@@ -58,21 +64,6 @@ if TYPE_CHECKING:
     from app.session.hosts import Hosts
 
 NPROC_KINDS = ("gpu", "cpu", "auto")
-_RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
-INSTEAD = {
-    "--node-rank": "hosts have the ranks in the order in which they are named",
-    "--master-port": _RENDEZVOUS,
-    "--rdzv-backend": _RENDEZVOUS,
-    "--rdzv-conf": _RENDEZVOUS,
-    "--rdzv-endpoint": _RENDEZVOUS,
-    "--rdzv-id": _RENDEZVOUS,
-    "--log-dir": "the output of each rank is kept, and is in the view Logs",
-    "--redirects": "the output of each rank is kept, and is in the view Logs",
-    "--tee": "the output of each rank is kept, and is in the view Logs",
-    "--no-python": "name a Python script, or -m MODULE",
-    "--run-path": "name a Python script, or -m MODULE",
-}
-"""Replacement for each option of torchrun."""
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, print its name, and leave"),
@@ -127,7 +118,7 @@ class ProgramCommand(click.Command):
             if error.option_name == "-m":
                 at, module = _module_in(args)
                 return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
-            if instead := INSTEAD.get(error.option_name.replace("_", "-")):
+            if instead := INSTEAD_OF_OPTIONS.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
             raise
 
@@ -413,3 +404,93 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     if is_headless:
         raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
     raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
+
+
+EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE = 127, 126
+"""As a shell has them."""
+
+_job_name = click.option("--name", default="", help="Name of the job [by what its launcher calls it]")
+
+
+@click.command("exec", cls=ProgramCommand)
+@_job_name
+@click.option(
+    "--relay",
+    "invitation",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="INVITATION",
+    help="Let this node's agent dial a relay, by its invitation",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+def exec_(*, name: str, invitation: Path | None, command: tuple[str, ...]) -> None:
+    """Run a launcher of your own so that its ranks are watched.
+
+    Output, exit code, signals and terminal are the command's own. Starts this node's agent if none serves; without one
+    the command runs all the same. Over several hosts give each the same --name.
+    """
+    if not command:
+        raise UsageError("exec wants a command", "rankdeck exec -- torchrun --nproc-per-node 4 train.py")
+    if name:
+        check_job_id(name)
+    _start_agent(invitation)
+    if sys.stderr.isatty():
+        print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
+    environ = {**prepared(os.environ, name), ENV_EXEC_PID: str(os.getpid())}
+    # Python ignores these two; a command has to have them as from a shell.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, environ)  # noqa: S606 - the command is the user's, and no shell reads it
+    except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        print_line(f"rankdeck: {clean(command[0], LINE_LIMIT)} cannot be run: {error.strerror}")
+        raise SystemExit(EXIT_NO_COMMAND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXECUTE) from None
+
+
+@click.command()
+@_job_name
+def env(*, name: str) -> None:
+    """Print what `exec` sets, for a shell or a batch script.
+
+    All that is started after it is watched, on this host and where its environment goes. The agent of each host has to
+    serve: `rankdeck up`.
+    """
+    if name:
+        check_job_id(name)
+    now = prepared(os.environ, name)
+    changed = {key: value for key, value in now.items() if os.environ.get(key) != value}
+    for key in sorted(JOB_VARIABLES & os.environ.keys() - now.keys()):
+        click.echo(f"unset {key}")
+    for key, value in sorted(changed.items()):
+        click.echo(f"export {key}={shlex.quote(value)}")
+    try:
+        is_served = LocalLink().serving() is not None
+    except AppError:
+        is_served = False
+    if not is_served:
+        print_line("rankdeck: no agent serves on this machine: rankdeck up")
+
+
+def prepared(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return an environment whose ranks load the probe and are taken in by their host's agent.
+
+    Args:
+        environ: The environment before.
+        name: Name of the job; empty leaves it to what the launcher calls it.
+    """
+    prepared_env = {key: value for key, value in environ.items() if key not in JOB_VARIABLES}
+    put_plugin(prepared_env)
+    put_recorder(prepared_env)
+    if name:
+        prepared_env[ENV_JOB_ID] = name
+    return prepared_env
+
+
+def _start_agent(invitation: Path | None) -> None:
+    """Start this machine's agent unless it serves; print why there is none, and go on."""
+    dials = () if invitation is None else ("--relay", str(invitation))
+    try:
+        LocalLink().ask_verb("serve", "--daemon", *dials)
+    except AppError as error:
+        print_line(f"rankdeck: not watched: {error.whole}")

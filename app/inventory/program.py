@@ -21,6 +21,21 @@ _LAUNCHER = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
+INSTEAD_OF_OPTIONS = {
+    "--node-rank": "hosts have the ranks in the order in which they are named",
+    "--master-port": _RENDEZVOUS,
+    "--rdzv-backend": _RENDEZVOUS,
+    "--rdzv-conf": _RENDEZVOUS,
+    "--rdzv-endpoint": _RENDEZVOUS,
+    "--rdzv-id": _RENDEZVOUS,
+    "--log-dir": "the output of each rank is kept, and is in the view Logs",
+    "--redirects": "the output of each rank is kept, and is in the view Logs",
+    "--tee": "the output of each rank is kept, and is in the view Logs",
+    "--no-python": "name a Python script, or -m MODULE",
+    "--run-path": "name a Python script, or -m MODULE",
+}
+"""Replacement for each option of torchrun."""
 MAX_STEM_CHARS = 40
 """Length limit of a job id before its random suffix."""
 

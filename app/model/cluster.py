@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from agent.wire.digest import NodeFrame, frame_of
-from agent.wire.jobs import JobState
+from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.machine import GpuCondition
 from app.model.job_model import AssignmentSummary, JobModel
 from app.model.new_nodes import NewNodes
@@ -175,7 +175,7 @@ class Cluster:
         """Take a node's status of jobs; return the model of each, None for those refused."""
         jobs = []
         for status in report.jobs:
-            job = self._job_of(status)
+            job = self._job_of(node, status)
             jobs.append(job)
             if job is None:
                 node.num_ignored += 1
@@ -216,11 +216,12 @@ class Cluster:
             assert set(job.assignments) <= set(range(len(self.nodes)))
             job.validate()
 
-    def _job_of(self, status: JobStatus) -> JobModel | None:
+    def _job_of(self, node: Node, status: JobStatus) -> JobModel | None:
         """Return the model that a status belongs to, a fresh one for a new attempt; None when it is refused."""
         job = self.jobs.get(status.job_id)
-        if job is not None and status.attempt == job.attempt:
-            return job
+        is_new_run = job is not None and status.is_adopted and _is_another_run(job, node.index, status)
+        if job is not None and status.attempt == job.attempt and not is_new_run:
+            return None if _is_of_run_before(job, node.index, status) else job
         if job is not None and status.attempt < job.attempt and not job.is_only_prepared():
             return None
         if job is not None and status.state is JobState.PREPARED:
@@ -231,6 +232,7 @@ class Cluster:
             return None
         self.jobs.pop(status.job_id, None)
         job = JobModel(status.job_id, status.attempt, status.world_size, status.num_nodes)
+        job.follows_a_run = is_new_run
         self.jobs[status.job_id] = job
         return job
 
@@ -242,6 +244,16 @@ class Cluster:
             return False
         del self.jobs[ended]
         return True
+
+
+def _is_another_run(job: JobModel, node: int, status: JobStatus) -> bool:
+    """Return whether a job of another launcher has been restarted: its attempts count torchrun's restarts alone."""
+    return status.world_size != job.world_size or (job.is_over_on(node) and status.state not in ENDED_STATES)
+
+
+def _is_of_run_before(job: JobModel, node: int, status: JobStatus) -> bool:
+    """Return whether a node reports the end of the run before this one: it has not begun there yet."""
+    return job.follows_a_run and status.state in ENDED_STATES and node not in job.assignments
 
 
 def _is_sound(status: JobStatus) -> bool:

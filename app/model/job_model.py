@@ -19,6 +19,7 @@ from app.model.group_table import GroupTables
 from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Output
 from app.model.rank_batch import COUNT, SECOND
 from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, StepRate, which_phases
+from app.text import ranks_text
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class JobModel(RankColumns):
 
     def __init__(self, job_id: str, attempt: int, world_size: int, num_nodes: int) -> None:
         super().__init__(job_id, attempt, world_size)
-        self.num_nodes = num_nodes
+        self._num_nodes = num_nodes
         self.is_unprobed = np.zeros(world_size, np.bool_)
         self._odd_bits = np.zeros(world_size, np.int64)
         self.anomalies, self.output, self.is_step_counted, self._reports_steps = AnomalyRanks(), Output(), False, False
@@ -70,22 +71,23 @@ class JobModel(RankColumns):
         self.reported_s = np.full(num_nodes, np.nan)
         self.stop_began_s = self.started_s = float("inf")
         self.num_ignored = 0
+        self.follows_a_run = False
+        """It was made of a run of a job that no agent has launched, after another run that this console saw."""
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
     def put_assignment(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's status of the job, and which ranks are its own."""
-        if (status.world_size, status.num_nodes) != (self.world_size, self.num_nodes):
+        if (status.world_size, status.num_nodes) != (self.world_size, self._num_nodes):
             self.num_ignored += 1
             return
-        first, last = status.first_rank, status.first_rank + status.local_world_size
-        before = self.assignments.get(node)
-        if before is None or (before.status.first_rank, self._end_rank(before.status)) != (first, last):
-            owners = self.node_of[first:last]
-            if last > self.world_size or np.any((owners != -1) & (owners != node)):
+        ranks, before = status.own_ranks, self.assignments.get(node)
+        if before is None or before.status.own_ranks != ranks:
+            places = np.fromiter(ranks, np.int64, len(ranks))
+            if np.any(places >= self.world_size) or np.any(~np.isin(self.node_of[places], (-1, node))):
                 self.num_ignored += 1
                 return
             self.node_of[self.node_of == node] = -1
-            self.node_of[first:last] = node
+            self.node_of[places] = node
         self.assignments[node] = NodeAssignment(status, now_s)
         if node >= len(self.reported_s):
             self.reported_s = np.concatenate([self.reported_s, np.full(node + 1, np.nan)])
@@ -101,6 +103,11 @@ class JobModel(RankColumns):
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
             # The stop itself went unseen: it came between the node's previous report, if any, and this one.
             self.stop_began_s = -float("inf") if before is None else (before.received_s + now_s) / 2
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the job: as it was launched; where no agent has launched it, those known."""
+        return max(self._num_nodes, len(self.assignments))
 
     @property
     def groups(self) -> dict[str, GroupTable]:
@@ -192,7 +199,13 @@ class JobModel(RankColumns):
 
     def notes(self) -> dict[str, str]:
         """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
-        return self.anomalies.notes(self.together.why_unprobed)
+        notes = self.anomalies.notes(self.together.why_unprobed)
+        has_owner = self.node_of >= 0
+        # A group opens once all its ranks have come: those that nobody reports are elsewhere.
+        if self.together.is_adopted and not has_owner.all() and not self.is_outside[has_owner].any():
+            ranks = ranks_text(np.flatnonzero(~has_owner).tolist())
+            notes["unknown"] = f"{ranks}: on a host that is not watched here, or without a probe (--name, rankdeck up)"
+        return notes
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has reported it."""
@@ -212,12 +225,7 @@ class JobModel(RankColumns):
 
     def ranks_of(self, node: int) -> list[int]:
         assignment = self.assignments.get(node)
-        return (
-            [] if assignment is None else list(range(assignment.status.first_rank, self._end_rank(assignment.status)))
-        )
-
-    def _end_rank(self, status: JobStatus) -> int:
-        return status.first_rank + status.local_world_size
+        return [] if assignment is None else list(assignment.status.own_ranks)
 
     def _put_progress(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Take the ranks' steps and losses, which they report or print.
@@ -339,6 +347,11 @@ class AssignmentSummary:
     def allows_faults(self) -> bool:
         """Whether every node allows fault injection into the ranks."""
         return all(status.allow_faults for status in self._worst_first)
+
+    @cached_property
+    def is_adopted(self) -> bool:
+        """Whether no agent has launched it."""
+        return any(status.is_adopted for status in self._worst_first)
 
     @cached_property
     def is_elastic(self) -> bool:

@@ -146,6 +146,9 @@ class JobControl:
         wish = await self._wish()
         statuses = await self._begun(job_id)
         found = {node: one for node, one in statuses.items() if node not in (without or ())}
+        if any(one.is_adopted for one in found.values()):
+            what = f"job {job_id} was started by another launcher, which rankdeck can stop and not restart"
+            raise UsageError(what, "start it again the way it was started")
         if not found:
             raise UsageError(f"no node is left on which job {job_id} could go on", "rankdeck up starts agents")
         nodes = list(next_split(found, num_ranks, takes_any=without is not None))
@@ -427,7 +430,9 @@ class AssignmentGuard:
             now_s: Monotonic; infinite on the last call.
         """
         first = next(iter(assignments.values()), None)
-        if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in assignments.values()):
+        if first is None or first.is_elastic or first.is_adopted:
+            return []
+        if not any(status.state in _HAS_FAILED for status in assignments.values()):
             return []
         key = (first.job_id, first.attempt)
         failed_at_s = self._failed_at_s.setdefault(key, now_s)

@@ -140,7 +140,7 @@ def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
         UsageError: None of them has it.
     """
     for node, status in statuses.items():
-        if status.first_rank <= rank < status.first_rank + status.local_world_size:
+        if rank in status.own_ranks:
             return node
     raise UsageError(f"no node has rank {rank}", f"it would be on {nodes_text(list(statuses))}")
 

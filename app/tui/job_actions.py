@@ -52,6 +52,8 @@ async def ask_for_control(console: PersonalApp) -> None:
             await ask_for_program(console)
         else:
             console.show_notice("There is no job yet to act on.", "warning")
+    elif job.is_adopted and job.state in ENDED:
+        console.show_notice(f"Job {job.job_id} has ended. It is started again the way it was started.", "warning")
     else:
         wish = await console.push_screen_wait(ControlScreen(ui, view, job))
         if wish == ANOTHER:

@@ -89,6 +89,8 @@ class JobRow(msgspec.Struct, frozen=True):
     checkpoint_age_s: float | None
     allow_faults: bool
     """Whether faults may be injected into its ranks."""
+    is_adopted: bool
+    """Whether another launcher has started it: then it can be stopped and killed, not restarted."""
     exit_code: int | None
     detail: str
     notes: list[str]

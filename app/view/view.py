@@ -175,6 +175,7 @@ class View:
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,
             allow_faults=job.together.allows_faults,
+            is_adopted=job.together.is_adopted,
             exit_code=job.together.exit_code,
             detail=clean(job.together.detail, LINE_LIMIT),
             notes=list(self.notes().values()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
 
 def autoload() -> None:
-    """Start the probe in a rank (entry point `torch.backends`)."""
-    if "RANK" not in os.environ or "RANKDECK_INBOX" not in os.environ:
-        return
+    """Start the probe in a rank, or have it start when the process becomes one (entry point `torch.backends`)."""
     # A rank without a probe trains on; one whose `import torch` fails does not.
     with contextlib.suppress(BaseException):
-        importlib.import_module("ddpcore.probe.bootstrap").start_in_rank()
+        if "RANKDECK_UNPROBED" in os.environ:
+            return
+        if "RANKDECK_INBOX" not in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
+            importlib.import_module("ddpcore.adoption").start_if_rank()
+        elif "RANKDECK_INBOX" in os.environ and "RANK" in os.environ:
+            importlib.import_module("ddpcore.probe.bootstrap").start_in_rank()
 
 
 def elastic_rendezvous() -> Callable[[Any], object]:

@@ -1,7 +1,7 @@
 """Starts the probe in an unmodified script, at the end of its `import torch`.
 
-The launch plug-in (`ddpcore/launch_plugin`) calls `start_in_rank` in every process whose PYTHONPATH holds it: torchrun
-itself, the ranks, and their children. Only the first process of a rank is probed.
+The launch plug-in (`ddpcore/launch_plugin`) calls `start_in_rank` in every process of a job that an agent has launched:
+torchrun itself, the ranks, and their children. Only the first process of a rank is probed.
 
 `watch_optimizers` observes every step of every torch optimizer, through torch's own global hook.
 """
@@ -29,7 +29,7 @@ from ddpcore.wire import ENV_PROBED_PID
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpcore.env import ProbeEnv
+    from ddpcore.env import ProbeEnv, TorchrunEnv
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED_EXIT_CODE = 128 + signal.SIGKILL
@@ -44,8 +44,13 @@ def start_in_rank() -> None:
     if env is None or "RANK" not in os.environ or env.probed_pid not in (None, os.getpid()):
         return
     torchrun = parse_torchrun(os.environ)
-    os.environ[ENV_PROBED_PID] = str(os.getpid())
     _die_with_launcher(env)
+    start_probe(torchrun, env)
+
+
+def start_probe(torchrun: TorchrunEnv, env: ProbeEnv) -> None:
+    """Start the probe of this process, the first of its rank: its children stay without one."""
+    os.environ[ENV_PROBED_PID] = str(os.getpid())
     roots = code_roots()
     record_uncaught_errors(roots, probe.note_uncaught)
     probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)

@@ -20,6 +20,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
+import msgspec
+
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.probe.faults import NEED_TORCH, StepFaults, pause, strike
 from ddpcore.probe.gpu import GpuMemory
@@ -134,6 +136,7 @@ class Probe:
                 pid=os.getpid(),
                 job_id=env.job_id,
                 attempt=env.attempt,
+                is_adopted=env.is_adopted,
             ),
             recorder_missing=not recorder.is_available,
         )
@@ -166,6 +169,11 @@ class Probe:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def become(self, rank: TorchrunEnv) -> None:
+        """Report as this rank from now on."""
+        state, who = self._state, (rank.rank, rank.local_rank, rank.world_size)
+        state.identity = msgspec.structs.replace(state.identity, rank=who[0], local_rank=who[1], world_size=who[2])
 
     def end(self) -> None:
         """Send a last report and end the thread; blocks at most `EXIT_PATIENCE_S`."""
@@ -363,6 +371,13 @@ class Probe:
 
 
 _probe: Probe | None = None
+
+
+def become(rank: TorchrunEnv) -> bool:
+    """Report as this rank from now on; return False where this process has no probe."""
+    if _probe is not None:
+        _probe.become(rank)
+    return _probe is not None
 
 
 def start(

@@ -80,7 +80,7 @@ _MAX_SEQ = 2**63 - 1
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that never change about a rank."""
+    """Who a rank is."""
 
     rank: int
     local_rank: int
@@ -88,6 +88,7 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     job_id: str
     attempt: int
+    is_adopted: bool = False
 
 
 class _State(NamedTuple):
@@ -107,7 +108,8 @@ class RankState:
     """
 
     def __init__(self, identity: RankIdentity, *, recorder_missing: bool = False) -> None:
-        self._identity = identity
+        self.identity = identity
+        """It changes where torch has another one once the group is open."""
         self._recorder_missing = recorder_missing
         self._tracks: dict[CounterKey, GroupTrack] = {}
         self._past_keys: set[CounterKey] = set()
@@ -270,7 +272,7 @@ class RankState:
 
     def _root_of(self, group: str, arguments: CallArguments) -> int | None:
         members = self._members.get(group)
-        ranks = members.ranks if members is not None else tuple(range(self._identity.world_size))
+        ranks = members.ranks if members is not None else tuple(range(self.identity.world_size))
         at = arguments.group_root
         root = ranks[at] if arguments.root is None and at is not None and 0 <= at < len(ranks) else arguments.root
         return root if root is not None and root in ranks else None
@@ -282,7 +284,7 @@ class RankState:
             raise RuntimeError("a report needs a sample")
         self._report_seq += 1
         self._num_arrivals_sent += 1
-        identity, step = self._identity, sample.step
+        identity, step = self.identity, sample.step
         is_compared = self._num_arrivals_sent <= ARRIVALS_REPORTS and not sample.reading.is_shadowing
         return RankReport(
             wire_version=WIRE_VERSION,
@@ -292,6 +294,7 @@ class RankState:
             pid=identity.pid,
             job_id=identity.job_id,
             attempt=identity.attempt,
+            is_adopted=identity.is_adopted,
             report_seq=self._report_seq,
             phase=self._phase if sample.uncaught is None else sample.uncaught.phase,
             phase_s=max(0.0, sample.now_s - self._phase_since_s),
@@ -439,7 +442,7 @@ class RankState:
 
     def _other_members(self, group: str) -> list[int]:
         members = self._members.get(group)
-        if members is None or len(members.ranks) == self._identity.world_size:
+        if members is None or len(members.ranks) == self.identity.world_size:
             return []
         return list(members.ranks)
 

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET
+from agent.wire.codec import CONTROL_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET
 from agent.wire.commands import (
     Abort,
     Accepted,
@@ -40,6 +40,7 @@ from agent.wire.commands import (
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from ddpcore.wire import Fault, FaultKind
+from ddpcore.wire_launch import INBOX_SOCKET
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 from tests.support.subscriber import Subscriber

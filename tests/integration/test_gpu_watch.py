@@ -17,8 +17,8 @@ from agent.machine.gpu_watch import GpuWatch
 from agent.node_state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
 from agent.node_state.node_state import NodeState
 from agent.processes.leftovers import sweep
-from agent.wire.codec import INBOX_SOCKET
 from agent.wire.machine import GpusReport, GpuWatchState
+from ddpcore.wire_launch import INBOX_SOCKET
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.nvml_recordings import DRIVER_NOT_LOADED, GIB, Replay, a100, recording

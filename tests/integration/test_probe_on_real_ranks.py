@@ -19,12 +19,12 @@ from ddpcore.wire import (
     BARRIER_GROUP,
     DEFAULT_GROUP,
     ENV_INBOX,
-    LAUNCH_PLUGIN_DIR,
     GroupReport,
     Phase,
     RankReport,
     SlowDown,
 )
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from tests.support.ranks import PROGRAMS, RealRanks, Reports, group, is_alive
 from tests.support.waiting import until
 

@@ -14,7 +14,8 @@ import pytest
 from agent.wire.commands import Accepted, InjectFault, RefusalReason, Refused
 from app.diagnosis.causes import Cause, RankState
 from app.diagnosis.rank_facts import Thresholds
-from ddpcore.wire import LAUNCH_PLUGIN_DIR, FaultKind
+from ddpcore.wire import FaultKind
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from tests.support.agent_console import AgentConsole
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec

@@ -23,6 +23,7 @@ def add_up(value: int) -> float:
 
 def fail_on_rank_one() -> int:
     sys.stdout.write("here I am\n")
+    dist.barrier()  # a rank that ends while others still connect to it would fail them
     if dist.get_rank() == 1:
         raise ValueError("no such luck")
     return int(os.environ["LOCAL_RANK"])

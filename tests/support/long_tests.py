@@ -36,7 +36,7 @@ LONG = frozenset({"slow", "chaos", "reported"})
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
 NUM_SHARES = 20
-LONG_S = 1.2
+LONG_S = 1.0
 """Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")
 CODE_OF_TESTS = {
@@ -88,7 +88,9 @@ CODE_OF_TESTS = {
     "tests/integration/test_prepared_": ("agent/jobs/",),
     "tests/integration/test_probe_": ("ddpcore/probe/",),
     "tests/integration/test_relay": ("agent/relay/", "app/fleet/"),
+    "tests/integration/test_report_": ("agent/transport/", "app/fleet/"),
     "tests/integration/test_root_": ("agent/logs/", "agent/jobs/"),
+    "tests/integration/test_samplers_": ("ddpcore/samplers/",),
     "tests/integration/test_schedules": ("ddpcore/engine",),
     "tests/integration/test_slurm_": ("agent/serve.py", "agent/wire/slurm.py", "app/slurm/"),
     "tests/integration/test_ssh": ("app/ssh/",),
@@ -102,8 +104,10 @@ CODE_OF_TESTS = {
     "tests/integration/test_wrap_": ("ddpcore/parallel/",),
     "tests/property/": ("app/diagnosis/", "ddpcore/probe/"),
     "tests/tui/": ("app/tui/", "app/view/view.py", "app/view/", "app/view/rows.py"),
+    "tests/unit/agent/processes/": ("agent/processes/",),
     "tests/unit/app/": ("app/diagnosis/", "app/recording/history.py", "app/recording/"),
     "tests/unit/app/diagnosis/": ("app/diagnosis/", "app/model/", "agent/node_state/", "ddpcore/probe/"),
+    "tests/unit/ddpcore/barriers/": ("ddpcore/barriers/",),
     "tests/unit/ddpcore/checkpoint/": ("ddpcore/checkpoint/",),
     "tests/unit/ddpcore/samplers/": ("ddpcore/samplers/",),
 }

@@ -25,7 +25,6 @@ from ddpcore.wire import (
     ENV_PROBED_PID,
     ENV_REQUEST_DIR,
     ENV_STORE_FD,
-    LAUNCH_PLUGIN_DIR,
     LOGS_SPECS_NAME,
     Fault,
     GroupReport,
@@ -35,6 +34,7 @@ from ddpcore.wire import (
     encode_faults,
     encode_request,
 )
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from tests.support.meeting import held_port
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from textual.widgets import Button, Input
 
@@ -11,8 +12,10 @@ from app.errors import AgentRefusedError
 from tests.support.consoles import TalkingSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
+from tests.support.sim_node import SimNode
 
 if TYPE_CHECKING:
+    from agent.wire.jobs import JobStatus
     from tests.support.consoles import Desk, SimControl
 
 SIZES = ((80, 24), (120, 35))
@@ -182,3 +185,26 @@ async def test_who_only_looks_on_has_no_key_for_it() -> None:
         assert "Stop, restart" not in console.text()
         await console.press("escape", "x")
         assert "This console only watches" in console.text()
+
+
+async def test_a_job_of_another_launcher_can_be_stopped_and_killed_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status = SimNode.status
+
+    def adopted(node: SimNode, now_s: float) -> JobStatus:
+        return msgspec.structs.replace(status(node, now_s), ranks=[rank.rank for rank in node.ranks], num_nodes=1)
+
+    monkeypatch.setattr(SimNode, "status", adopted)
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    async with desk(source) as console:
+        await console.press("x")
+        text = " ".join(console.lines())
+        assert [word in text for word in ("Stop now", "Kill", "Restart")] == [True, True, False]
+        await console.press("escape")
+
+        source.sim.stop()
+        await console.play(source, 12)
+        await console.press("x")
+        assert "It is started again the way it was started." in " ".join(console.lines())

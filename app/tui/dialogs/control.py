@@ -91,8 +91,10 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         self._job = job
         self._has_ended = job.state in ENDED
         self._job_actions: list[JobAction] = [JobAction.RESTART] if self._has_ended else list(TITLES)[:-1]
+        if job.is_adopted:
+            self._job_actions = [JobAction.STOP, JobAction.STOP_NOW, JobAction.KILL]
         self._lost = tuple(lost_nodes(view, job))
-        if self._lost:
+        if self._lost and not job.is_adopted:
             self._job_actions.append(JobAction.RESTART_WITHOUT)
         self._starter = ui.source.starter
         doctor = ui.source.doctor

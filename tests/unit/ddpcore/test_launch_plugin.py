@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-from ddpcore import wire
+from ddpcore import wire, wire_launch
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def logs_specs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(wire.LAUNCH_PLUGIN_DIR))
+    monkeypatch.syspath_prepend(str(wire_launch.LAUNCH_PLUGIN_DIR))
     return importlib.import_module("rankdeck_logs_specs")
 
 
@@ -40,7 +40,7 @@ def test_its_entry_points_are_found_through_pythonpath_and_load_without_torch() 
         "assert 'torch' not in sys.modules and 'ddpcore' not in sys.modules\n"
         f"print(entry_points(group='torchrun.logs_specs')['{wire.LOGS_SPECS_NAME}'].load().__name__)\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(wire.LAUNCH_PLUGIN_DIR)}
+    environment = os.environ | {"PYTHONPATH": str(wire_launch.LAUNCH_PLUGIN_DIR)}
 
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -56,7 +56,7 @@ def test_it_spells_the_variables_as_the_wire_does(logs_specs: ModuleType) -> Non
 
 
 def test_the_plug_in_has_no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(wire.LAUNCH_PLUGIN_DIR))
+    monkeypatch.syspath_prepend(str(wire_launch.LAUNCH_PLUGIN_DIR))
     plugin = importlib.import_module("rankdeck_plugin")
 
     assert plugin.RankLogsSpecs.__name__ == "RankLogsSpecs"

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
-from ddpcore.wire import LAUNCH_PLUGIN_DIR, Fault, FaultKind, decode_faults
+from ddpcore.wire import Fault, FaultKind, decode_faults
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from tests.support.jobs import make_spec
 
 PATHS = LaunchPaths("/run/a/inbox.sock", "/run/a/jobs/train/0")

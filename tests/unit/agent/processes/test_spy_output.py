@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.processes.py_spy import MalformedOutputError, is_own, stacks_of_output
-from ddpcore.wire import LAUNCH_PLUGIN_DIR
+from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from ddpcore.wire_stacks import MAX_FRAMES, MAX_THREADS, Frame
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from agent.wire.jobs import JobState
+from agent.wire.jobs import JobState, JobStatus
 from agent.wire.reports import ProcessState, WorkerReport
 from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.model.group_table import MAX_CALLS
+from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
@@ -411,3 +413,57 @@ def test_a_report_without_jobs_says_only_that_the_node_lives() -> None:
 
     assert cluster.nodes["a"].report is not None
     assert cluster.nodes["a"].num_ignored == 1
+
+
+def adopted(*ranks: int, **fields: Any) -> JobStatus:
+    """Return a job of another launcher on a node that knows these ranks of 4."""
+    shape = {"num_nodes": 1, "node_rank": 0, "local_world_size": len(ranks), "ranks": list(ranks)}
+    return job_status(ranks[0], **{**shape, **fields})
+
+
+def test_ranks_of_another_launcher_are_any_set_and_grow() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[adopted(0)])
+    apply(cluster, 2, jobs=[adopted(0, 3)])
+    apply(cluster, 1, jobs=[adopted(1, 2)], node="b")
+
+    job = job_of(cluster)
+    assert job.node_of.tolist() == [0, 1, 1, 0]
+    assert (job.num_nodes, job.ranks_of(0), job.together.is_adopted) == (2, [0, 3], True)
+
+    apply(cluster, 3, jobs=[adopted(0, 2, 3)])
+    assert job_of(cluster).node_of.tolist() == [0, 1, 1, 0]
+    assert job_of(cluster).num_ignored == 1
+
+
+def test_another_run_of_a_job_takes_its_place_and_nodes_that_have_only_ended_the_last_one_are_not_of_it() -> None:
+    cluster = make()
+    for node, rank in (("a", 0), ("b", 2)):
+        apply(cluster, 1, jobs=[adopted(rank)], node=node)
+        apply(cluster, 2, jobs=[adopted(rank, state=JobState.FAILED)], node=node)
+    first = job_of(cluster)
+    assert first.is_ended()
+
+    apply(cluster, 3, jobs=[adopted(0)])
+    apply(cluster, 3, jobs=[adopted(2, state=JobState.FAILED)], node="b")
+    second = job_of(cluster)
+    assert second is not first
+    assert (second.state(), second.node_of.tolist()) == ("starting", [0, -1, -1, -1])
+
+    apply(cluster, 4, jobs=[adopted(2)], node="b")
+    apply(cluster, 4, jobs=[adopted(0)])
+    assert job_of(cluster) is second
+    assert second.node_of.tolist() == [0, -1, 1, -1]
+
+    apply(cluster, 5, jobs=[adopted(0, world_size=1)])
+    assert job_of(cluster).world_size == 1
+
+
+def test_ranks_that_nobody_reports_once_the_others_have_opened_their_group_are_named() -> None:
+    cluster = make()
+    early, open_ = rank_report(0, phase=Phase.JOINING), rank_report(0)
+    apply(cluster, 1, worker_report(0, early), jobs=[adopted(0)])
+    assert job_of(cluster).notes() == {}
+
+    apply(cluster, 2, worker_report(0, msgspec.structs.replace(open_, report_seq=2)), jobs=[adopted(0)])
+    assert job_of(cluster).notes()["unknown"].startswith("ranks 1-3: on a host that is not watched here")

@@ -134,6 +134,15 @@ async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart()
     assert [one.status.state for one in channels.values() if one.status] == [JobState.RUNNING] * 3
 
 
+async def test_a_job_of_another_launcher_is_not_ended_for_a_restart_that_cannot_be() -> None:
+    node = road()
+    assert node.status is not None
+    node.status = msgspec.structs.replace(node.status, ranks=[0, 1])
+    with pytest.raises(UsageError, match="was started by another launcher"):
+        await control_over(n0=node).restart("j")
+    assert node.heard == []
+
+
 @pytest.mark.parametrize("is_immediate", [False, True])
 @pytest.mark.parametrize(
     ("num_nodes", "num_ranks", "words"),

@@ -1,0 +1,277 @@
+"""The jobs of this node that no agent has launched: taken in by their ranks' reports, watched, and ended on request.
+
+Lives on the event loop's thread. What a report means for a job is decided by `agent.jobs.adopted_job`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.jobs.adopted_job import Action, AdoptedJob
+from agent.jobs.launch import ask_rank, listens
+from agent.jobs.lifecycle import KillReceived, StopReceived
+from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
+from agent.processes.foreign_launcher import Launcher, launcher_pid_of
+from agent.processes.worker_sampler import WorkerSampler, worker_ended
+from agent.wire.commands import Accepted, RefusalReason, Refused
+from ddpcore.wire import ReportNow, StopTraining
+from ddpcore.wire_launch import ADOPTED_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+    from agent.jobs.lifecycle import Event
+    from agent.node_state.node_state import NodeState
+    from agent.node_state.observations import WorkerEnded
+    from agent.wire.jobs import JobStatus
+    from ddpcore.wire import ProbeRequest, RankReport
+
+MAX_JOBS = 32
+"""Jobs known at a time: a report of one more is dropped."""
+MAX_ENDED_JOBS = 8
+"""Ended jobs that are still reported."""
+SUFFIX = "-adopted"
+"""Ends the name of a job here whose own is that of a launched one."""
+MAX_NAME_CHARS = 64
+
+
+class AdoptedRun:
+    """A job and what is held of it: its launcher, the directory of its probes."""
+
+    def __init__(self, job: AdoptedJob, ranks_dir: Path, launcher: Launcher | None) -> None:
+        self.job = job
+        self.ranks_dir = ranks_dir
+        self.launcher = launcher
+        self._last_request_id = 0
+
+    @property
+    def job_id(self) -> str:
+        return self.job.job_id
+
+    @property
+    def attempt(self) -> int:
+        return self.job.attempt
+
+    @property
+    def ranks(self) -> list[int]:
+        return self.job.ranks
+
+    @property
+    def python(self) -> str:
+        """The interpreter of a rank, as it was called; this one's where it cannot be seen."""
+        for member in self.job.members.values():
+            with contextlib.suppress(OSError):
+                called = Path(f"/proc/{member.pid}/cmdline").read_bytes().split(b"\0")[0]
+                if called.startswith(b"/"):
+                    return os.fsdecode(called)
+        return sys.executable
+
+    def new_request_id(self) -> int:
+        """Return a number that is higher than any before, also an earlier agent's."""
+        self._last_request_id = max(self._last_request_id + 1, time.monotonic_ns() // 1_000_000)
+        return self._last_request_id
+
+    def ask(self, rank: int, request: ProbeRequest) -> bool:
+        """Send a request to a rank's probe; return whether it listens."""
+        return ask_rank(self.ranks_dir, rank, request)
+
+    def close(self) -> None:
+        """Let go of the launcher; it goes on."""
+        if self.launcher:
+            self.launcher.close()
+            self.launcher = None
+
+
+class AdoptedJobs:
+    """All of them, until `close`."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        state_dir: Path,
+        launched: Container[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`launched` holds the names of jobs that agents have launched; `on_change` is called for what is news."""
+        self._state = state
+        self._dir = state_dir / ADOPTED_DIR
+        self._launched = launched
+        self._on_change = on_change
+        self._runs: dict[str, AdoptedRun] = {}
+        self._workers = WorkerSampler(self._on_rank_end)
+        self._remove_old_dirs()
+
+    def __iter__(self) -> Iterator[AdoptedRun]:
+        """Iterate over all of them as they are now, even if some are forgotten during it."""
+        return iter(list(self._runs.values()))
+
+    def get(self, job_id: str) -> AdoptedRun | None:
+        return self._runs.get(job_id)
+
+    @property
+    def are_moving(self) -> bool:
+        """True while a job has not ended."""
+        return any(not run.job.has_ended for run in self)
+
+    def statuses(self, now_s: float) -> list[JobStatus]:
+        """Return the status of every job, in the order of their first reports."""
+        return [run.job.status(now_s) for run in self]
+
+    def take(self, report: RankReport, pid: int) -> RankReport | None:
+        """Take a rank in by its report; return the report as the node's state takes it, None where it is refused.
+
+        Args:
+            report: Report of a rank that no agent has launched.
+            pid: Process that has sent it, as the kernel shows it: in a container it has another number.
+        """
+        now_s = time.monotonic()
+        job_id = self._name_here(report.job_id)
+        report = msgspec.structs.replace(report, job_id=job_id, pid=pid)
+        run = self._runs.get(job_id)
+        if run is None or run.job.is_succeeded_by(report, pid):
+            is_taken = self._begin(report, now_s)
+        else:
+            is_taken = self._join(run, report, now_s)
+        return report if is_taken else None
+
+    def tick(self) -> None:
+        """Sample the ranks, let time pass for the jobs, and do what is due."""
+        now_s = time.monotonic()
+        for run in self:
+            for sample in self._workers.sample(run.job_id):
+                self._state.apply(sample, now_s)
+            launcher, before = run.launcher, run.job.state
+            is_running = launcher is not None and launcher.is_running
+            exit_code = None if launcher is None or is_running else launcher.exit_code
+            self._carry_out(run, run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code))
+            if run.job.state is not before:
+                self._on_change()
+            if run.job.has_ended:
+                run.close()
+        ended = [run.job_id for run in self if run.job.has_ended]
+        for job_id in ended[:-MAX_ENDED_JOBS]:
+            self.forget(job_id)
+
+    def command(self, run: AdoptedRun, event: Event) -> Accepted | Refused:
+        """Carry out a console's command to a job."""
+        now_s = time.monotonic()
+        match event:
+            case StopReceived(is_agreed=is_agreed, can_agree=can_agree):
+                actions = run.job.stop(now_s, is_agreed=is_agreed and can_agree)
+            case KillReceived():
+                actions = run.job.kill(now_s)
+            case _:
+                why = f"job {run.job_id} was not launched by rankdeck, which can stop and kill it, and nothing else"
+                return Refused(RefusalReason.NOT_PERMITTED, why)
+        self._carry_out(run, actions)
+        self._on_change()
+        return Accepted()
+
+    def pids(self, job_id: str) -> dict[int, int]:
+        """Return the process of each rank that has not ended."""
+        return self._workers.pids(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that has ended, with what its probes have left."""
+        run = self._runs.pop(job_id)
+        run.close()
+        self._workers.forget(job_id)
+        self._state.apply(JobForgotten(job_id), time.monotonic())
+        shutil.rmtree(run.ranks_dir, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of everything; jobs that run continue."""
+        for run in self:
+            run.close()
+        self._workers.close()
+
+    def _remove_old_dirs(self) -> None:
+        """Remove what probes of ended jobs have left that an earlier agent knew."""
+        with contextlib.suppress(OSError):
+            for directory in self._dir.iterdir():
+                if directory.is_dir() and not any(map(listens, directory.glob("rank-*.sock"))):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+    def _name_here(self, job_id: str) -> str:
+        return f"{job_id[: MAX_NAME_CHARS - len(SUFFIX)]}{SUFFIX}" if job_id in self._launched else job_id
+
+    def _begin(self, report: RankReport, now_s: float) -> bool:
+        """Begin a job, or another run of it."""
+        before = self._runs.get(report.job_id)
+        if before is None and len(self._runs) >= MAX_JOBS:
+            return False
+        if before is not None:
+            before.close()
+        self._workers.forget(report.job_id)
+        launcher = None
+        with contextlib.suppress(OSError):  # it ends just now
+            launcher = Launcher(launcher_pid_of(report.pid))
+        run = AdoptedRun(AdoptedJob(report, now_s), self._dir / report.job_id, launcher)
+        # Those that ran last are reported last.
+        self._runs.pop(report.job_id, None)
+        self._runs[report.job_id] = run
+        self._state.apply(JobAdmitted(run.job.status(now_s)), now_s)
+        self._hold(run, report.rank, report.pid, now_s)
+        self._on_change()
+        return True
+
+    def _join(self, run: AdoptedRun, report: RankReport, now_s: float) -> bool:
+        """Take a report of a job that runs, and its rank if that is new."""
+        pids = {rank: member.pid for rank, member in run.job.members.items()}
+        if not run.job.take(report, report.pid):
+            return False
+        if pids.get(report.rank) != report.pid:
+            self._state.apply(JobGrown(run.job.status(now_s)), now_s)
+            self._hold(run, report.rank, report.pid, now_s)
+            self._on_change()
+        return True
+
+    def _hold(self, run: AdoptedRun, rank: int, pid: int, now_s: float) -> None:
+        self._state.apply(WorkerSeen(run.job_id, rank, pid), now_s)
+        if not self._workers.hold(run.job_id, rank, pid):
+            self._on_rank_end(worker_ended(run.job_id, rank, None))
+
+    def _on_rank_end(self, ended: WorkerEnded) -> None:
+        now_s = time.monotonic()
+        run = self._runs[ended.job_id]
+        event = run.job.rank_ended(ended.rank, ended.exit.code, ended.exit.signal, now_s)
+        error = event.found.text.exception if event.found else ""
+        how = msgspec.structs.replace(ended.exit, code=event.code, signal=event.signal, error=error)
+        self._state.apply(msgspec.structs.replace(ended, exit=how), now_s)
+        if event.code != 0 and not run.job.has_ended:
+            # The launcher may end the others soon: what they have called is reported before.
+            self._ask_all(run, ReportNow(run.new_request_id()))
+        self._on_change()
+
+    def _carry_out(self, run: AdoptedRun, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Action.ASK_TO_STOP:
+                    self._ask_all(run, StopTraining(run.new_request_id()))
+                case Action.END_LAUNCHER if run.launcher:
+                    run.launcher.terminate()
+                case Action.KILL:
+                    if run.launcher:
+                        run.launcher.kill_tree()
+                    self._signal_all(run, signal.SIGKILL)
+                case _:
+                    self._signal_all(run, signal.SIGTERM)
+            if action in {Action.END_LAUNCHER, Action.END_RANKS}:
+                self._signal_all(run, signal.SIGCONT)  # a frozen rank hears nothing
+
+    def _signal_all(self, run: AdoptedRun, number: signal.Signals) -> None:
+        for rank in run.ranks:
+            self._workers.send_signal(run.job_id, rank, number)
+
+    def _ask_all(self, run: AdoptedRun, request: StopTraining | ReportNow) -> None:
+        for rank in run.ranks:
+            run.ask(rank, request)

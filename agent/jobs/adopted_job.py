@@ -1,0 +1,260 @@
+"""A job that no agent has launched: its ranks on this node as they report, and what is done to end it. Pure.
+
+The job is known from its first report on, and grows: a rank that has not reported yet is not missed. There is no
+launcher of ours, so no restart, no logs and no exit code but what the kernel and the probes show. A stop asks the
+ranks to end at an agreed step where all of them can, else it is SIGTERM for the launcher, then for each rank, then
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.jobs.lifecycle import WorkerExited
+from agent.jobs.root_cause import Failure, failure_of_worker, first_of, worker_end_text
+from agent.logs.traceback_text import FailureText, FoundFailure
+from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+
+if TYPE_CHECKING:
+    from ddpcore.wire import RankReport
+
+SAVE_S = 120.0
+"""Seconds that an agreed stop may take for a step and a checkpoint before SIGTERM, as for launched jobs."""
+ASK_RANKS_S = 5.0
+"""Seconds from SIGTERM for the launcher to SIGTERM for ranks that still run: most launchers pass it on at once."""
+GRACE_S = 10.0
+"""Seconds from SIGTERM to SIGKILL."""
+LAUNCHER_END_S = 3.0
+"""Seconds that a job goes on without a process of a rank, while its launcher lives: it may start the ranks again."""
+MAX_REFUSED = 8
+
+
+class Action(StrEnum):
+    """What is to be done to the job's processes."""
+
+    ASK_TO_STOP = "ask to stop"
+    """Ask the probes for an agreed stop."""
+    END_LAUNCHER = "end launcher"
+    """SIGTERM for the launcher, and its process group if it leads one."""
+    END_RANKS = "end ranks"
+    """SIGTERM for each rank that runs."""
+    KILL = "kill"
+    """SIGKILL for the launcher, what it has started, and each rank."""
+
+
+class Member(msgspec.Struct):
+    """The process of a rank on this node."""
+
+    pid: int
+    local_rank: int
+    has_ended: bool = False
+    raised: str = ""
+    """The exception that ends it, as its probe has reported."""
+    is_ending: bool = False
+    """Its probe has sent its last report: the interpreter ends."""
+    has_failed: bool = False
+
+
+class AdoptedJob:
+    """One run of a job, from its first report on.
+
+    Args:
+        report: The first report.
+        now_s: Time of the report.
+    """
+
+    def __init__(self, report: RankReport, now_s: float) -> None:
+        self.job_id = report.job_id
+        self.attempt = report.attempt
+        self.world_size = report.world_size
+        self.members: dict[int, Member] = {report.rank: Member(report.pid, report.local_rank)}
+        self.state = JobState.RUNNING
+        self.since_s = self.started_s = now_s
+        self.exit_code: int | None = None
+        self.cause = ""
+        self.failure: Failure | None = None
+        self._due: deque[tuple[float, Action]] = deque()
+        """What is done next, and when, if the job has not ended by then."""
+        self._idle_since_s: float | None = None
+        """Time from which on no rank of it has had a process."""
+        self.rivals: dict[int, int] = {}
+        """Ranks as which a second process reports, and its pid: it is left out."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks on this node that have reported, in order."""
+        return sorted(self.members)
+
+    @property
+    def has_ended(self) -> bool:
+        """True when no process of it is left."""
+        return self.state in ENDED_STATES
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once it was asked to end and has not ended."""
+        return self.state is JobState.STOPPING
+
+    def is_succeeded_by(self, report: RankReport, pid: int) -> bool:
+        """Return whether a report under this job's name is of another run of it: the job restarts.
+
+        Its launcher has started the ranks again, or somebody the program, or the environment was wrong about the world.
+        """
+        if report.attempt > self.attempt or self.has_ended:
+            return all(pid != member.pid for member in self.members.values())
+        others = [member for member in self.members.values() if not member.has_ended and member.pid != pid]
+        return report.world_size != self.world_size and (self.rank_of(pid) is not None or not others)
+
+    def take(self, report: RankReport, pid: int) -> bool:
+        """Take a report of this run; return whether it is of a rank that is a member now."""
+        if self.has_ended or (report.attempt, report.world_size) != (self.attempt, self.world_size):
+            return False
+        member = self.members.get(report.rank)
+        if member is None or (member.pid != pid and member.has_ended):
+            self._forget(pid)
+            member = self.members[report.rank] = Member(pid, report.local_rank)
+        elif member.pid != pid:
+            if len(self.rivals) < MAX_REFUSED:
+                self.rivals[report.rank] = pid
+            return False
+        member.raised, member.is_ending = report.raised or member.raised, report.is_ending
+        return True
+
+    def rank_of(self, pid: int) -> int | None:
+        """Return the rank whose process this is."""
+        return next((rank for rank, member in self.members.items() if member.pid == pid), None)
+
+    def rank_ended(self, rank: int, code: int | None, signal: int | None, now_s: float) -> WorkerExited:
+        """Take the end of a rank's process; return it with what its probe has reported of it.
+
+        The code is None where the kernel does not show it: then a probe that has sent its last report has ended well,
+        or by an exception, which a code of 1 stands for.
+        """
+        member = self.members[rank]
+        member.has_ended = True
+        if code is None and signal is None and (member.is_ending or member.raised):
+            code = 1 if member.raised else 0
+        found = FoundFailure(FailureText(exception=member.raised), rank) if member.raised else None
+        event = WorkerExited(rank, code, signal, found)
+        member.has_failed = code != 0
+        if member.has_failed and not self.is_stopping:
+            failure = failure_of_worker(event, now_s, self.failure)
+            if first_of(self.failure, failure) is failure:
+                self.failure, self.cause = failure, worker_end_text(event)
+        return event
+
+    def stop(self, now_s: float, *, is_agreed: bool) -> list[Action]:
+        """Begin to end it in order; `is_agreed`: all ranks can stop at an agreed step."""
+        if self.has_ended:
+            return []
+        self._go(JobState.STOPPING, now_s)
+        at_s = now_s + SAVE_S if is_agreed else now_s
+        plan = [(at_s, Action.END_LAUNCHER), (at_s + ASK_RANKS_S, Action.END_RANKS), (at_s + GRACE_S, Action.KILL)]
+        self._due = deque(plan)
+        return [Action.ASK_TO_STOP] if is_agreed else self._what_is_due(now_s)
+
+    def kill(self, now_s: float) -> list[Action]:
+        """Begin to end it at once."""
+        if self.has_ended:
+            return []
+        self._go(JobState.STOPPING, now_s)
+        self._due = deque([(now_s, Action.KILL)])
+        return self._what_is_due(now_s)
+
+    def tick(self, now_s: float, *, lives_launcher: bool, exit_code: int | None) -> list[Action]:
+        """Let time pass; return what is to be done.
+
+        Args:
+            now_s: Now.
+            lives_launcher: Whether its launcher runs, as far as one is known.
+            exit_code: Exit code of a launcher that has ended; negative is a signal, None is unknown.
+        """
+        if self.has_ended:
+            return []
+        if any(not member.has_ended for member in self.members.values()):
+            self._idle_since_s = None
+            return self._what_is_due(now_s)
+        self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
+        if not lives_launcher:
+            self._end(exit_code, now_s)
+            return []
+        return self._what_is_due(now_s)
+
+    def status(self, now_s: float) -> JobStatus:
+        """Return the job as a console sees it."""
+        ranks = self.ranks
+        return JobStatus(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            state=self.state,
+            state_s=max(0.0, now_s - self.since_s),
+            world_size=self.world_size,
+            num_nodes=1,
+            node_rank=0,
+            first_rank=ranks[0],
+            local_world_size=len(ranks),
+            exit_code=self.exit_code,
+            detail=self._detail(now_s),
+            root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
+            age_s=max(0.0, now_s - self.started_s),
+            ranks=ranks,
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every event."""
+        assert self.members
+        assert all(0 <= rank < self.world_size for rank in self.members)
+        running = [member.pid for member in self.members.values() if not member.has_ended]
+        assert len(running) == len(set(running))
+        assert not (self.has_ended and running)
+        assert self.exit_code is None or self.has_ended
+
+    def _forget(self, pid: int) -> None:
+        """Drop what a process was before: it may be another rank than by its environment."""
+        rank = self.rank_of(pid)
+        if rank is not None:
+            del self.members[rank]
+            self.rivals.pop(rank, None)
+
+    def _what_is_due(self, now_s: float) -> list[Action]:
+        due = []
+        while self._due and self._due[0][0] <= now_s:
+            at_s, action = self._due.popleft()
+            due.append(action)
+            if action is Action.KILL:
+                self._due.append((max(now_s, at_s) + GRACE_S, Action.KILL))
+        return due
+
+    def _end(self, exit_code: int | None, now_s: float) -> None:
+        self.exit_code = exit_code
+        was_stopping = self.is_stopping
+        has_failed = any(member.has_failed for member in self.members.values()) or exit_code not in {0, None}
+        self._go(JobState.STOPPED if was_stopping else JobState.FAILED if has_failed else JobState.SUCCEEDED, now_s)
+        if has_failed and not self.cause:
+            self.cause = f"its launcher ended with {exit_code}"
+
+    def _go(self, state: JobState, now_s: float) -> None:
+        if self.state is not state:
+            self.state, self.since_s = state, now_s
+
+    def _detail(self, now_s: float) -> str:
+        if self.has_ended or self.cause:
+            return self.cause
+        if self.is_stopping and self._due:
+            due_s, action = self._due[0]
+            what = {
+                Action.END_LAUNCHER: "SIGTERM",
+                Action.END_RANKS: "SIGTERM for each rank",
+                Action.KILL: "SIGKILL",
+            }[action]
+            return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s"
+        if self.rivals:
+            rank, pid = next(iter(self.rivals.items()))
+            return f"two processes report as rank {rank}: {self.members[rank].pid}, and {pid}, which is left out"
+        if self._idle_since_s is not None and now_s - self._idle_since_s > LAUNCHER_END_S:
+            return "all its ranks here have ended; their launcher has not"
+        return ""

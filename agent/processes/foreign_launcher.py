@@ -1,0 +1,114 @@
+"""Launchers that are not ours: found above a rank, watched by a pidfd, ended with what they have started.
+
+`rankdeck exec` leaves its pid in the environment, and is the launcher from then on. Without it the launcher is the
+rank's highest ancestor that was started with the launch plug-in on its PYTHONPATH, below any shell: whose environment
+`eval "$(rankdeck env)"` has prepared goes on living when its job ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+from agent.processes import shim
+from agent.processes.shim_process import environ_of, exit_status
+from ddpcore.wire_launch import ENV_EXEC_PID, LAUNCH_PLUGIN_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLUGIN = os.fsencode("/".join(LAUNCH_PLUGIN_DIR.parts[-2:]))
+_SHELLS = frozenset({b"bash", b"dash", b"fish", b"ksh", b"sh", b"tcsh", b"zsh"})
+_PARENT, _STARTED = 1, 19
+"""Indices behind the name in /proc/PID/stat. Source: proc_pid_stat(5)."""
+
+
+class Launcher:
+    """A launcher that runs, held until `close`."""
+
+    def __init__(self, pid: int) -> None:
+        """Hold a process.
+
+        Raises:
+            OSError: It is gone.
+        """
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code once it has ended, where the kernel shows it to us; negative is a signal."""
+        status = exit_status(self._pidfd)
+        return None if status is None else os.waitstatus_to_exitcode(status)
+
+    def terminate(self) -> None:
+        """Ask it to end: by SIGTERM to its process group if it leads one, as a terminal's Ctrl-C is sent."""
+        if not self.is_running:
+            return
+        try:
+            if os.getpgid(self.pid) == self.pid != os.getpgrp():
+                os.killpg(self.pid, signal.SIGTERM)
+            else:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        except OSError:
+            return  # it ends just now
+
+    def kill_tree(self) -> None:
+        """Kill it and what it has started."""
+        if not self.is_running:
+            return
+        below = shim.descendants(self.pid)
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except OSError:
+            return
+        for pid, started_ticks in below.items():
+            shim.send_signal(pid, started_ticks, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._pidfd)
+
+
+def launcher_pid_of(rank_pid: int) -> int:
+    """Return the pid of the launcher of a rank, which may be the rank itself."""
+    environ = environ_of(rank_pid)
+    line = [rank_pid, *_ancestors(rank_pid)]
+    exec_pid = environ.get(ENV_EXEC_PID.encode(), b"")
+    if exec_pid.isdigit() and int(exec_pid) in line:
+        return int(exec_pid)
+    found = rank_pid
+    for pid in line[1:]:
+        if _name_of(pid) in _SHELLS or not _is_prepared(environ_of(pid)):
+            break
+        found = pid
+    return found
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while fields := shim.stat_fields(pid):
+        pid = int(fields[_PARENT])
+        if pid <= 1:
+            return
+        yield pid
+
+
+def _is_prepared(environ: dict[bytes, bytes]) -> bool:
+    return any(path.endswith(_PLUGIN) for path in environ.get(b"PYTHONPATH", b"").split(b":"))
+
+
+def _name_of(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - a path object for each process is waste
+            return file.read().strip()
+    except OSError:
+        return b""

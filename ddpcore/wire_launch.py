@@ -1,0 +1,95 @@
+"""What whoever starts ranks agrees on with them: where their agent lives, and what in the environment loads the probe.
+
+Pure: environment and host name are arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcore.wire import (
+    ENV_ATTEMPT,
+    ENV_FAULTS,
+    ENV_INBOX,
+    ENV_JOB_ID,
+    ENV_LAUNCHER_NAMESPACE,
+    ENV_LAUNCHER_PID,
+    ENV_LOG_DIR,
+    ENV_PROBED_PID,
+    ENV_REQUEST_DIR,
+    ENV_ROUND,
+    ENV_STORE_FD,
+    ENV_UNPROBED,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAUNCH_PLUGIN_DIR = Path(__file__).parent / "launch_plugin"
+"""Goes first on a job's PYTHONPATH: entry points that load the probe and name the log files."""
+ENV_AGENT_DIR = "RANKDECK_AGENT_DIR"
+"""Directory of the agent for ranks that it has not launched, where that is another one than by the rule."""
+ENV_EXEC_PID = "RANKDECK_EXEC_PID"
+"""Pid of the command that `rankdeck exec` has become: the launcher of the ranks below it."""
+INBOX_SOCKET = "inbox.sock"
+ADOPTED_DIR = "adopted"
+"""Directory in the agent's own with one for each job that it has not launched: the sockets of the ranks' probes."""
+SLURM_INFIX = "-slurm-"
+_SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+"""Variables that srun sets for its tasks. Source: srun(1), OUTPUT ENVIRONMENT VARIABLES. Measured with 22.05: a batch
+script has SLURM_PROCID, and no SLURM_STEP_ID."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
+
+
+def slurm_step_numbers(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the values of `_SLURM_STEP` in a step of a Slurm job, digits alone; None elsewhere."""
+    texts = [environ.get(name, "") for name in _SLURM_STEP]
+    return texts if all(_NUMBER.fullmatch(text) for text in texts) else None
+
+
+def agent_directories(environ: Mapping[str, str], hostname: str) -> list[Path]:
+    """Return the directories that an agent with this environment has on a host, the one that it takes first.
+
+    A home that hosts share has a directory for each. An agent in a step of a Slurm job has one for that job, so that
+    two jobs may share a host; there may be another one on that host outside of the step. Empty where neither
+    XDG_STATE_HOME nor HOME is an absolute path. Source: XDG Base Directory Specification 0.8 (others are ignored).
+    """
+    state_home, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if state_home.startswith("/"):
+        parent = Path(state_home, "rankdeck")
+    elif home.startswith("/"):
+        parent = Path(home, ".local", "state", "rankdeck")
+    else:
+        return []
+    step = slurm_step_numbers(environ)
+    names = [f"{hostname}{SLURM_INFIX}{step[0]}", hostname] if step else [hostname]
+    return [parent / name for name in names]
+
+
+JOB_VARIABLES = frozenset(
+    {
+        *(ENV_INBOX, ENV_JOB_ID, ENV_ATTEMPT, ENV_REQUEST_DIR, ENV_LOG_DIR, ENV_FAULTS, ENV_STORE_FD, ENV_ROUND),
+        *(ENV_LAUNCHER_PID, ENV_LAUNCHER_NAMESPACE, ENV_PROBED_PID, ENV_UNPROBED),
+    }
+)
+"""Variables that an agent, a launcher or a probe sets for the processes of one job."""
+RECORDER_ENTRIES = 64
+"""Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
+_RECORDER_ALIAS = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The user's own setting of the recorder, which TORCH_FR_BUFFER_SIZE would override."""
+
+
+def put_plugin(env: dict[str, str]) -> None:
+    """Put the launch plug-in first on the search path of an environment."""
+    search_path = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = f"{LAUNCH_PLUGIN_DIR}:{search_path}" if search_path else str(LAUNCH_PLUGIN_DIR)
+
+
+def put_recorder(env: dict[str, str]) -> None:
+    """Switch on what the probe reads of torch, where the user has not set it otherwise."""
+    if not env.get(_RECORDER_ALIAS):
+        env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
+    # When a GPU comes to a collective, and how long it waits there: who is late, and whose kernel does not end.
+    env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")

@@ -34,6 +34,6 @@ def train(rank: int, how: str, directory: Path, port: int) -> None:
 if __name__ == "__main__":
     arguments = (sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
     if sys.argv[1] == "spawn":
-        mp.spawn(train, arguments, nprocs=2)
+        mp.spawn(train, arguments, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
     else:
         train(-1, *arguments)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PLUGIN = os.fsencode("/".join(LAUNCH_PLUGIN_DIR.parts[-2:]))
 _SHELLS = frozenset({b"bash", b"dash", b"fish", b"ksh", b"sh", b"tcsh", b"zsh"})
-_PARENT, _STARTED = 1, 19
+_PARENT, _STARTED, _EXIT_CODE = 1, 19, 49
 """Indices behind the name in /proc/PID/stat. Source: proc_pid_stat(5)."""
 
 
@@ -36,6 +36,7 @@ class Launcher:
         """
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
+        self._started_ticks = b"".join(shim.stat_fields(pid)[_STARTED : _STARTED + 1])
 
     @property
     def is_running(self) -> bool:
@@ -47,6 +48,9 @@ class Launcher:
     @property
     def exit_code(self) -> int | None:
         """Its exit code once it has ended, where the kernel shows it to us; negative is a signal."""
+        fields = shim.stat_fields(self.pid)
+        if fields and fields[0] == b"Z" and fields[_STARTED] == self._started_ticks and len(fields) > _EXIT_CODE:
+            return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))  # nobody has collected it yet
         status = exit_status(self._pidfd)
         return None if status is None else os.waitstatus_to_exitcode(status)
 

@@ -125,8 +125,11 @@ def test_ranks_of_any_launcher_are_taken_in_watched_and_end_as_they_would(
         os.kill(worker(report, 1).pid, signal.SIGCONT)
 
         job.go_on("end")
-        assert job.process.wait(END_S) == 0
         report = agent.wait_until(is_(JobState.SUCCEEDED), END_S, "it has succeeded")
+        status = status_of(report)
+        assert status is not None
+        assert status.exit_code == 0  # its parent has not collected it yet
+        assert job.process.wait(END_S) == 0
         assert [one.exit and one.exit.code for one in report.workers] == [0, 0]
         output = (tmp_path / "output").read_text()
         assert [output.count(f"rank {rank} is done") for rank in (0, 1)] == [1, 1]

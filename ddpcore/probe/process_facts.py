@@ -52,6 +52,7 @@ _LAUNCHER_FILES = (
     "/accelerate/launchers.py",
 )
 """Files in which the main thread of a process stands that has started ranks and waits for their end."""
+_WRAP = "_wrap"
 _LAUNCHER_MODULES = frozenset(
     {b"torch.distributed.run", b"torch.distributed.launch", b"torchrun", b"ft_launcher", b"accelerate.commands.launch"}
 )
@@ -111,8 +112,11 @@ def variable_anomalies(environ: Mapping[str, str]) -> list[Anomaly]:
 
 
 def stands_in_launcher(stack: Sequence[StackLine]) -> bool:
-    """Return whether a main thread waits for ranks that it has started itself."""
-    return any(file.endswith(_LAUNCHER_FILES) for file, _, _ in stack)
+    """Return whether a main thread waits for ranks that it has started itself.
+
+    A rank that `torch.multiprocessing.spawn` has started stands in `_wrap` of the same files.
+    """
+    return any(file.endswith(_LAUNCHER_FILES) and function != _WRAP for file, _, function in stack)
 
 
 def stands_in_join(stack: Sequence[StackLine]) -> bool:

@@ -118,6 +118,7 @@ def test_ranks_of_any_launcher_are_taken_in_watched_and_end_as_they_would(
         assert status is not None
         assert (status.is_adopted, status.ranks, status.world_size) == (True, [0, 1], 2)
         assert [one.rank for one in report.workers] == [0, 1]
+        assert [one.report and one.report.anomalies for one in report.workers] == [[], []]
         assert {one.pid for one in report.workers} <= {process.pid for process in job.alive()}
 
         os.kill(worker(report, 1).pid, signal.SIGSTOP)

@@ -39,6 +39,7 @@ def test_a_main_thread_that_waits_for_ranks_of_its_own_is_recognised() -> None:
     assert stands_in_launcher([("/lib/selectors.py", 1, "select"), ("/x/torch/multiprocessing/spawn.py", 9, "join")])
     assert stands_in_launcher([("/x/torch/distributed/run.py", 9, "run")])
     assert not stands_in_launcher([("/home/me/torch_spawn.py", 9, "main")])
+    assert not stands_in_launcher([("/x/torch/multiprocessing/spawn.py", 9, "_wrap"), ("/home/me/train.py", 9, "main")])
 
 
 def test_a_main_thread_that_joins_processes_of_its_own_before_any_group_is_recognised() -> None:

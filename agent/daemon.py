@@ -138,6 +138,8 @@ class Daemon:
     def end_with_jobs(self, why: str) -> bool:
         """Stop all jobs as a console does, start no other, and end once they have; return False if that is under way.
 
+        Of other launchers' jobs those are stopped that can stop at an agreed step; the end reaches their launchers too.
+
         Args:
             why: For whoever wants to start a job in that time.
         """
@@ -147,19 +149,19 @@ class Daemon:
         for status in self._jobs.statuses(time.monotonic()):
             can_agree = self._state.can_agree_to_stop(status.job_id)
             if status.is_adopted and not can_agree:
-                continue  # its launcher hears of the end itself
+                continue
             self._jobs.command(status.job_id, StopReceived(is_agreed=True, can_agree=can_agree))
         return True
 
     @property
     def num_jobs_left(self) -> int:
-        """How many jobs go on when this agent ends now."""
-        return 0 if self._kills_jobs else self._num_jobs
+        """How many jobs go on when this agent ends now: those of other launchers are never killed for it."""
+        return self._num_jobs(adopted=True) + (0 if self._kills_jobs else self._num_jobs(adopted=False))
 
-    @property
-    def _num_jobs(self) -> int:
+    def _num_jobs(self, *, adopted: bool) -> int:
         idle = ENDED_STATES | {JobState.PREPARED}
-        return sum(status.state not in idle for status in self._jobs.statuses(time.monotonic()))
+        statuses = self._jobs.statuses(time.monotonic())
+        return sum(status.state not in idle and status.is_adopted is adopted for status in statuses)
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serve until a shutdown is requested.
@@ -301,7 +303,7 @@ class Daemon:
             case Shutdown(kill_jobs=kill_jobs):
                 self._kills_jobs = self._kills_jobs or kill_jobs
                 self.end_soon()
-                num_ended = self._num_jobs if self._kills_jobs else None
+                num_ended = self._num_jobs(adopted=False) if self._kills_jobs else None
                 return Accepted(num_jobs_left=self.num_jobs_left, num_jobs_ended=num_ended)
         assert_never(command)
 

@@ -93,3 +93,18 @@ def put_recorder(env: dict[str, str]) -> None:
         env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
     # When a GPU comes to a collective, and how long it waits there: who is late, and whose kernel does not end.
     env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+
+
+def prepared_env(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return an environment whose ranks load the probe and are taken in by their host's agent.
+
+    Args:
+        environ: The environment before.
+        name: Name of the job; empty leaves it to what the launcher calls it.
+    """
+    env = {key: value for key, value in environ.items() if key not in JOB_VARIABLES}
+    put_plugin(env)
+    put_recorder(env)
+    if name:
+        env[ENV_JOB_ID] = name
+    return env

@@ -22,6 +22,7 @@ from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
 from agent.processes.foreign_launcher import Launcher, launcher_pid_of
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
+from agent.wire.codec import is_job_id
 from agent.wire.commands import Accepted, RefusalReason, Refused
 from ddpcore.wire import ReportNow, StopTraining
 from ddpcore.wire_launch import ADOPTED_DIR
@@ -42,6 +43,8 @@ MAX_ENDED_JOBS = 8
 SUFFIX = "-adopted"
 """Ends the name of a job here whose own is that of a launched one."""
 MAX_NAME_CHARS = 64
+NO_PID = 0
+"""Pid of a sender in a namespace that this process does not see. Source: unix(7), pid_namespaces(7)."""
 
 
 class AdoptedRun:
@@ -133,6 +136,8 @@ class AdoptedJobs:
             report: Report of a rank that no agent has launched.
             pid: Process that has sent it, as the kernel shows it: in a container it has another number.
         """
+        if pid == NO_PID or not is_job_id(report.job_id):
+            return None  # a name becomes a directory
         now_s = time.monotonic()
         job_id = self._name_here(report.job_id)
         report = msgspec.structs.replace(report, job_id=job_id, pid=pid)
@@ -227,7 +232,7 @@ class AdoptedJobs:
     def _join(self, run: AdoptedRun, report: RankReport, now_s: float) -> bool:
         """Take a report of a job that runs, and its rank if that is new."""
         pids = {rank: member.pid for rank, member in run.job.members.items()}
-        if not run.job.take(report, report.pid):
+        if not run.job.take(report, report.pid, now_s):
             return False
         if pids.get(report.rank) != report.pid:
             self._state.apply(JobGrown(run.job.status(now_s)), now_s)

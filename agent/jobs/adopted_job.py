@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.jobs.lifecycle import WorkerExited
-from agent.jobs.root_cause import Failure, failure_of_worker, first_of, worker_end_text
+from agent.jobs.lifecycle import LauncherFailed, WorkerExited
+from agent.jobs.root_cause import Failure, failure_of_worker, first_of, launcher_end_text, worker_end_text
 from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 
@@ -30,7 +30,8 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL."""
 LAUNCHER_END_S = 3.0
 """Seconds that a job goes on without a process of a rank, while its launcher lives: it may start the ranks again."""
-MAX_REFUSED = 8
+RIVAL_S = 5.0
+"""Seconds after its last report for which a second process of a rank is shown."""
 
 
 class Action(StrEnum):
@@ -81,8 +82,8 @@ class AdoptedJob:
         """What is done next, and when, if the job has not ended by then."""
         self._idle_since_s: float | None = None
         """Time from which on no rank of it has had a process."""
-        self.rivals: dict[int, int] = {}
-        """Ranks as which a second process reports, and its pid: it is left out."""
+        self._rival: tuple[float, int, int] | None = None
+        """The last report of a second process as a rank that runs: when, which rank, pid. It is left out."""
 
     @property
     def ranks(self) -> list[int]:
@@ -102,31 +103,28 @@ class AdoptedJob:
     def is_succeeded_by(self, report: RankReport, pid: int) -> bool:
         """Return whether a report under this job's name is of another run of it: the job restarts.
 
-        Its launcher has started the ranks again, or somebody the program, or the environment was wrong about the world.
+        Its launcher has started the ranks again, or somebody the program. Or torch has another rank or world than the
+        environment: then all ranks join again by their next reports.
         """
+        known = next((rank for rank, member in self.members.items() if member.pid == pid), None)
         if report.attempt > self.attempt or self.has_ended:
-            return all(pid != member.pid for member in self.members.values())
-        others = [member for member in self.members.values() if not member.has_ended and member.pid != pid]
-        return report.world_size != self.world_size and (self.rank_of(pid) is not None or not others)
+            return known is None
+        if known is not None:
+            return (report.rank, report.world_size) != (known, self.world_size)
+        return report.world_size != self.world_size and all(member.has_ended for member in self.members.values())
 
-    def take(self, report: RankReport, pid: int) -> bool:
+    def take(self, report: RankReport, pid: int, now_s: float) -> bool:
         """Take a report of this run; return whether it is of a rank that is a member now."""
         if self.has_ended or (report.attempt, report.world_size) != (self.attempt, self.world_size):
             return False
         member = self.members.get(report.rank)
         if member is None or (member.pid != pid and member.has_ended):
-            self._forget(pid)
             member = self.members[report.rank] = Member(pid, report.local_rank)
         elif member.pid != pid:
-            if len(self.rivals) < MAX_REFUSED:
-                self.rivals[report.rank] = pid
+            self._rival = (now_s, report.rank, pid)
             return False
         member.raised, member.is_ending = report.raised or member.raised, report.is_ending
         return True
-
-    def rank_of(self, pid: int) -> int | None:
-        """Return the rank whose process this is."""
-        return next((rank for rank, member in self.members.items() if member.pid == pid), None)
 
     def rank_ended(self, rank: int, code: int | None, signal: int | None, now_s: float) -> WorkerExited:
         """Take the end of a rank's process; return it with what its probe has reported of it.
@@ -213,13 +211,6 @@ class AdoptedJob:
         assert not (self.has_ended and running)
         assert self.exit_code is None or self.has_ended
 
-    def _forget(self, pid: int) -> None:
-        """Drop what a process was before: it may be another rank than by its environment."""
-        rank = self.rank_of(pid)
-        if rank is not None:
-            del self.members[rank]
-            self.rivals.pop(rank, None)
-
     def _what_is_due(self, now_s: float) -> list[Action]:
         due = []
         while self._due and self._due[0][0] <= now_s:
@@ -234,8 +225,8 @@ class AdoptedJob:
         was_stopping = self.is_stopping
         has_failed = any(member.has_failed for member in self.members.values()) or exit_code not in {0, None}
         self._go(JobState.STOPPED if was_stopping else JobState.FAILED if has_failed else JobState.SUCCEEDED, now_s)
-        if has_failed and not self.cause:
-            self.cause = f"its launcher ended with {exit_code}"
+        if self.state is JobState.FAILED and not self.cause:
+            self.cause = launcher_end_text(LauncherFailed(exit_code))
 
     def _go(self, state: JobState, now_s: float) -> None:
         if self.state is not state:
@@ -252,8 +243,8 @@ class AdoptedJob:
                 Action.KILL: "SIGKILL",
             }[action]
             return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s"
-        if self.rivals:
-            rank, pid = next(iter(self.rivals.items()))
+        if self._rival is not None and now_s - self._rival[0] < RIVAL_S:
+            _, rank, pid = self._rival
             return f"two processes report as rank {rank}: {self.members[rank].pid}, and {pid}, which is left out"
         if self._idle_since_s is not None and now_s - self._idle_since_s > LAUNCHER_END_S:
             return "all its ranks here have ended; their launcher has not"

@@ -29,7 +29,7 @@ def worker_end_text(event: WorkerExited) -> str:
 def worker_end(event: WorkerExited) -> str:
     if event.signal is not None:
         return f"was killed by {signal_name(event.signal)}"
-    return f"exited with code {event.code}"
+    return "ended, and its exit code is not known" if event.code is None else f"exited with code {event.code}"
 
 
 def launcher_end_text(event: AttemptFailed | LauncherFailed) -> str:

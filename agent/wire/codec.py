@@ -6,6 +6,7 @@ agent's sockets.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -49,7 +50,13 @@ def decode_line(decoder: msgspec.json.Decoder[_Message], line: bytes, what: str)
 LongText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+JOB_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,63}\Z"
+JobId = Annotated[str, msgspec.Meta(pattern=JOB_ID_PATTERN)]
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether a text is fit for the name of a job, and of its directory."""
+    return re.match(JOB_ID_PATTERN, text) is not None
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

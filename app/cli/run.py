@@ -12,6 +12,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,11 +53,10 @@ from app.settings.keys import nearest_text
 from app.ssh.config import THIS_MACHINE
 from app.text import LINE_LIMIT, clean
 from app.view.actions import AT_START, parse_fault
-from ddpcore.wire import ENV_JOB_ID
-from ddpcore.wire_launch import ENV_EXEC_PID, JOB_VARIABLES, put_plugin, put_recorder
+from ddpcore.wire_launch import ENV_AGENT_DIR, ENV_EXEC_PID, JOB_VARIABLES, agent_directories, prepared_env
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from app.fleet.agent_link import AgentLink
     from app.inventory.jobs import JobEntry
@@ -419,7 +419,7 @@ _job_name = click.option("--name", default="", help="Name of the job [by what it
     "invitation",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="INVITATION",
-    help="Let this node's agent dial a relay, by its invitation",
+    help="Let the agent that is started dial a relay, by its invitation; one that serves already stays as it is",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def exec_(*, name: str, invitation: Path | None, command: tuple[str, ...]) -> None:
@@ -432,10 +432,9 @@ def exec_(*, name: str, invitation: Path | None, command: tuple[str, ...]) -> No
         raise UsageError("exec wants a command", "rankdeck exec -- torchrun --nproc-per-node 4 train.py")
     if name:
         check_job_id(name)
-    _start_agent(invitation)
-    if sys.stderr.isatty():
+    if _start_agent(invitation) and sys.stderr.isatty():
         print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
-    environ = {**prepared(os.environ, name), ENV_EXEC_PID: str(os.getpid())}
+    environ = {**prepared_env(os.environ, name), ENV_EXEC_PID: str(os.getpid())}
     # Python ignores these two; a command has to have them as from a shell.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -458,7 +457,7 @@ def env(*, name: str) -> None:
     """
     if name:
         check_job_id(name)
-    now = prepared(os.environ, name)
+    now = prepared_env(os.environ, name)
     changed = {key: value for key, value in now.items() if os.environ.get(key) != value}
     for key in sorted(JOB_VARIABLES & os.environ.keys() - now.keys()):
         click.echo(f"unset {key}")
@@ -472,25 +471,15 @@ def env(*, name: str) -> None:
         print_line("rankdeck: no agent serves on this machine: rankdeck up")
 
 
-def prepared(environ: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return an environment whose ranks load the probe and are taken in by their host's agent.
-
-    Args:
-        environ: The environment before.
-        name: Name of the job; empty leaves it to what the launcher calls it.
-    """
-    prepared_env = {key: value for key, value in environ.items() if key not in JOB_VARIABLES}
-    put_plugin(prepared_env)
-    put_recorder(prepared_env)
-    if name:
-        prepared_env[ENV_JOB_ID] = name
-    return prepared_env
-
-
-def _start_agent(invitation: Path | None) -> None:
-    """Start this machine's agent unless it serves; print why there is none, and go on."""
-    dials = () if invitation is None else ("--relay", str(invitation))
+def _start_agent(invitation: Path | None) -> bool:
+    """Start this machine's agent unless it serves; return False, and print why, where there is none."""
+    options = () if invitation is None else ("--relay", str(invitation))
+    # Also in a step of a Slurm job: consoles find this host's usual agent, not one of the step's own.
+    for directory in agent_directories(os.environ, socket.gethostname())[-1:]:
+        options = ("--dir", os.environ.get(ENV_AGENT_DIR) or str(directory), *options)
     try:
-        LocalLink().ask_verb("serve", "--daemon", *dials)
+        LocalLink().ask_verb("serve", "--daemon", *options)
     except AppError as error:
         print_line(f"rankdeck: not watched: {error.whole}")
+        return False
+    return True

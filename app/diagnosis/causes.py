@@ -21,7 +21,7 @@ class RankState(StrEnum):
     STARTING = "starting"
     """Its process is not there yet, has not imported torch, or has not opened its process group."""
     UNPROBED = "unprobed"
-    """Its process runs, and nothing in it reports: it is watched from outside."""
+    """Its process runs, and nothing in it reports here: it is watched from outside, or not at all."""
     RUNNING = "running"
     WAITING = "waiting"
     """It has called a collective that is not complete."""

@@ -35,6 +35,9 @@ MAX_JOBS = 64
 """Limit of jobs kept; the oldest ended one goes first."""
 GAP_S = 1.5
 """Seconds without a report after which a node has come back: its facts on ranks need a moment to be fresh again."""
+GONE_S = 5.0
+"""Seconds for which a job of another launcher is kept that its node, which reports, does not name: a new agent learns
+of it by its ranks' next reports."""
 CROWDED_LOAD = 2.0
 """Runnable threads per CPU above which a healthy probe is late. A gloo rank on two CPUs was 2.3 s late at a load of 7.5
 per CPU."""
@@ -173,6 +176,7 @@ class Cluster:
 
     def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
         """Take a node's status of jobs; return the model of each, None for those refused."""
+        self._drop_gone(node, report, now_s)
         jobs = []
         for status in report.jobs:
             job = self._job_of(node, status)
@@ -182,6 +186,15 @@ class Cluster:
             else:
                 job.put_assignment(node.index, status, now_s)
         return jobs
+
+    def _drop_gone(self, node: Node, report: NodeFrame, now_s: float) -> None:
+        """Drop jobs of other launchers that their node reports no longer: agents keep no record of them."""
+        for job_id, job in list(self.jobs.items()):
+            last = job.assignments.get(node.index)
+            if last is None or not last.status.is_adopted or now_s - last.received_s < GONE_S:
+                continue
+            if len(job.assignments) == 1 and all(status.job_id != job_id for status in report.jobs):
+                del self.jobs[job_id]
 
     def _put_ranks(self, batch: RankBatch, reported: Sequence[Sequence[JobModel | None]]) -> None:
         """Give each job the records of its ranks."""

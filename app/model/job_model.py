@@ -101,8 +101,10 @@ class JobModel(RankColumns):
         if status.state is JobState.STOPPING:
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
-            # The stop itself went unseen: it came between the node's previous report, if any, and this one.
-            self.stop_began_s = -float("inf") if before is None else (before.received_s + now_s) / 2
+            # The stop itself went unseen: it came between the node's previous report, if any, and this one. Where the
+            # node knows of no failure before it, all that ended in that time ended by it.
+            since_s = -float("inf") if before is None else before.received_s
+            self.stop_began_s = since_s if status.root_cause is None else (since_s + now_s) / 2
 
     @property
     def num_nodes(self) -> int:
@@ -197,13 +199,19 @@ class JobModel(RankColumns):
         """Which ranks have not opened their process group, as last reported."""
         return _OUTSIDE[self.phase]
 
+    @property
+    def is_elsewhere(self) -> NDArray[np.bool_]:
+        """Ranks of another launcher's job that no node reports, though the others have opened their group with them."""
+        has_owner = self.node_of >= 0
+        if not self.together.is_adopted or self.is_outside[has_owner].any():
+            return np.zeros(self.world_size, np.bool_)
+        return ~has_owner
+
     def notes(self) -> dict[str, str]:
         """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
         notes = self.anomalies.notes(self.together.why_unprobed)
-        has_owner = self.node_of >= 0
-        # A group opens once all its ranks have come: those that nobody reports are elsewhere.
-        if self.together.is_adopted and not has_owner.all() and not self.is_outside[has_owner].any():
-            ranks = ranks_text(np.flatnonzero(~has_owner).tolist())
+        if self.is_elsewhere.any():
+            ranks = ranks_text(np.flatnonzero(self.is_elsewhere).tolist())
             notes["unknown"] = f"{ranks}: on a host that is not watched here, or without a probe (--name, rankdeck up)"
         return notes
 

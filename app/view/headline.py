@@ -223,8 +223,8 @@ def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
 
 
 def _ranks(job: JobModel, found: JobDiagnosis) -> str:
-    """Return `4 ranks`, or `3 of 4 ranks` when some have ended."""
-    num_left = int((~found.facts.is_dead).sum())
+    """Return `4 ranks`, or `3 of 4 ranks` when some have ended, or no node reports them."""
+    num_left = int((~found.facts.is_dead & ~job.is_elsewhere).sum())
     of_all = f"{num_left} of " if 0 < num_left < job.world_size else ""
     return f"{of_all}{job.world_size} rank{'' if job.world_size == 1 else 's'}"
 

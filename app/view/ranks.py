@@ -51,7 +51,7 @@ STATE_SEVERITY = {
 
 def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
     state = STATES[found.states[rank]]
-    if state is RankState.STARTING and job.is_unprobed[rank]:
+    if state is RankState.STARTING and (job.is_unprobed[rank] or job.is_elsewhere[rank]):
         state = RankState.UNPROBED
     worker = job.worker(rank)
     report = None if worker is None else worker.report
@@ -161,7 +161,8 @@ def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
 
 def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | None, state: RankState) -> str:
     if worker is None:
-        return "not known" if state is RankState.LOST else "not started"
+        unknown = {RankState.LOST: "not known", RankState.UNPROBED: "not reported here"}
+        return unknown.get(state, "not started")
     if state is RankState.LOST and job.is_over_on(int(job.node_of[worker.rank])):
         return clean(f"how it ended is not known{_over_text(job, worker.rank)}")
     if worker.exit is not None:
@@ -199,7 +200,8 @@ class RankTable:
     @cached_property
     def states(self) -> NDArray[np.int8]:
         """Indices into `app.diagnosis.rank_facts.STATES`."""
-        is_unprobed = (self._found.states == STATE_CODE[RankState.STARTING]) & self._job.is_unprobed
+        has_no_probe = self._job.is_unprobed | self._job.is_elsewhere
+        is_unprobed = (self._found.states == STATE_CODE[RankState.STARTING]) & has_no_probe
         return np.where(is_unprobed, STATE_CODE[RankState.UNPROBED], self._found.states).astype(np.int8)
 
     @property

@@ -42,6 +42,22 @@ with ddpcore.Engine(seed=0, log_dir="runs") as engine:
         engine.update(optimizer)
         time.sleep(0.1)
 """
+TASK = """
+import os, pathlib, torch
+import torch.distributed as dist
+dist.init_process_group(
+    "gloo", f"tcp://{os.environ['MASTER_ADDR']}:29655", rank=int(os.environ["SLURM_PROCID"]), world_size=4
+)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+has_ended = torch.zeros(1)
+while not has_ended.item():
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    has_ended.fill_(float(pathlib.Path("end").exists()))
+    dist.all_reduce(has_ended)
+"""
 SHORT = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); print('all', flush=True)"
 LINE = re.search(r"<!-- srun -->.*?\n(srun [^\n]*)\n```", markdown("slurm"), re.DOTALL)
 assert LINE, "the manual has the line"
@@ -97,6 +113,25 @@ def test_one_line_runs_a_program_on_all_nodes_and_ends_with_its_exit_code(cluste
     until(lambda: cluster.state(job_id) == "COMPLETED", START_S, f"job {job_id} ends")
     assert "srun ended with 1" in cluster.output(job_id)
     assert "exited with code 3" in cluster.output(job_id)
+
+
+@pytest.mark.slow
+def test_tasks_of_srun_that_exec_has_prepared_are_one_job_over_their_nodes(cluster: SlurmCluster) -> None:
+    (cluster.home / "task.py").write_text(TASK)
+    tasks = f"--nodes=2 --ntasks=4 --ntasks-per-node=2 --overcommit {RANKDECK} exec -- {sys.executable} task.py"
+    job_id = cluster.submit(f"export MASTER_ADDR=$(hostname -i); srun {tasks}; echo srun ended with $?", "--nodes=2")
+    where = ("--host", "h1", "--host", "h2", "--python", sys.executable)
+
+    def ranks() -> list[tuple[int, str, bool]]:
+        printed = cluster.rankdeck("status", f"slurm-{job_id}-0", "--json", *where, codes=tuple(range(20)))
+        found = json.loads(printed)["ranks"] if printed.startswith("{") else []
+        return [(rank["rank"], rank["node"], (rank["step"] or 0) > 2) for rank in found]
+
+    expected = [(0, "h1", True), (1, "h1", True), (2, "h2", True), (3, "h2", True)]
+    until(lambda: ranks() == expected, START_S, "its ranks train")
+    (cluster.home / "end").touch()
+    until(lambda: "srun ended with 0" in cluster.output(job_id), START_S, f"job {job_id} ends")
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 
 
 def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster) -> None:

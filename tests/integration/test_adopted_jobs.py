@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,12 @@ from agent.wire.commands import Accepted, Kill, Prepare, PrepareAgain, RefusalRe
 from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState
 from agent.wire.stacks import GetStacks, Stacks, StackSource
-from app.cli.run import prepared
-from ddpcore.wire_launch import ENV_AGENT_DIR
+from ddpcore.wire import encode_report
+from ddpcore.wire_launch import ENV_AGENT_DIR, INBOX_SOCKET, prepared_env
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.meeting import free_port
+from tests.support.node_reports import rank_report
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Launched:
             "spawn": (sys.executable, *program),
             "shell": ("sh", "-c", f"RANK=0 {_line(program)} & RANK=1 {_line(program)} & wait %1 && wait %2"),
         }[launcher]
-        environ = prepared({**os.environ, ENV_AGENT_DIR: str(agent.directory)}, NAME)
+        environ = prepared_env({**os.environ, ENV_AGENT_DIR: str(agent.directory)}, NAME)
         if launcher == "shell":
             environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with (directory / "output").open("wb") as output:
@@ -187,6 +189,17 @@ def test_stacks_come_from_its_probes_and_nothing_but_stop_and_kill_is_done_to_it
         assert isinstance(again, Refused)
         job.go_on("end")
         job.process.wait(END_S)
+
+
+@pytest.mark.parametrize("name", ["..", "../..", "/tmp", "a/b", "", "A", "a\n", "x" * 65])
+def test_a_report_whose_job_has_no_name_for_a_directory_is_dropped_and_counted(name: str, agent: RunningAgent) -> None:
+    before = agent.report().malformed_reports
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        datagram = encode_report(rank_report(0, 1, job_id=name, is_adopted=True))
+        sender.sendto(datagram, str(agent.directory / INBOX_SOCKET))
+
+    report = agent.wait_until(lambda now: now.malformed_reports > before, END_S, "it is counted")
+    assert (report.jobs, report.workers) == ([], [])
 
 
 @pytest.mark.slow

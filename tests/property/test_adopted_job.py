@@ -36,7 +36,9 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
     def report(self, rank: int, pid: int, attempt: int, world: int) -> None:
         report = rank_report(rank, world, pid=pid, attempt=attempt, is_adopted=True)
         if self.job.is_succeeded_by(report, pid):
-            assert attempt > self.job.attempt or self.job.has_ended or world != self.job.world_size
+            known = [number for number, member in self.job.members.items() if member.pid == pid]
+            is_other = world != self.job.world_size or (known and known != [rank])
+            assert attempt > self.job.attempt or self.job.has_ended or is_other
             self.job = AdoptedJob(report, self.now_s)
             self.wanted_s = self.killed_s = None
             self.lives_launcher = True
@@ -44,7 +46,7 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         before = self.job.members.get(rank)
         was_running = before is not None and not before.has_ended and before.pid != pid
         is_of_this_run = not self.job.has_ended and (attempt, world) == (self.job.attempt, self.job.world_size)
-        is_taken = self.job.take(report, pid)
+        is_taken = self.job.take(report, pid, self.now_s)
         assert is_taken == (is_of_this_run and self.job.members[rank].pid == pid)
         assert not (is_taken and was_running), "a rank that runs is replaced by another process"
 
@@ -60,7 +62,7 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         if last_report:
             same = (self.job.world_size, self.job.attempt)
             ending = rank_report(rank, same[0], attempt=same[1], pid=member.pid, is_ending=True)
-            assert self.job.take(ending, member.pid)
+            assert self.job.take(ending, member.pid, self.now_s)
         event = self.job.rank_ended(rank, *how, self.now_s)
         assert event.code == (0 if how == (None, None) and last_report else how[0])
 

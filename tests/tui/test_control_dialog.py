@@ -9,6 +9,7 @@ import pytest
 from textual.widgets import Button, Input
 
 from app.errors import AgentRefusedError
+from app.model.cluster import Cluster
 from tests.support.consoles import TalkingSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
@@ -187,15 +188,34 @@ async def test_who_only_looks_on_has_no_key_for_it() -> None:
         assert "This console only watches" in console.text()
 
 
-async def test_a_job_of_another_launcher_can_be_stopped_and_killed_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def let_another_launcher_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let simulated jobs be of another launcher."""
     status = SimNode.status
 
     def adopted(node: SimNode, now_s: float) -> JobStatus:
         return msgspec.structs.replace(status(node, now_s), ranks=[rank.rank for rank in node.ranks], num_nodes=1)
 
     monkeypatch.setattr(SimNode, "status", adopted)
+
+
+async def test_ranks_of_another_launcher_on_a_host_that_is_not_watched_are_not_called_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_another_launcher_start(monkeypatch)
+    sim = SimCluster()
+    sim.cluster = Cluster(["demo-0"])
+    source = TalkingSource(sim)
+    source.run(12)
+    async with desk(source) as console:
+        text = " ".join(console.lines())
+        assert "2 of 4 ranks training" in text
+        assert (text.count("unprobed"), text.count("not reported here"), text.count("starting")) == (2, 2, 0)
+
+
+async def test_a_job_of_another_launcher_can_be_stopped_and_killed_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_another_launcher_start(monkeypatch)
     source = TalkingSource(SimCluster())
     source.run(12)
     async with desk(source) as console:

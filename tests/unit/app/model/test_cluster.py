@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from agent.wire.jobs import JobState, JobStatus
+from agent.wire.logs import RootCause
 from agent.wire.reports import ProcessState, WorkerReport
 from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.model.group_table import MAX_CALLS
@@ -396,6 +397,24 @@ def test_a_stop_is_remembered_by_its_beginning() -> None:
     unseen = make()
     apply(unseen, 1, jobs=[job_status(state=JobState.STOPPED)])
     assert job_of(unseen).stop_began_s == -math.inf
+
+
+@pytest.mark.parametrize(("root_cause", "began_s"), [(None, 40.0), (RootCause(0, "exited with code 1"), 45.0)])
+def test_a_stop_between_two_reports_began_after_the_first_unless_a_rank_had_failed(
+    root_cause: RootCause | None, began_s: float
+) -> None:
+    cluster = make()
+    apply(cluster, 1, now_s=40.0)
+    apply(cluster, 2, jobs=[job_status(state=JobState.STOPPED, root_cause=root_cause)], now_s=50.0)
+    assert job_of(cluster).stop_began_s == began_s
+
+
+def test_a_job_of_another_launcher_is_dropped_once_its_node_has_not_named_it_for_a_while() -> None:
+    cluster = make()
+    for seq, now_s, jobs in ((1, 10.0, [adopted(0), job_status(job_id="ours")]), (2, 12.0, []), (3, 16.0, [])):
+        apply(cluster, seq, jobs=jobs, now_s=now_s)
+        assert ("job" in cluster.jobs) == (now_s < 15.0)
+    assert list(cluster.jobs) == ["ours"]
 
 
 def test_sizes_are_counted_in_elements_and_absurd_ones_are_cut() -> None:

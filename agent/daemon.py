@@ -158,6 +158,11 @@ class Daemon:
         """How many jobs go on when this agent ends now: those of other launchers are never killed for it."""
         return self._num_jobs(adopted=True) + (0 if self._kills_jobs else self._num_jobs(adopted=False))
 
+    @property
+    def has_had_jobs(self) -> bool:
+        """Whether a job has been under way here, or is."""
+        return bool(self._jobs.statuses(time.monotonic()))
+
     def _num_jobs(self, *, adopted: bool) -> int:
         idle = ENDED_STATES | {JobState.PREPARED}
         statuses = self._jobs.statuses(time.monotonic())

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CARE_PERIOD_S = 10.0
 """Seconds between looks at the length of the log; a watchdog may want a sign of us sooner."""
+STEP_IDLE_S, STEP_WAIT_S = 20.0, 600.0
+"""Seconds without a job after which a daemon in a step of a Slurm job ends: after its last one, and before any."""
 
 
 class ServeOptions(NamedTuple):
@@ -159,9 +161,12 @@ class _Server:
         log_line(f"ended; {left}{adopted}")
 
     async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
-        """Report to the service manager that we live, and keep the log short."""
+        """Report to the service manager that we live, keep the log short, and end where nobody else would end us."""
         period_s = min(CARE_PERIOD_S, self._manager.watchdog_s / 3 or CARE_PERIOD_S)
         reported = -1
+        # Where Slurm follows a step's processes by their parents, it leaves a daemon behind.
+        is_of_step = is_daemon and slurm_step(os.environ) is not None
+        idle_s = 0.0
         while True:
             self._manager.alive()
             if reported != daemon.num_jobs_left:
@@ -170,4 +175,7 @@ class _Server:
             if is_daemon:
                 with contextlib.suppress(OSError):  # full, or read-only by now
                     bound_log(self._state_dir.path)
+            idle_s = 0.0 if daemon.num_jobs_left else idle_s + period_s
+            if is_of_step and idle_s > (STEP_IDLE_S if daemon.has_had_jobs else STEP_WAIT_S):
+                daemon.end_soon()
             await asyncio.sleep(period_s)

@@ -102,9 +102,11 @@ class JobModel(RankColumns):
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
             # The stop itself went unseen: it came between the node's previous report, if any, and this one. Where the
-            # node knows of no failure before it, all that ended in that time ended by it.
+            # node knows of no failure before it, what has ended since then, or since the last known end, ended by it.
             since_s = -float("inf") if before is None else before.received_s
-            self.stop_began_s = since_s if status.root_cause is None else (since_s + now_s) / 2
+            known_s = self.died_at_s[~np.isnan(self.died_at_s)]
+            after_s = max(since_s, float(known_s.max()) + STOP_MARGIN_S) if len(known_s) else since_s
+            self.stop_began_s = after_s if status.root_cause is None else (since_s + now_s) / 2
 
     @property
     def num_nodes(self) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcore.env import ProbeEnv, optional_int
 from ddpcore.launchers import Meeting, is_named_by_torchrun, job_name, launched_rank
+from ddpcore.torch_names import replace
 from ddpcore.wire import ENV_PROBED_PID
 from ddpcore.wire_launch import ADOPTED_DIR, ENV_AGENT_DIR, INBOX_SOCKET, agent_directories
 
@@ -48,11 +49,7 @@ def start_if_rank() -> None:
 
 def wrap_opening() -> None:
     """Let this process's `init_process_group` start the probe, by whichever of torch's names it is called."""
-    original = getattr(sys.modules[_C10D], _OPENING)
-    wrapped = _starting_probe(original)
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "torch" and getattr(module, "__dict__", {}).get(_OPENING) is original:
-            setattr(module, _OPENING, wrapped)
+    replace(_C10D, _OPENING, _starting_probe)
 
 
 def _starting_probe(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,6 +33,8 @@ ENV_AGENT_DIR = "RANKDECK_AGENT_DIR"
 """Directory of the agent for ranks that it has not launched, where that is another one than by the rule."""
 ENV_EXEC_PID = "RANKDECK_EXEC_PID"
 """Pid of the command that `rankdeck exec` has become: the launcher of the ranks below it."""
+ENV_REHEARSAL = "RANKDECK_REHEARSAL"
+"""GPUs that a program sees whose GPUs are the CPU; unset outside of a rehearsal."""
 INBOX_SOCKET = "inbox.sock"
 ADOPTED_DIR = "adopted"
 """Directory in the agent's own with one for each job that it has not launched: the sockets of the ranks' probes."""
@@ -93,6 +95,11 @@ def put_recorder(env: dict[str, str]) -> None:
         env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
     # When a GPU comes to a collective, and how long it waits there: who is late, and whose kernel does not end.
     env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+
+
+def rehearsal_variables(num_gpus: int) -> dict[str, str]:
+    """Return what lets a program for GPUs run on the CPU, and see so many; GPUs that are there stay unused."""
+    return {ENV_REHEARSAL: str(num_gpus), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def prepared_env(environ: Mapping[str, str], name: str) -> dict[str, str]:

@@ -148,6 +148,7 @@ def takes_hosts(
     def with_hosts(
         *, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, slurm: str, **how: Any
     ) -> None:
+        names = names or _own_host(how, relay or relay_dir or slurm)
         chosen = (("--slurm", [slurm]), ("--relay", [relay]), ("--relay-dir", [relay_dir]))
         arguments = [argument for option, values in chosen for argument in _repeated(option, filter(None, values))]
         arguments += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
@@ -185,6 +186,11 @@ def takes_hosts(
     for option in reversed((*_choice_options, *relay_options)):
         wrapped = option(wrapped)
     return wrapped
+
+
+def _own_host(how: Mapping[str, Any], way: str) -> tuple[str, ...]:
+    """Return this machine for a rehearsal that names no way to others; nothing for any other command."""
+    return (THIS_MACHINE,) if how.get("rehearses") and not way else ()
 
 
 def _own_step() -> SlurmStep | None:

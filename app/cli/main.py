@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.shell_completion import get_completion_class
 
 from app.cli.settings_options import settings_options
 from app.errors import AppError, ExitCode, UsageError
+from app.manual import TOPICS, markdown, rendered, summary
+from app.settings.keys import nearest_text
+from app.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,17 +83,17 @@ def _no_command(args: list[str], commands: list[str]) -> UsageError:
 COMMANDS = {
     "attach": ("app.cli.hosts", "gpt --host gpu1"),
     "barriers": ("app.cli.listing", "--watch"),
-    "completion": ("app.cli.help", "bash > ~/.local/share/bash-completion/completions/rankdeck"),
+    "completion": ("app.cli.main", "bash > ~/.local/share/bash-completion/completions/rankdeck"),
     "config": ("app.cli.config", "--show-origin"),
     "demo": ("app.cli.run", "--fault freeze:2@10"),
     "doctor": ("app.cli.agents", "gpu1 gpu2 --all"),
     "down": ("app.cli.agents", "--kill-jobs"),
     "events": ("app.cli.listing", "gpt"),
-    "env": ("app.cli.run", "--name gpt"),
+    "env": ("app.cli.exec", "--name gpt"),
     "evidence": ("app.cli.evidence", "gpt --output hang.zip"),
-    "exec": ("app.cli.run", "-- torchrun --nproc-per-node 4 train.py"),
+    "exec": ("app.cli.exec", "-- torchrun --nproc-per-node 4 train.py"),
     "fault": ("app.cli.control", "freeze --rank 2 --job gpt"),
-    "help": ("app.cli.help", "verdicts"),
+    "help": ("app.cli.main", "verdicts"),
     "init": ("app.cli.config", "--hostfile hosts"),
     "inspect": ("app.cli.hosts", "--host gpu1 --host gpu2"),
     "install": ("app.cli.agents", "gpu1 --venv ~/venvs/rankdeck"),
@@ -146,6 +151,49 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
         rankdeck.main(list(argv), prog_name="rankdeck", standalone_mode=False)
     else:
         click.echo(first_lines(assignments, has_files=not has_no_files))
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.pass_context
+def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a verb is found by its function's name
+    """Print the manual, one TOPIC of it, or a command's options."""
+    if topic is None:
+        width = max(map(len, TOPICS))
+        click.echo("rankdeck help TOPIC prints a topic, rankdeck help VERB a command's options.\n")
+        for name in TOPICS:
+            click.echo(f"  {name:<{width}}  {summary(name)}")
+    elif topic in TOPICS:
+        # less exits by itself and leaves the text on the screen when it fits.
+        os.environ.setdefault("LESS", "-FRX")
+        has_styles = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        click.echo_via_pager("\n".join(rendered(markdown(topic))), color=None if has_styles else False)
+    else:
+        click.echo(_options_of(context, topic))
+
+
+def _options_of(context: click.Context, name: str) -> str:
+    root = context.find_root()
+    group = root.command
+    assert isinstance(group, click.Group)
+    command = group.get_command(root, name)
+    if command is None:
+        near = nearest_text(name, [*TOPICS, *group.list_commands(root)])
+        raise UsageError(f"{clean(name)} is no topic and no command{near}", "rankdeck help lists the topics")
+    return command.get_help(click.Context(command, info_name=name, parent=root))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that completes commands and options.
+
+    Save it where the shell reads it at its start.
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(context.find_root().command, {}, "rankdeck", "_RANKDECK_COMPLETE").source())
 
 
 def main() -> NoReturn:

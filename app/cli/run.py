@@ -1,7 +1,6 @@
 """The commands that start a job: `run` any program, `start` one of the inventory's jobs, `demo` an example.
 
-`demo` runs on this machine, over two private agents. `exec` runs a launcher of the user's own, `env` prints what it
-sets: ranks load the probe, and the agent of their host takes them in as a job that it has not launched.
+`demo` runs on this machine, over two private agents.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ import asyncio
 import functools
 import os
 import secrets
-import shlex
-import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +34,6 @@ from app.cli.options import (
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, HostsBusyError, UsageError
-from app.fleet.local_link import LocalLink
 from app.inventory.jobs import is_variable
 from app.inventory.program import INSTEAD_OF_OPTIONS, check_command, check_job_id, make_job_id
 from app.preflight.examining import preflight, refuse_before_examining
@@ -53,7 +48,7 @@ from app.settings.keys import nearest_text
 from app.ssh.config import THIS_MACHINE
 from app.text import LINE_LIMIT, clean
 from app.view.actions import AT_START, parse_fault
-from ddpcore.wire_launch import ENV_AGENT_DIR, ENV_EXEC_PID, JOB_VARIABLES, agent_directories, prepared_env
+from ddpcore.wire_launch import rehearsal_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +58,7 @@ if TYPE_CHECKING:
     from app.preflight.findings import Step
     from app.session.hosts import Hosts
 
+REHEARSED_RANKS = 2
 NPROC_KINDS = ("gpu", "cpu", "auto")
 
 _watch_options = (
@@ -176,6 +172,12 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="For the ranks; without a value, the one here"
 )
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
+@click.option(
+    "--rehearse",
+    "rehearses",
+    is_flag=True,
+    help=f"Run a program for GPUs on this machine's CPU, as {REHEARSED_RANKS} ranks: cuda is the CPU, nccl is gloo",
+)
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
 @click.option("--nnodes", callback=_one_node, expose_value=False, hidden=True)
@@ -188,9 +190,17 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     rankdeck.toml, or on this machine when that names none.
     """
     command, num_ranks = check_command(tuple(job["command"])), job["num_ranks"]
+    job_id = make_job_id(command, secrets.token_hex(2))
+    variables = [_variable(text) for text in job["variables"]]
+    if job["rehearses"]:
+        if job["no_probe"]:
+            raise UsageError("--rehearse and --no-probe contradict each other", "leave --no-probe out")
+        num_ranks = num_ranks or REHEARSED_RANKS
+        job_id = f"rehearsal-{job_id}"
+        variables += rehearsal_variables(num_ranks if isinstance(num_ranks, int) else 1).items()
     request = RunRequest(
         command=command,
-        job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
+        job_id=check_job_id(job["name"] or job_id),
         num_ranks=None if num_ranks in NPROC_KINDS else num_ranks,
         nproc=num_ranks if num_ranks in NPROC_KINDS else "",
         python=job["job_python"],
@@ -201,9 +211,11 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
         metrics=check_metrics(job["metrics"]),
         is_probed=not job["no_probe"],
         allow_faults=job["allow_faults"],
-        env=tuple(_variable(text) for text in job["variables"]),
+        env=tuple(variables),
         is_beside=job["is_beside"],
     )
+    if job["rehearses"]:
+        print_line("rankdeck: a rehearsal on the CPU: cuda is the CPU, nccl is gloo (rankdeck help rehearsal)")
     _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
 
 
@@ -404,82 +416,3 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     if is_headless:
         raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
     raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
-
-
-EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE = 127, 126
-"""As a shell has them."""
-
-_job_name = click.option("--name", default="", help="Name of the job [by what its launcher calls it]")
-
-
-@click.command("exec", cls=ProgramCommand)
-@_job_name
-@click.option(
-    "--relay",
-    "invitation",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="INVITATION",
-    help="Let the agent that is started dial a relay, by its invitation; one that serves already stays as it is",
-)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def exec_(*, name: str, invitation: Path | None, command: tuple[str, ...]) -> None:
-    """Run a launcher of your own so that its ranks are watched.
-
-    Output, exit code, signals and terminal are the command's own. Starts this node's agent if none serves; without one
-    the command runs all the same. Over several hosts give each the same --name.
-    """
-    if not command:
-        raise UsageError("exec wants a command", "rankdeck exec -- torchrun --nproc-per-node 4 train.py")
-    if name:
-        check_job_id(name)
-    if _start_agent(invitation) and sys.stderr.isatty():
-        print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
-    environ = {**prepared_env(os.environ, name), ENV_EXEC_PID: str(os.getpid())}
-    # Python ignores these two; a command has to have them as from a shell.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    sys.stdout.flush()
-    try:
-        os.execvpe(command[0], command, environ)  # noqa: S606 - the command is the user's, and no shell reads it
-    except OSError as error:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        print_line(f"rankdeck: {clean(command[0], LINE_LIMIT)} cannot be run: {error.strerror}")
-        raise SystemExit(EXIT_NO_COMMAND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXECUTE) from None
-
-
-@click.command()
-@_job_name
-def env(*, name: str) -> None:
-    """Print what `exec` sets, for a shell or a batch script.
-
-    All that is started after it is watched, on this host and where its environment goes. The agent of each host has to
-    serve: `rankdeck up`.
-    """
-    if name:
-        check_job_id(name)
-    now = prepared_env(os.environ, name)
-    changed = {key: value for key, value in now.items() if os.environ.get(key) != value}
-    for key in sorted(JOB_VARIABLES & os.environ.keys() - now.keys()):
-        click.echo(f"unset {key}")
-    for key, value in sorted(changed.items()):
-        click.echo(f"export {key}={shlex.quote(value)}")
-    try:
-        is_served = LocalLink().serving() is not None
-    except AppError:
-        is_served = False
-    if not is_served:
-        print_line("rankdeck: no agent serves on this machine: rankdeck up")
-
-
-def _start_agent(invitation: Path | None) -> bool:
-    """Start this machine's agent unless it serves; return False, and print why, where there is none."""
-    options = () if invitation is None else ("--relay", str(invitation))
-    # Also in a step of a Slurm job: consoles find this host's usual agent, not one of the step's own.
-    for directory in agent_directories(os.environ, socket.gethostname())[-1:]:
-        options = ("--dir", os.environ.get(ENV_AGENT_DIR) or str(directory), *options)
-    try:
-        LocalLink().ask_verb("serve", "--daemon", *options)
-    except AppError as error:
-        print_line(f"rankdeck: not watched: {error.whole}")
-        return False
-    return True

@@ -1,7 +1,7 @@
 """What rankdeck adds to a job's Python processes, found as entry points through PYTHONPATH; nothing is installed.
 
 Loaded at the end of `import torch` in every such process: it imports neither torch nor ddpcore before they are needed,
-and `autoload` lets nothing escape, since an exception there would break the user's `import torch`.
+and nothing of the probe escapes from `autoload`, since it would break the user's `import torch`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def autoload() -> None:
-    """Start the probe in a rank, or have it start when the process becomes one (entry point `torch.backends`)."""
+    """Start the probe in a rank, or have it start when the process becomes one (entry point `torch.backends`).
+
+    Raises:
+        ImportError: A rehearsal was asked for, and this Python has no rankdeck.
+    """
+    if "RANKDECK_REHEARSAL" in os.environ:
+        importlib.import_module("ddpcore.rehearsal.rehearsal").begin(int(os.environ["RANKDECK_REHEARSAL"]))
     # A rank without a probe trains on; one whose `import torch` fails does not.
     with contextlib.suppress(BaseException):
         if "RANKDECK_UNPROBED" in os.environ:

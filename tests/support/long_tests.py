@@ -51,6 +51,7 @@ CODE_OF_TESTS = {
     "tests/e2e/test_demo_": ("app/session/", "app/cli/headless.py", "app/cli/run.py"),
     "tests/e2e/test_doctor": ("app/preflight/", "agent/doctor/"),
     "tests/e2e/test_install": ("app/install/",),
+    "tests/e2e/test_rehearsal": ("ddpcore/rehearsal/", "ddpcore/launch_plugin/", "ddpcore/torch_names.py"),
     "tests/e2e/test_relay": ("agent/relay/",),
     "tests/e2e/test_slurm": ("app/slurm/", "agent/wire/slurm.py", "agent/serve.py"),
     "tests/fault/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),

@@ -11,11 +11,10 @@ import click
 import pytest
 
 from agent.cli import cli as agent
-from app.cli.help import rendered
 from app.cli.main import rankdeck
 from app.diagnosis.causes import Cause
 from app.errors import ExitCode
-from app.manual import TOPICS, markdown
+from app.manual import TOPICS, markdown, rendered
 from app.settings.schema import TABLE, key_settings
 from app.tui.actions import ACTIONS
 from ddpcore.checkpoint.cli import cli as checkpoints

@@ -13,10 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.help import rendered, summary
 from app.cli.main import COMMANDS, rankdeck
 from app.errors import ExitCode, UsageError
-from app.manual import TOPICS, markdown
+from app.manual import TOPICS, markdown, rendered, summary
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,121 @@
+"""The commands for launchers of the user's own: `exec` runs one, `env` prints what `exec` sets.
+
+Their ranks load the probe, and the agent of their host takes them in as a job that it has not launched.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from app.cli.headless import print_line
+from app.cli.run import REHEARSED_RANKS, ProgramCommand
+from app.errors import AppError, UsageError
+from app.fleet.local_link import LocalLink
+from app.inventory.program import check_job_id
+from app.text import LINE_LIMIT, clean
+from ddpcore.wire_launch import (
+    ENV_AGENT_DIR,
+    ENV_EXEC_PID,
+    JOB_VARIABLES,
+    agent_directories,
+    prepared_env,
+    rehearsal_variables,
+)
+
+EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE = 127, 126
+"""As a shell has them."""
+
+_rehearse = click.option(
+    "--rehearse",
+    "rehearses",
+    is_flag=True,
+    help=f"Let programs for GPUs run on the CPU and see {REHEARSED_RANKS} GPUs: cuda is the CPU, nccl is gloo",
+)
+_job_name = click.option("--name", default="", help="Name of the job [by what its launcher calls it]")
+
+
+@click.command("exec", cls=ProgramCommand)
+@_job_name
+@_rehearse
+@click.option(
+    "--relay",
+    "invitation",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="INVITATION",
+    help="Let the agent that is started dial a relay, by its invitation; one that serves already stays as it is",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple[str, ...]) -> None:
+    """Run a launcher of your own so that its ranks are watched.
+
+    Output, exit code, signals and terminal are the command's own. Starts this node's agent if none serves; without one
+    the command runs all the same. Over several hosts give each the same --name.
+    """
+    if not command:
+        raise UsageError("exec wants a command", "rankdeck exec -- torchrun --nproc-per-node 4 train.py")
+    if name:
+        check_job_id(name)
+    if _start_agent(invitation) and sys.stderr.isatty():
+        print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
+    environ = {**_prepared(name, rehearses=rehearses), ENV_EXEC_PID: str(os.getpid())}
+    # Python ignores these two; a command has to have them as from a shell.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, environ)  # noqa: S606 - the command is the user's, and no shell reads it
+    except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        print_line(f"rankdeck: {clean(command[0], LINE_LIMIT)} cannot be run: {error.strerror}")
+        raise SystemExit(EXIT_NO_COMMAND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXECUTE) from None
+
+
+@click.command()
+@_job_name
+@_rehearse
+def env(*, name: str, rehearses: bool) -> None:
+    """Print what `exec` sets, for a shell or a batch script.
+
+    All that is started after it is watched, on this host and where its environment goes. The agent of each host has to
+    serve: `rankdeck up`.
+    """
+    if name:
+        check_job_id(name)
+    now = _prepared(name, rehearses=rehearses)
+    changed = {key: value for key, value in now.items() if os.environ.get(key) != value}
+    for key in sorted(JOB_VARIABLES & os.environ.keys() - now.keys()):
+        click.echo(f"unset {key}")
+    for key, value in sorted(changed.items()):
+        click.echo(f"export {key}={shlex.quote(value)}")
+    try:
+        is_served = LocalLink().serving() is not None
+    except AppError:
+        is_served = False
+    if not is_served:
+        print_line("rankdeck: no agent serves on this machine: rankdeck up")
+
+
+def _prepared(name: str, *, rehearses: bool) -> dict[str, str]:
+    rehearsal = rehearsal_variables(REHEARSED_RANKS) if rehearses else {}
+    return {**prepared_env(os.environ, name), **rehearsal}
+
+
+def _start_agent(invitation: Path | None) -> bool:
+    """Start this machine's agent unless it serves; return False, and print why, where there is none."""
+    options = () if invitation is None else ("--relay", str(invitation))
+    # Also in a step of a Slurm job: consoles find this host's usual agent, not one of the step's own.
+    for directory in agent_directories(os.environ, socket.gethostname())[-1:]:
+        options = ("--dir", os.environ.get(ENV_AGENT_DIR) or str(directory), *options)
+    try:
+        LocalLink().ask_verb("serve", "--daemon", *options)
+    except AppError as error:
+        print_line(f"rankdeck: not watched: {error.whole}")
+        return False
+    return True

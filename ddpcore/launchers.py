@@ -15,18 +15,19 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from ddpcore.env import TorchrunEnv, optional_int
 from ddpcore.wire import ENV_JOB_ID
+from ddpcore.wire_launch import RANK_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+_PLACES = (
+    ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
-"""Variables of a rank, the world size, the rank on its node and the ranks there, by launcher: torchrun, Open MPI, MPICH
-and Intel MPI, srun."""
+_LAUNCHERS = tuple((rank, *names) for rank, names in zip(RANK_VARIABLES, _PLACES, strict=True))
+"""Variables of a rank, the world size, the rank on its node and the ranks there, by launcher."""
 MAX_JOB_ID_CHARS = 64
 MAX_KEY_CHARS = 24
 """Longest part of a job's name that is a launcher's own; of a longer one, such as torchrun's UUID, the first eight."""

@@ -70,6 +70,8 @@ def agent_directories(environ: Mapping[str, str], hostname: str) -> list[Path]:
     return [parent / name for name in names]
 
 
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Rank of a process by its launcher: torchrun, Open MPI, MPICH and Intel MPI, srun. The first that is set counts."""
 JOB_VARIABLES = frozenset(
     {
         *(ENV_INBOX, ENV_JOB_ID, ENV_ATTEMPT, ENV_REQUEST_DIR, ENV_LOG_DIR, ENV_FAULTS, ENV_STORE_FD, ENV_ROUND),

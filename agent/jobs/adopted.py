@@ -21,6 +21,7 @@ from agent.jobs.launch import ask_rank, listens
 from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
 from agent.processes.foreign_launcher import Launcher, launcher_pid_of
+from agent.processes.mute_ranks import mute_ranks
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.codec import is_job_id
 from agent.wire.commands import Accepted, RefusalReason, Refused
@@ -40,6 +41,10 @@ MAX_JOBS = 32
 """Jobs known at a time: a report of one more is dropped."""
 MAX_ENDED_JOBS = 8
 """Ended jobs that are still reported."""
+FIRST_LOOK_S, LONGEST_PAUSE_S = 5.0, 60.0
+"""Seconds after a job's first report until ranks without a probe are looked for, then twice as long each time."""
+IMPORT_S = 60.0
+"""Seconds that a rank may take to import torch, which loads the probe, unless its process shows that it never will."""
 SUFFIX = "-adopted"
 """Ends the name of a job here whose own is that of a launched one."""
 MAX_NAME_CHARS = 64
@@ -55,6 +60,9 @@ class AdoptedRun:
         self.ranks_dir = ranks_dir
         self.launcher = launcher
         self._last_request_id = 0
+        self.pause_s = FIRST_LOOK_S
+        """Seconds to the next look for ranks without a probe, from the last one or the job's beginning."""
+        self.looked_s = job.started_s
 
     @property
     def job_id(self) -> str:
@@ -157,6 +165,8 @@ class AdoptedJobs:
             launcher, before = run.launcher, run.job.state
             is_running = launcher is not None and launcher.is_running
             exit_code = None if launcher is None or is_running else launcher.exit_code
+            if is_running and now_s - run.looked_s >= run.pause_s:
+                self._look_for_mute(run, now_s)
             self._carry_out(run, run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code))
             if run.job.state is not before:
                 self._on_change()
@@ -239,6 +249,20 @@ class AdoptedJobs:
             self._hold(run, report.rank, report.pid, now_s)
             self._on_change()
         return True
+
+    def _look_for_mute(self, run: AdoptedRun, now_s: float) -> None:
+        """Take in the ranks here that no probe reports, once it is clear that none will."""
+        run.looked_s, run.pause_s = now_s, min(2 * run.pause_s, LONGEST_PAUSE_S)
+        job = run.job
+        reporting = next((one.pid for one in job.members.values() if not one.has_ended and one.why_mute is None), None)
+        if run.launcher is None or reporting is None or len(job.members) >= job.world_size:
+            return
+        for rank, pid, why in mute_ranks(run.launcher.pid, reporting, job.members):
+            if rank < job.world_size and (why or now_s - job.started_s >= IMPORT_S):
+                job.add_mute(rank, pid, why)
+                self._state.apply(JobGrown(job.status(now_s)), now_s)
+                self._hold(run, rank, pid, now_s)
+                self._on_change()
 
     def _hold(self, run: AdoptedRun, rank: int, pid: int, now_s: float) -> None:
         self._state.apply(WorkerSeen(run.job_id, rank, pid), now_s)

@@ -58,6 +58,8 @@ class Member(msgspec.Struct):
     is_ending: bool = False
     """Its probe has sent its last report: the interpreter ends."""
     has_failed: bool = False
+    why_mute: str | None = None
+    """Why it has no probe, empty where nobody knows; None for one that has."""
 
 
 class AdoptedJob:
@@ -123,8 +125,13 @@ class AdoptedJob:
         elif member.pid != pid:
             self._rival = (now_s, report.rank, pid)
             return False
+        member.why_mute = None
         member.raised, member.is_ending = report.raised or member.raised, report.is_ending
         return True
+
+    def add_mute(self, rank: int, pid: int, why: str) -> None:
+        """Take in a rank that no probe reports, seen by its process; it may report later."""
+        self.members[rank] = Member(pid, rank, why_mute=why)
 
     def rank_ended(self, rank: int, code: int | None, signal: int | None, now_s: float) -> WorkerExited:
         """Take the end of a rank's process; return it with what its probe has reported of it.
@@ -200,6 +207,7 @@ class AdoptedJob:
             root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
             age_s=max(0.0, now_s - self.started_s),
             ranks=ranks,
+            unprobed=self._why_mute(),
         )
 
     def validate(self) -> None:
@@ -231,6 +239,9 @@ class AdoptedJob:
     def _go(self, state: JobState, now_s: float) -> None:
         if self.state is not state:
             self.state, self.since_s = state, now_s
+
+    def _why_mute(self) -> str:
+        return next((member.why_mute for member in self.members.values() if member.why_mute), "")
 
     def _detail(self, now_s: float) -> str:
         if self.has_ended or self.cause:

@@ -92,7 +92,7 @@ def launcher_pid_of(rank_pid: int) -> int:
         return int(exec_pid)
     found = rank_pid
     for pid in line[1:]:
-        if _name_of(pid) in _SHELLS or not _is_prepared(environ_of(pid)):
+        if _name_of(pid) in _SHELLS or not is_prepared(environ_of(pid)):
             break
         found = pid
     return found
@@ -106,7 +106,8 @@ def _ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def _is_prepared(environ: dict[bytes, bytes]) -> bool:
+def is_prepared(environ: dict[bytes, bytes]) -> bool:
+    """Return whether a process of this environment loads the launch plug-in."""
     return any(path.endswith(_PLUGIN) for path in environ.get(b"PYTHONPATH", b"").split(b":"))
 
 

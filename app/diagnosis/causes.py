@@ -63,3 +63,29 @@ class Cause(StrEnum):
     CHECKPOINTING = "checkpointing"
     """No fault: others wait for a checkpoint, or for an evaluation, that takes its usual time."""
     EVALUATING = "evaluating"
+
+
+CAUSE_ORDER = {
+    cause: place
+    for place, cause in enumerate(
+        (
+            Cause.NODE_LOST,
+            Cause.OOM,
+            Cause.EXITED,
+            Cause.FEWER_CALLS,
+            Cause.FROZEN,
+            Cause.MISMATCH,
+            Cause.SILENT,
+            Cause.NOT_JOINED,
+            Cause.TRANSPORT,
+            Cause.MEMORY_GROWTH,
+            Cause.STRAGGLER,
+            Cause.STANDSTILL,
+            Cause.NOT_EXITING,
+            Cause.INPUT_BOUND,
+            Cause.CHECKPOINTING,
+            Cause.EVALUATING,
+        )
+    )
+}
+"""Place of each cause among verdicts of one severity: what explains others comes first."""

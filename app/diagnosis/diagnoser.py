@@ -15,7 +15,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.aborts import aborted
-from app.diagnosis.causes import Cause, RankState, Severity
+from app.diagnosis.causes import CAUSE_ORDER, Cause, RankState, Severity
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
     NO_EXITS,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_pace import RankPace
     from app.model.cluster import Cluster
     from app.model.group_table import GroupTable
-    from app.model.job_model import JobModel
+    from app.model.job_model import AssignmentSummary, JobModel
     from ddpcore.wire import Place
 
 __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
@@ -84,32 +84,12 @@ BUDDING_S = 1.0
 GAP_S = 2.0
 """Seconds an end stays named without its evidence: the reports of an end come one after the other."""
 
+SETTLED_S = LAUNCHER_END_S + 5.0
+"""Seconds from the last news of a job that is over until it is no longer judged: a node may hold many such jobs."""
+
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """Causes that stand until the next attempt: they cannot be undone."""
 
-CAUSE_ORDER = {
-    cause: place
-    for place, cause in enumerate(
-        (
-            Cause.NODE_LOST,
-            Cause.OOM,
-            Cause.EXITED,
-            Cause.FEWER_CALLS,
-            Cause.FROZEN,
-            Cause.MISMATCH,
-            Cause.SILENT,
-            Cause.NOT_JOINED,
-            Cause.TRANSPORT,
-            Cause.MEMORY_GROWTH,
-            Cause.STRAGGLER,
-            Cause.STANDSTILL,
-            Cause.NOT_EXITING,
-            Cause.INPUT_BOUND,
-            Cause.CHECKPOINTING,
-            Cause.EVALUATING,
-        )
-    )
-}
 """Rank of each cause: of two equally severe verdicts, the one whose cause explains more comes first."""
 
 
@@ -220,10 +200,23 @@ class _JobDiagnoser:
         self._input_place: Place | None = None
         self._usual_place = UsualPlace()
 
+        self._over: JobDiagnosis | None = None
+        self._over_key: tuple[int, AssignmentSummary] | None = None
+        self._over_since_s = np.inf
+
     def change(self, thresholds: Thresholds) -> None:
-        self._thresholds = thresholds
+        self._thresholds, self._over_key = thresholds, None
 
     def observe(self, job: JobModel, cluster: Cluster, nodes: AllNodes, now_s: float) -> JobDiagnosis:
+        """Judge the job now; one that is over, and of which nothing is news, stays as it was judged last."""
+        key = (job.deaths_version, job.together) if job.is_ended() else None
+        if key is None or key != self._over_key:
+            self._over_key, self._over_since_s, self._over = key, now_s, None
+        if self._over is None or now_s - self._over_since_s < SETTLED_S:
+            self._over = self._look(job, cluster, nodes, now_s)
+        return self._over
+
+    def _look(self, job: JobModel, cluster: Cluster, nodes: AllNodes, now_s: float) -> JobDiagnosis:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)

@@ -205,13 +205,13 @@ class JobModel(RankColumns):
     def is_elsewhere(self) -> NDArray[np.bool_]:
         """Ranks of another launcher's job that no node reports, though the others have opened their group with them."""
         has_owner = self.node_of >= 0
-        if not self.together.is_adopted or self.is_outside[has_owner].any():
+        if not self.together.is_adopted or self.is_outside[has_owner & ~self.is_unprobed].any():
             return np.zeros(self.world_size, np.bool_)
         return ~has_owner
 
     def notes(self) -> dict[str, str]:
         """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
-        notes = self.anomalies.notes(self.together.why_unprobed)
+        notes = self.anomalies.notes(self.together.why_unprobed, is_adopted=self.together.is_adopted)
         if self.is_elsewhere.any():
             ranks = ranks_text(np.flatnonzero(self.is_elsewhere).tolist())
             notes["unknown"] = f"{ranks}: on a host that is not watched here, or without a probe (--name, rankdeck up)"

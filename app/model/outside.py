@@ -58,8 +58,15 @@ class Output:
         return now_s - self.last_s > max(LONG_QUIET_S, QUIET_FACTOR * self._longest_gap_s)
 
 
-def outside_text(worker: WorkerReport) -> str:
-    """Return `watched from outside: printed 3.2 s ago, 0.9 cores busy`."""
+def outside_text(worker: WorkerReport, why_of_adopted: str | None = None) -> str:
+    """Return `watched from outside: printed 3.2 s ago, 0.9 cores busy`.
+
+    Args:
+        worker: The rank.
+        why_of_adopted: Why it has no probe, where no agent has launched it: then what it prints is not seen.
+    """
+    if why_of_adopted is not None:
+        return f"no probe ({why_of_adopted or NO_PLUGIN}): {worker.cpu_cores:.1f} cores busy"
     if worker.quiet_s >= worker.seen_s:
         output = f"has printed nothing in {seconds_text(worker.seen_s)}"
     else:
@@ -73,6 +80,7 @@ PROBE_PATIENCE_S = 60.0
 RECORDER_MISSING = "recorder_missing"
 UNPROBED = "unprobed"
 UNPROBED_BIT = 1 << 8
+NO_PLUGIN = "torch not imported, or one that loads no probe"
 
 _TEXTS = {
     RECORDER_MISSING: "this torch has no flight recorder (2.8 and newer have): collectives are not seen, lines are",
@@ -113,14 +121,14 @@ class AnomalyRanks:
         """Return the ranks that have an anomaly."""
         return set(self._ranks.get(word, ()))
 
-    def notes(self, why_unprobed: str) -> dict[str, str]:
+    def notes(self, why_unprobed: str, *, is_adopted: bool = False) -> dict[str, str]:
         """Return a sentence for each anomaly, with its ranks, by the anomaly."""
         shown = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
         notes = {}
         if unprobed := shown.pop(UNPROBED, []):
             have = "has" if len(unprobed) == 1 else "have"
-            because = why_unprobed or "torch not imported, or one that loads no probe"
-            outside = "watched from outside, by process and output"
+            because = why_unprobed or NO_PLUGIN
+            outside = f"watched from outside, by process{'' if is_adopted else ' and output'}"
             notes[UNPROBED] = f"{ranks_text(unprobed)} {have} no probe ({because}): {outside}"
         return notes | {word: f"{ranks_text(ranks)}: {_TEXTS[word]}" for word, ranks in shown.items()}
 

@@ -175,11 +175,17 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
     if worker.process is ProcessState.BLOCKED:
         parts.append("in uninterruptible sleep")
     if report is None:
-        parts.append(outside_text(worker) if job.is_unprobed[worker.rank] else "importing torch")
+        parts.append(_unreported_text(job, worker))
     parts += job.anomalies.of_rank(worker.rank)
     if report is not None and report.slow_factor > 1:
         parts.append(f"slowed {report.slow_factor:g}x on request")
     return clean("; ".join(parts))
+
+
+def _unreported_text(job: JobModel, worker: WorkerReport) -> str:
+    if job.is_unprobed[worker.rank]:
+        return outside_text(worker, job.together.why_unprobed if job.together.is_adopted else None)
+    return "importing torch"
 
 
 _IS_ODD = np.array([STATE_SEVERITY[state] in {Severity.WARNING, Severity.CRITICAL} for state in STATES])

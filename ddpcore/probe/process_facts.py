@@ -179,6 +179,8 @@ _ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 """Mark in the message of an exception that a loader's worker has raised. Source: torch/_utils.py, torch 2.13."""
 _MAX_ERROR_CHARS = 1024
+_FIRST_AT_EXIT = 1000
+"""Priority of what multiprocessing calls at a process's end: before it joins queues and children."""
 _MAX_CHAIN = 100
 """Exceptions followed to the first one: a program can make a circle of them."""
 
@@ -204,6 +206,28 @@ def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -
         previous(kind, error, trace)
 
     sys.excepthook = record
+    _note_at_end_of_child(roots, note)
+
+
+def _note_at_end_of_child(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
+    """Note the exception that ends a process of multiprocessing, whose hook for exceptions nobody calls.
+
+    Its exit function runs while the exception is handled. `torch.multiprocessing.spawn` keeps an exception for its own
+    process, and exits with code 1. Source: multiprocessing/process.py, `_bootstrap`; torch/multiprocessing/spawn.py.
+    """
+    processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if processes is None or util is None or processes.parent_process() is None:
+        return
+
+    def at_end() -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            error = error.__context__ if error.code else None
+        if error is not None:
+            with contextlib.suppress(Exception), _sigterm_waits():
+                note(uncaught(error, roots))
+
+    util.Finalize(None, at_end, exitpriority=_FIRST_AT_EXIT)
 
 
 def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:

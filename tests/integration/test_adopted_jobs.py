@@ -21,7 +21,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState
 from agent.wire.stacks import GetStacks, Stacks, StackSource
 from ddpcore.wire import encode_report
-from ddpcore.wire_launch import ENV_AGENT_DIR, INBOX_SOCKET, prepared_env
+from ddpcore.wire_launch import ENV_AGENT_DIR, ENV_EXEC_PID, INBOX_SOCKET, prepared_env
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.meeting import free_port
@@ -48,16 +48,18 @@ class Launched:
         self.directory = directory
         port = str(free_port())
         program = (str(PROGRAM), "spawn" if launcher == "spawn" else "env", str(directory), port)
+        mute = f"RANK=1 {sys.executable} -I {' '.join(program)}"
         argv = {
             "torchrun": (
                 *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port),
                 *program,
             ),
             "spawn": (sys.executable, *program),
+            "mute": ("sh", "-c", f"export {ENV_EXEC_PID}=$$; RANK=0 {_line(program)} & {mute} & wait %1 && wait %2"),
             "shell": ("sh", "-c", f"RANK=0 {_line(program)} & RANK=1 {_line(program)} & wait %1 && wait %2"),
         }[launcher]
         environ = prepared_env({**os.environ, ENV_AGENT_DIR: str(agent.directory)}, NAME)
-        if launcher == "shell":
+        if launcher in {"shell", "mute"}:
             environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with (directory / "output").open("wb") as output:
             self.process = subprocess.Popen(argv, env=environ, stdout=output, stderr=output, start_new_session=True)
@@ -138,10 +140,11 @@ def test_ranks_of_any_launcher_are_taken_in_watched_and_end_as_they_would(
         assert [output.count(f"rank {rank} is done") for rank in (0, 1)] == [1, 1]
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_rank_that_raises_is_the_cause_and_the_launcher_has_its_own_exit_code(
-    agent: RunningAgent, tmp_path: Path
+    launcher: str, agent: RunningAgent, tmp_path: Path
 ) -> None:
-    with Launched(tmp_path, agent, "torchrun") as job:
+    with Launched(tmp_path, agent, launcher) as job:
         agent.wait_until(trains, END_S, "both ranks train")
         job.go_on("boom")
 
@@ -189,6 +192,23 @@ def test_stacks_come_from_its_probes_and_nothing_but_stop_and_kill_is_done_to_it
         assert isinstance(again, Refused)
         job.go_on("end")
         job.process.wait(END_S)
+
+
+def test_a_rank_without_a_probe_is_seen_by_its_process_and_why_is_named(agent: RunningAgent, tmp_path: Path) -> None:
+    with Launched(tmp_path, agent, "mute") as job:
+        report = agent.wait_until(lambda now: len(now.workers) == 2, END_S, "both ranks are known")
+        status = status_of(report)
+        assert status is not None
+        assert (status.ranks, status.unprobed) == ([0, 1], "python -I")
+        assert worker(report, 1).pid in {process.pid for process in job.alive()}
+        assert worker(report, 1).report is None
+
+        job.go_on("boom")
+        report = agent.wait_until(is_(JobState.FAILED), END_S, "it has failed")
+        job.process.wait(END_S)
+        how = worker(report, 1).exit
+        assert how is not None
+        assert how.code in {1, None}  # before Linux 6.15 its parent may have collected it first
 
 
 @pytest.mark.parametrize("name", ["..", "../..", "/tmp", "a/b", "", "A", "a\n", "x" * 65])

@@ -11,7 +11,7 @@ from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, RankState, Severity
-from app.diagnosis.diagnoser import Diagnoser, Diagnosis, JobDiagnosis
+from app.diagnosis.diagnoser import SETTLED_S, Diagnoser, Diagnosis, JobDiagnosis
 from app.diagnosis.rank_facts import STATES, Thresholds
 from app.diagnosis.verdicts import Aftermath
 from app.model.cluster import Cluster
@@ -367,6 +367,21 @@ def test_a_stopped_job_keeps_the_death_that_came_before() -> None:
     told = [dead_worker(rank, signal=15) for rank in (0, 2, 3)]
     diagnosis = watched.receive(dead_worker(1, signal=9, age_s=5.0), *told, state=JobState.STOPPED, state_s=0.0)
     assert causes(diagnosis) == {(Cause.EXITED, (1,))}
+
+
+def test_a_job_that_is_over_is_judged_again_when_something_is_news() -> None:
+    watched = Watched()
+    alive = [watched.tick(rank) for rank in (0, 2, 3)]
+    watched.receive(dead_worker(1, code=1), *alive, state=JobState.FAILED, state_s=0.0)
+    first = watched.job()
+    watched.now_s += SETTLED_S - 1.0
+    second = watched.job()
+    watched.now_s += 1.0
+    assert second is not first
+    assert watched.job() is second
+    late = [dead_worker(1, code=1, age_s=50.0), dead_worker(3, signal=9, age_s=60.0), *alive[:2]]
+    diagnosis = watched.receive(*late, state=JobState.FAILED, state_s=50.0)
+    assert causes(diagnosis) == {(Cause.EXITED, (3,))}
 
 
 @pytest.mark.parametrize("is_ending", [False, True])

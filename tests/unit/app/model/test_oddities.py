@@ -72,6 +72,8 @@ def test_a_rank_watched_from_outside_is_told_by_its_output_and_its_cpu() -> None
     assert outside_text(worker_report(0, seen_s=90.0, quiet_s=90.0)) == (
         "watched from outside: has printed nothing in 1 min 30 s, 0.0 cores busy"
     )
+    assert outside_text(worker_report(0, cpu_cores=0.94), "python -I") == "no probe (python -I): 0.9 cores busy"
+    assert "torch" in outside_text(worker_report(0), "")
 
 
 def test_output_is_too_quiet_only_when_it_never_was_so_quiet_before() -> None:

@@ -92,6 +92,49 @@ def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
     assert ended(tmp_path, program) == "nothing"
 
 
+CHILD = """
+import multiprocessing, sys
+from ddpcore.probe.stack import CodeRoots
+from ddpcore.probe.process_facts import record_uncaught_errors
+def boom():
+    raise ValueError("boom")
+def kept(code):
+    try:  # as torch.multiprocessing.spawn does
+        boom()
+    except Exception:
+        sys.exit(code)
+def run(body):
+    record_uncaught_errors(CodeRoots((), (), ()), lambda one: print(one.text, one.place.line, flush=True))
+    eval(body)
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=run, args=(sys.argv[2],))
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [
+        ("boom()", ["ValueError: boom 6", "1"]),
+        ("kept(1)", ["ValueError: boom 6", "1"]),
+        ("kept(0)", ["0"]),
+        ("sys.exit(3)", ["3"]),
+        ("None", ["0"]),
+    ],
+)
+def test_in_a_process_of_multiprocessing_it_is_noted_too(
+    tmp_path: Path, method: str, body: str, printed: list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CHILD)
+    argv = [sys.executable, str(script), method, body]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == printed
+
+
 LATE = """
 import os, signal, sys
 from ddpcore.probe.stack import CodeRoots

@@ -119,6 +119,7 @@ class Headless:
                     return view, False
                 # Until the job has started, an earlier job of the same name may be shown.
                 if starting.done() and (self._is_explained(view, now_s) or self._is_overdue(view, now_s)):
+                    self._print_headline(view, now_s)
                     return view, self._fault is not None
                 await asyncio.sleep(FRAME_PERIOD_S)
         finally:
@@ -133,15 +134,22 @@ class Headless:
             print_line(f"{elapsed}  {notice}")
         for note in self._notes.news(view.remarks(), now_s):
             print_line(f"{elapsed}  note: {note}")
-        state, age_s = _state(view), now_s - self._printed_at_s
-        if age_s >= (LINE_PERIOD_S if state == self._printed else LINE_GAP_S):
-            self._printed, self._printed_at_s = state, now_s
-            print_line(f"{elapsed}  {headline_text(view)}")
-            hint, self._hint = self._hint, headline_hint(view)
-            if self._hint and self._hint != hint:
-                print_line(f"{elapsed}    {self._hint}")
+        if now_s - self._printed_at_s >= (LINE_PERIOD_S if _state(view) == self._printed else LINE_GAP_S):
+            self._printed = None
+            self._print_headline(view, now_s)
         if (starting := self._followed.starting) is not None:
             self._progress.show(f"{elapsed}  {starting.text}")
+
+    def _print_headline(self, view: View, now_s: float) -> None:
+        """Print the headline, with a hint that is news; not where the last line was about the same."""
+        if (state := _state(view)) == self._printed:
+            return
+        elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
+        self._printed, self._printed_at_s = state, now_s
+        print_line(f"{elapsed}  {headline_text(view)}")
+        hint, self._hint = self._hint, headline_hint(view)
+        if self._hint and self._hint != hint:
+            print_line(f"{elapsed}    {self._hint}")
 
     def _is_settled(self, view: View, now_s: float) -> bool:
         """Return whether the injected fault is named and its effect is known."""

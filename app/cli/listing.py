@@ -292,6 +292,8 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
+        if (job := session.view().job()) is not None and job.is_adopted:
+            print_line(f"rankdeck: what the ranks of {job_id} print stays where their launcher puts it")
         is_over_there = not is_following
         while not is_over_there:
             is_over_there = is_over(session.view())

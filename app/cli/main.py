@@ -18,8 +18,8 @@ from click.shell_completion import get_completion_class
 from app.cli.settings_options import settings_options
 from app.errors import AppError, ExitCode, UsageError
 from app.manual import TOPICS, markdown, rendered, summary
-from app.settings.keys import nearest_text
-from app.text import clean
+from app.settings.keys import nearest, nearest_text
+from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +70,6 @@ class LazyGroup(click.Group):
 def _no_command(args: list[str], commands: list[str]) -> UsageError:
     # Imported late: other commands do not wait for these.
     from app.inventory.program import without_launcher  # noqa: PLC0415
-    from app.settings.keys import nearest  # noqa: PLC0415
-    from app.text import LINE_LIMIT, clean  # noqa: PLC0415
 
     program, near = without_launcher(tuple(args)), nearest(args[0], commands)
     hint = f"did you mean {near}?" if near else "rankdeck --help lists them"

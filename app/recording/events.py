@@ -204,7 +204,10 @@ class EventLog:
         """Add an action, as a sentence, or another event."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
+        is_late = bool(self._events) and now_s < self._events[-1].at_s
         self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks)))
+        if is_late:
+            self._events = deque(sorted(self._events, key=lambda event: event.at_s), maxlen=MAX_EVENTS)
 
     def observe(self, view: View) -> None:
         """Compare a view with the last one, and keep what is new."""
@@ -212,7 +215,7 @@ class EventLog:
         self._watch_nodes(view)
         job = view.job()
         if job is not None:
-            self._watch_job(job)
+            self._watch_job(job, view.job_ended_s)
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
@@ -236,18 +239,20 @@ class EventLog:
             text = f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
             self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
 
-    def _watch_job(self, job: JobRow) -> None:
+    def _watch_job(self, job: JobRow, ended_s: float) -> None:
+        """Compare a job with what was known of it; one that had ended before it was seen did so `ended_s` ago."""
         before, self._job = self._job, job
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
+        at_s = self.now_s - (ended_s if known is None else 0.0)
         if known is None or known.state != job.state:
             attempt = f", attempt {job.attempt}" if job.attempt else ""
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
-            self.add_event(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
+            self.add_event(f"job {job.job_id}{attempt}: {job.state}{code}", at_s, EventKind.JOB, severity)
         cause = job.root_cause
         if cause is not None and (known is None or known.root_cause is None):
             ranks = () if cause.rank is None else (cause.rank,)
-            self.add_event(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, ranks)
+            self.add_event(f"root cause: {cause.text}", at_s, EventKind.JOB, Severity.CRITICAL, ranks)
         # What a program finds on the disk when it begins is not an event.
         step = job.checkpoint_step
         if step is not None and known is not None and known.checkpoint_step != step:

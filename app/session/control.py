@@ -99,7 +99,7 @@ class JobControl:
     async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
-        how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
+        how = "to end, after a step and a checkpoint if it can" if is_agreed else "by SIGTERM to end"
         return self._logged(f"job {job_id} was asked {how}{missing}")
 
     async def kill(self, job_id: str) -> str:

@@ -24,7 +24,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """Return the known name that was perhaps meant, empty where none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - needed only after a typo
 
-    return next(iter(get_close_matches(word[:MAX_COMPARED], known, 1)), "")
+    begun = [name for name in known if len(word) > 1 and name.startswith(word)]
+    return next(iter(begun or get_close_matches(word[:MAX_COMPARED], known, 1)), "")
 
 
 def nearest_text(word: str, known: Sequence[str]) -> str:

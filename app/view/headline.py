@@ -171,7 +171,7 @@ def _left(job: JobModel, found: JobDiagnosis) -> str:
 
 def _ended(job: JobModel, row: JobRow) -> Headline:
     text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
-    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}, loss {loss_text(row.loss)}"
+    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}{_loss(row)}"
     if row.state not in {"failed", "lost"}:
         return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + progress)
     code = "" if row.exit_code is None else f" (exit code {row.exit_code})"
@@ -232,11 +232,14 @@ def _ranks(job: JobModel, found: JobDiagnosis) -> str:
 def _training(row: JobRow) -> str:
     """Return ` training, step 12, loss 2.31, 24 steps/s`; a counted step is shown as `optimizer step`."""
     if row.step is None:
-        loss = "" if row.loss is None else f", loss {loss_text(row.loss)}"
-        return f" running, no step reported yet{loss}"
+        return f" running, no step reported yet{_loss(row)}"
     rate = "" if row.steps_per_s is None else f", {rate_text(row.steps_per_s)} steps/s"
     step = "optimizer step" if row.is_step_counted else "step"
-    return f" training, {step} {row.step}, loss {loss_text(row.loss)}{rate}"
+    return f" training, {step} {row.step}{_loss(row)}{rate}"
+
+
+def _loss(row: JobRow) -> str:
+    return "" if row.loss is None else f", loss {loss_text(row.loss)}"
 
 
 def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
 
+LEAST_LAST_FRAC = 0.05
+"""Share of the collectives to which a slow rank comes last, below which it is not named: few calls were compared."""
+
 
 class PaceRow(msgspec.Struct, frozen=True):
     """How a rank spends its time compared with the others; shares 0..1, None until it was observed long enough."""
@@ -193,7 +196,8 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
     elif verdict.is_at_times:
         slow = slow.replace("slow", "slow in some steps", 1)
     comes = f"{'it waits' if is_one else 'they wait'} {percent_text(verdict.wait_frac)} of the time"
-    if verdict.last_frac is not None and not verdict.is_at_times:
+    # None, or next to nothing: its calls have not been compared with the others' yet.
+    if verdict.last_frac is not None and verdict.last_frac >= LEAST_LAST_FRAC and not verdict.is_at_times:
         comes = "it comes" if is_one else "they come"
         comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""

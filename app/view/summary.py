@@ -48,9 +48,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     job = summary["job"]
     if job is None:
         return ["the job did not start"]
-    lines = [
-        f"job {job['job_id']}: {job['state']}" + ("" if job["exit_code"] is None else f", exit code {job['exit_code']}")
-    ]
+    # A launcher that was told to end has a code that means nothing.
+    has_code = job["exit_code"] is not None and job["state"] != "stopped"
+    lines = [f"job {job['job_id']}: {job['state']}" + (f", exit code {job['exit_code']}" if has_code else "")]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
     is_in_verdicts = job["root_cause"] is not None and job["root_cause"]["text"] in {

@@ -182,6 +182,14 @@ class View:
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
 
+    @property
+    def job_ended_s(self) -> float:
+        """Seconds since the job ended, by its nodes' clocks; 0 while it has not."""
+        if self._job is None or not self._job.is_ended():
+            return 0.0
+        ages = (self.now_s - one.received_s + one.status.state_s for one in self._job.assignments.values())
+        return max(0.0, min(ages, default=0.0))
+
     def notes(self) -> dict[str, str]:
         """Return the notes of the job by topic; a note's text changes with each rank that joins."""
         notes = {} if self._job is None else self._job.notes()

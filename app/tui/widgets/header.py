@@ -266,7 +266,7 @@ def tight_names(active: str, room: int) -> list[str]:
 def _figures(job: JobRow) -> list[tuple[str, str]]:
     """Return (name, value) pairs, the least important last."""
     figures = []
-    if job.exit_code is not None:
+    if job.exit_code is not None and job.state in {"succeeded", "failed"}:
         figures.append(("exit code", str(job.exit_code)))
     if job.step is not None:
         figures.append(("step", f"{job.step:,}" + (f" of {job.last_step:,}" if job.last_step is not None else "")))

@@ -82,6 +82,38 @@ async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the
     assert (view.job() is not None, is_unnamed) == (True, False)
 
 
+class SuddenEnd(SimSource):
+    """What is followed trains at the first look, and has ended at the second."""
+
+    started_at_s = 0.0
+    watched_job = "demo"
+
+    def __init__(self) -> None:
+        self.sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        super().__init__(self.sim.view)
+        self.sim.run_until(lambda: "training" in self.sim.view().headline().text, 60)
+        self.num_looks = 0
+
+    async def start(self) -> None:
+        pass
+
+    def view(self) -> View:
+        self.num_looks += 1
+        if self.num_looks == 2:
+            self.sim.stop()
+            self.sim.run_until(lambda: (job := self.sim.view().job()) is not None and job.state == "stopped", 60)
+        return super().view()
+
+
+async def test_how_a_job_has_ended_is_printed_however_soon_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    view, _ = await asyncio.wait_for(Headless(SuddenEnd()).run(), 30)
+
+    first, last = capsys.readouterr().err.splitlines()
+    assert "2 ranks training" in first
+    assert "job demo was stopped" in last
+    assert "exit code" not in summary_lines(summary_object(view))[0]
+
+
 async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     source = Starting()
 

@@ -133,6 +133,22 @@ def test_a_job_that_fails_says_why(witness: Witness) -> None:
     assert witness.told(EventKind.OVER) == []
 
 
+def test_a_job_that_failed_before_anybody_looked_has_its_own_time_and_place_among_the_events(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.kill(2)
+    witness.run(20)
+    (failed,) = [event for event in witness.events if "failed" in event.text]
+    witness.sim.run(900)
+
+    late = Witness(witness.sim)
+    late.run(1)
+
+    (found,) = [event for event in late.events if "failed" in event.text]
+    assert found.text == failed.text
+    assert found.at_s == pytest.approx(failed.at_s, abs=2.0)
+    assert [event.at_s for event in late.events] == sorted(event.at_s for event in late.events)
+
+
 def test_a_lost_node_is_told_with_its_way_there(witness: Witness) -> None:
     witness.run(12)
     witness.sim.lose_node(1)

@@ -79,6 +79,7 @@ def test_the_commands_for_ones_own_program_do_what_readme_says(tmp_path: Path) -
             "logs",
             "attach",
             "exec",
+            "run",
             "inspect",
             "down",
         ]
@@ -89,7 +90,8 @@ def test_the_commands_for_ones_own_program_do_what_readme_says(tmp_path: Path) -
         assert re.search(r"^localhost:r0 +epoch 2 loss 1.5$", printed, re.MULTILINE), printed
         assert "succeeded" in shell.type(others[2])
         assert "epoch 0 loss 1.5" in shell.type(others[3])
-        assert "rank" in shell.type(others[4])
+        assert "succeeded" in shell.type(others[4])
+        assert "rank" in shell.type(others[5])
         assert "is down" in shell.type(down)
         assert house.processes() == []
 

@@ -120,7 +120,8 @@ class AdoptedJob:
         if self.has_ended or (report.attempt, report.world_size) != (self.attempt, self.world_size):
             return False
         member = self.members.get(report.rank)
-        if member is None or (member.pid != pid and member.has_ended):
+        if member is None or (member.pid != pid and (member.has_ended or member.why_mute is not None)):
+            # A process that was only seen may be a wrapper around the rank's own.
             member = self.members[report.rank] = Member(pid, report.local_rank)
         elif member.pid != pid:
             self._rival = (now_s, report.rank, pid)
@@ -130,7 +131,7 @@ class AdoptedJob:
         return True
 
     def add_mute(self, rank: int, pid: int, why: str) -> None:
-        """Take in a rank that no probe reports, seen by its process; it may report later."""
+        """Take in a rank that no probe reports, seen by its process; its probe may report later, also from another."""
         self.members[rank] = Member(pid, rank, why_mute=why)
 
     def rank_ended(self, rank: int, code: int | None, signal: int | None, now_s: float) -> WorkerExited:

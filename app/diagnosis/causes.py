@@ -88,4 +88,4 @@ CAUSE_ORDER = {
         )
     )
 }
-"""Place of each cause among verdicts of one severity: what explains others comes first."""
+"""Rank of each cause: of two equally severe verdicts, the one whose cause explains more comes first."""

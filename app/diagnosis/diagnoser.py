@@ -90,8 +90,6 @@ SETTLED_S = LAUNCHER_END_S + 5.0
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """Causes that stand until the next attempt: they cannot be undone."""
 
-"""Rank of each cause: of two equally severe verdicts, the one whose cause explains more comes first."""
-
 
 class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
     """One job at one moment."""

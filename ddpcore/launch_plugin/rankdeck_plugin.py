@@ -22,8 +22,8 @@ def autoload() -> None:
     Raises:
         ImportError: A rehearsal was asked for, and this Python has no rankdeck.
     """
-    if "RANKDECK_REHEARSAL" in os.environ:
-        importlib.import_module("ddpcore.rehearsal.rehearsal").begin(int(os.environ["RANKDECK_REHEARSAL"]))
+    if num_gpus := os.environ.get("RANKDECK_REHEARSAL"):
+        importlib.import_module("ddpcore.rehearsal.rehearsal").begin(int(num_gpus))
     # A rank without a probe trains on; one whose `import torch` fails does not.
     with contextlib.suppress(BaseException):
         if "RANKDECK_UNPROBED" in os.environ:

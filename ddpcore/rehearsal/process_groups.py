@@ -60,11 +60,7 @@ def _unbound(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)  # which raises it
         for name in _OF_GPUS:
             given.arguments.pop(name, None)
-        # What stands behind one that is left out goes by its name.
-        positional, named = given.args, {**given.arguments, **given.arguments.pop("kwargs", {})}
-        for name in list(signature.parameters)[: len(positional)]:
-            named.pop(name, None)
-        return original(*positional, **named)
+        return original(*given.args, **given.kwargs)  # what stands behind one that is left out goes by its name
 
     return unbound
 

@@ -110,6 +110,13 @@ model = torch.nn.Linear(2, 2).cuda(1).to("cuda").to(torch.device("cuda", 1), tor
 for location in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, lambda s, l: s.cuda(0), 0):
     file = io.BytesIO(); torch.save(model.state_dict(), file); file.seek(0)
     assert torch.load(file, map_location=location)["weight"].device.type == "cpu"
+here = torch.serialization.location_tag
+torch.serialization.location_tag = lambda storage: "cuda:3"  # as a file that was saved on a GPU
+on_gpu = io.BytesIO(); torch.save(model.state_dict(), on_gpu)
+torch.serialization.location_tag = here
+for location in (None, "cuda:0", {"cuda:3": "cuda:1"}, {}, lambda s, l: s.cuda(0), lambda s, l: None):
+    on_gpu.seek(0)
+    assert torch.load(on_gpu, map_location=location)["weight"].device.type == "cpu"
 with torch.cuda.amp.autocast():
     assert model(torch.ones(1, 2)).dtype == torch.float16
 assert list(torch.compile(model).state_dict())[0] == "_orig_mod.weight"

@@ -44,11 +44,20 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
             self.lives_launcher = True
             return
         before = self.job.members.get(rank)
-        was_running = before is not None and not before.has_ended and before.pid != pid
+        was_heard = before is not None and before.why_mute is None
+        was_running = before is not None and was_heard and not before.has_ended and before.pid != pid
         is_of_this_run = not self.job.has_ended and (attempt, world) == (self.job.attempt, self.job.world_size)
         is_taken = self.job.take(report, pid, self.now_s)
         assert is_taken == (is_of_this_run and self.job.members[rank].pid == pid)
         assert not (is_taken and was_running), "a rank that runs is replaced by another process"
+
+    @rule(rank=st.integers(0, WORLD - 1), why=st.sampled_from(["", "python -I"]))
+    def see_without_a_probe(self, rank: int, why: str) -> None:
+        if self.job.has_ended or rank in self.job.members:
+            return
+        self.job.add_mute(rank, 200 + rank, why)
+        assert not why or self.job.status(self.now_s).unprobed
+        assert rank in self.job.ranks
 
     @rule(
         data=st.data(), how=st.sampled_from([(0, None), (3, None), (None, 9), (None, None)]), last_report=st.booleans()

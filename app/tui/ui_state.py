@@ -146,6 +146,8 @@ class UiState:
     @property
     def no_lines_text(self) -> str:
         """Sentence in place of log lines while the shown job has none."""
+        if (job := self.view and self.view.job()) and job.is_adopted:
+            return "what its ranks print stays where their launcher puts it"
         job_id = self.job_of_logs
         return f"job {clean_name(job_id)} has printed nothing yet" if job_id else "nothing printed yet"
 

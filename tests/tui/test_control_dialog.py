@@ -210,6 +210,7 @@ async def test_ranks_of_another_launcher_on_a_host_that_is_not_watched_are_not_c
         text = " ".join(console.lines())
         assert "2 of 4 ranks training" in text
         assert (text.count("unprobed"), text.count("not reported here"), text.count("starting")) == (2, 2, 0)
+        assert console.console.ui.no_lines_text == "what its ranks print stays where their launcher puts it"
 
 
 async def test_a_job_of_another_launcher_can_be_stopped_and_killed_and_nothing_else(

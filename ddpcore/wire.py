@@ -60,7 +60,7 @@ FIRST_LABEL = "first: "
 ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
 """Collectives that are over for one member before every member has called them."""
 
-MONITORED_BARRIER, NEW_GROUP = "monitored_barrier", "new_group"
+MONITORED_BARRIER, NEW_GROUP, NEW_COMMUNICATOR = "monitored_barrier", "new_group", "ncclCommInitRank"
 """Operations of a `PeerCall` that are no call of two ranks: all of the group take part, and no recorder holds it."""
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -206,7 +206,7 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A send or receive between two ranks, by its place in the order of such calls."""
 
     op: Word
-    """`send` or `recv`, also for `isend`, `irecv` and those of a batch; `MONITORED_BARRIER`, `NEW_GROUP`."""
+    """`send` or `recv`, also for `isend`, `irecv` and those of a batch; or one that all of the group make."""
     peer: Rank | None
     """Global rank; None of a receive from any rank."""
     group: Name = DEFAULT_GROUP

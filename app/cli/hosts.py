@@ -47,6 +47,7 @@ from app.inspect.dump_files import read_dumps
 from app.inspect.dumps import compared
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, offer, own_py_spy
+from app.inspect.nccl_ras import ranks_behind
 from app.inspect.seen import jobs_of
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
@@ -257,6 +258,9 @@ LOOK_PERIOD_S = 1.0
     metavar="DIR",
     help="Compare the files that torch's flight recorder left there, one a rank, of ranks that are gone",
 )
+@click.option(
+    "--nccl", "asks_nccl", is_flag=True, help="Ask NCCL (2.28.7 or newer) which rank has launched fewer calls"
+)
 @json_option
 @functools.partial(takes_hosts, goes_to_each=True)
 @click.argument("which", metavar="[PID|JOB]", required=False)
@@ -273,18 +277,24 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     spy, evidence = own_py_spy(), how["evidence"]
     if evidence is not None:
         _write(evidence, {}, is_new=True)
+    see = partial(look_at_host, spy=spy, num_looks=how["looks"], period_s=LOOK_PERIOD_S, asks_nccl=how["asks_nccl"])
     while True:
-        code = _inspect(wanted, which, spy, is_json=is_json, num_looks=how["looks"], evidence=evidence)
+        code = _inspect(wanted, which, see, is_json=is_json, evidence=evidence)
         if not how["is_watching"]:
             raise SystemExit(code)
         time.sleep(LOOK_PERIOD_S)
 
 
 def _inspect(
-    wanted: HostsWanted, which: str | None, spy: str, *, is_json: bool, num_looks: int, evidence: Path | None
+    wanted: HostsWanted,
+    which: str | None,
+    see: Callable[[AgentLink], HostSeen],
+    *,
+    is_json: bool,
+    evidence: Path | None,
 ) -> ExitCode:
     """Look once, print what is found, and return the exit code; `evidence` is a file of our own."""
-    seen, code = _seen_on(wanted, spy, num_looks)
+    seen, code = _seen_on(wanted, see)
     if evidence is not None:
         _write(evidence, seen)
     jobs = [job for job in jobs_of(seen.items()) if which is None or _is_meant(job, which)]
@@ -294,7 +304,7 @@ def _inspect(
             raise error
         print_line(f"rankdeck: {error.whole}")  # it may run on the host that was not reached
     found = [(job, [standing_of(rank) for rank in job.ranks]) for job in jobs]
-    findings = [(job, standings, finding_of(job, standings)) for job, standings in found]
+    findings = [(job, standings, finding_of(job, standings, ranks_behind(job))) for job, standings in found]
     if is_json:
         print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen)})
     else:
@@ -318,14 +328,11 @@ def _print_dumps(directory: Path, *, is_json: bool) -> ExitCode:
     return ExitCode.VERDICT_STANDS if finding.severity is Severity.CRITICAL else ExitCode.WELL
 
 
-def _seen_on(wanted: HostsWanted, spy: str, num_looks: int) -> tuple[dict[str, HostSeen], ExitCode]:
+def _seen_on(wanted: HostsWanted, see: Callable[[AgentLink], HostSeen]) -> tuple[dict[str, HostSeen], ExitCode]:
     """Return what each host has shown, and the exit code of the first that failed; its error is printed."""
     seen: dict[str, HostSeen] = {}
     code = ExitCode.WELL
-    answers = on_each(
-        wanted.entries, wanted.python, wanted.ssh_config, lambda link: look_at_host(link, spy, num_looks, LOOK_PERIOD_S)
-    )
-    for host, answer in answers:
+    for host, answer in on_each(wanted.entries, wanted.python, wanted.ssh_config, see):
         if isinstance(answer, AppError):
             code = code or ExitCode(answer.exit_code)
             print_line(f"rankdeck: {answer.whole}")

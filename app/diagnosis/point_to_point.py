@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.waits import Wait, odd_of_two_groups
-from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, PeerCall
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_GROUP, PeerCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_PEER_WAITS = 256
 """Limit of ranks examined, the lowest first: in a pipeline of thousands all wait for the same few."""
 COUNTERPART = {"send": "recv", "recv": "send"}
-MEETINGS = (MONITORED_BARRIER, NEW_GROUP)
+MEETINGS = (MONITORED_BARRIER, NEW_GROUP, NEW_COMMUNICATOR)
 """Calls in which each rank waits for all others, and which no recorder holds."""
 
 
@@ -53,7 +53,7 @@ def find_peer_waits(
         call = report.peer_wait.calls[0]
         if call.op not in met:
             waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting)))
-        elif call.group == DEFAULT_GROUP:
+        elif call.group == DEFAULT_GROUP and not any(rank in wait.waiting for wait in in_collectives):
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     meetings = [wait for op, since_s in met.items() for wait in _meeting(job, op, since_s, (facts, now_s))]
     return [_with_all_that_could_send(job, wait, (*in_collectives, *waits, *meetings)) for wait in waits] + meetings
@@ -91,7 +91,7 @@ def is_receive_from_any(wait: Wait) -> bool:
 
 
 def _meeting(job: JobModel, op: str, since_s: dict[int, float], at: tuple[RankFacts, float]) -> list[Wait]:
-    """Return the wait of ranks in a monitored_barrier, or a new_group, of all ranks: for those that stand elsewhere."""
+    """Return the wait of ranks in one of `MEETINGS` of all ranks: for those that stand elsewhere."""
     facts, now_s = at
     if not since_s or len(since_s) == job.world_size:
         return []

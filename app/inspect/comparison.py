@@ -21,7 +21,7 @@ from app.inspect.seen import MAX_FRAMES
 from ddpcore.wire import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from app.inspect.seen import Look, SeenFrame, SeenJob, SeenRank
 
@@ -184,7 +184,7 @@ def standing_of(rank: SeenRank) -> Standing:
         kind, op = (Kind.WAITS, "backward") if busy_frac < BUSY and not is_moving else (Kind.ELSEWHERE, "backward")
     elif kind is Kind.ELSEWHERE and 0 < len(last.frames) < MAX_FRAMES and last.frames[-1].name not in PROGRAM:
         kind = Kind.ENDING
-    elif kind is Kind.ELSEWHERE and not op and not is_moving and rank.uses_gpu and busy_frac > SPINS:
+    elif kind is Kind.ELSEWHERE and not op and not is_moving and _may_wait_for_gpu(rank, busy_frac):
         kind = Kind.DEVICE
     if kind in (Kind.ELSEWHERE, Kind.BLOCKED) and _hz(looks, "io_bytes", seconds) > MOVED_BYTES_HZ:
         is_moving = True
@@ -192,6 +192,11 @@ def standing_of(rank: SeenRank) -> Standing:
         is_moving = True
     phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
     return Standing(rank, kind, op, place, is_moving, busy_frac, steps, phase, last.trouble)
+
+
+def _may_wait_for_gpu(rank: SeenRank, busy_frac: float) -> bool:
+    """Return whether a rank whose line shows no call may poll its GPU: who does finds a kernel running there."""
+    return rank.uses_gpu and busy_frac > SPINS and not (rank.gpu is not None and rank.gpu.is_idle)
 
 
 def _hz(looks: Sequence[Look], counter: str, seconds: float) -> float:
@@ -239,13 +244,20 @@ def _step(frames: Sequence[SeenFrame]) -> str:
     return ""
 
 
-def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
-    """Return who holds up whom, or that nobody does."""
+def finding_of(job: SeenJob, standings: Sequence[Standing], behind: Container[int] = ()) -> Finding:
+    """Return who holds up whom, or that nobody does.
+
+    Args:
+        job: The job.
+        standings: Its ranks.
+        behind: Ranks of which NCCL knows that they have launched fewer collectives than others.
+    """
     by_call = _by_call(one for one in standings if one.is_waiting)
     frozen = [one for one in standings if one.kind is Kind.FROZEN]
     ended = [one for one in standings if one.kind is Kind.ENDED]
     unseen = [one for one in standings if one.kind is Kind.UNSEEN]
     others = [one for one in standings if not (one.is_waiting or one in frozen or one in ended or one in unseen)]
+    late = [one for group in by_call for one in group if one.kind is Kind.DEVICE and one.rank.rank in behind]
     if frozen:
         return Finding(What.FROZEN, Severity.CRITICAL, frozen, by_call)
     if by_call and others:
@@ -254,6 +266,9 @@ def finding_of(job: SeenJob, standings: Sequence[Standing]) -> Finding:
         return Finding(What.UNSEEN, Severity.WARNING, unseen, by_call)
     if by_call and (job.missing or ended):
         return Finding(What.MISSING, Severity.CRITICAL if ended else Severity.WARNING, ended, by_call)
+    if late:
+        rest = _by_call(one for group in by_call for one in group if one not in late)
+        return _found(What.ELSEWHERE, SURE_ON_GPU_S, late, rest)
     if by_call:
         return _all_wait(job, by_call)
     return _none_waits(job, others)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from app.diagnosis.causes import Severity
 from app.inspect.comparison import Kind, What
+from app.inspect.nccl_ras import ras_lines
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
@@ -147,13 +150,16 @@ def _at(place: Place | None) -> str:
 
 
 def _waits_text(group: Sequence[Standing], who: str = "") -> str:
-    verb, gpu = ("waits", "its GPU") if len(group) == 1 else ("wait", "their GPUs")
-    kind = group[0].kind
-    what = f"in {clean_name(group[0].op)}" if group[0].op else ""
-    what = f"for {gpu} {what}".rstrip() if kind is Kind.DEVICE else what
     places = {one.place for one in group}
     where = _at(group[0].place) if len(places) == 1 else ""
-    return f"{who or ranks_text([one.rank.rank for one in group])} {verb} {what}{where}"
+    return f"{who or ranks_text([one.rank.rank for one in group])} {_call_text(group)}{where}"
+
+
+def _call_text(group: Sequence[Standing]) -> str:
+    """Return `waits in all_reduce`, or `wait for their GPUs in synchronize`, of ranks that wait alike."""
+    verb, gpu = ("waits", "its GPU") if len(group) == 1 else ("wait", "their GPUs")
+    what = f"in {clean_name(group[0].op)}" if group[0].op else ""
+    return f"{verb} for {gpu} {what}".rstrip() if group[0].kind is Kind.DEVICE else f"{verb} {what}"
 
 
 def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
@@ -165,10 +171,29 @@ def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     where = (
         f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
     )
-    facts = ", ".join(filter(None, [one.phase, _doing_for(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
+    cpu = f"{percent_text(one.busy_frac)} CPU"
+    facts = ", ".join(filter(None, [one.phase, _doing_for(one), cpu, _gpus_text(group), _steps(one)]))
     child = "; ".join(_child_text(child) for child in one.rank.children[:2])
     text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts})"
     return f"{text}; its child {child}" if child else text
+
+
+def _gpus_text(group: Sequence[Standing]) -> str:
+    """Return `GPU 100 %, 121 of 700 W`, or `GPUs 97 to 100 %, ...`; empty where the driver shows none of them."""
+    gpus = [one.rank.gpu for one in group if one.rank.gpu is not None]
+    busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
+    if not busy:
+        return ""
+    watts = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
+    limits = [gpu.power_limit_watts for gpu in gpus if gpu.power_limit_watts is not None]
+    limit = f" of {max(limits):.0f}" if limits else ""
+    power = f", {_span(watts)}{limit} W" if watts else ""
+    return f"GPU{'s' if len(gpus) > 1 else ''} {_span(busy)} %{power}"
+
+
+def _span(figures: Sequence[float]) -> str:
+    low, high = f"{min(figures):.0f}", f"{max(figures):.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _steps(one: Standing) -> str:
@@ -221,15 +246,15 @@ def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> 
     for group in _classes(standings):
         one = group[0]
         plural = "" if len(group) > 1 else "s"
-        is_call = one.is_waiting and one.op
-        what = f"wait{plural} in {clean_name(one.op)}" if is_call else one.kind.value
+        what = _call_text(group) if one.is_waiting and (one.op or one.kind is Kind.DEVICE) else one.kind.value
         what = f"move{plural}" if one.is_moving else f"stand{plural}" if one.kind is Kind.ELSEWHERE else what
         where = place_text(one.place) or clean_name(one.op)
         pids = f"pid {one.rank.pid} on {clean_name(one.rank.host)}" if len(group) == 1 else ""
         ranks = ranks_text([each.rank.rank for each in group])
-        cells = (what, where, doing_text(one), f"{percent_text(one.busy_frac)} CPU", _steps(one), pids)
+        cpu = f"{percent_text(one.busy_frac)} CPU"
+        cells = (what, where, doing_text(one), cpu, _gpus_text(group), _steps(one), pids)
         lines.append(f"    {ranks}: " + ", ".join(filter(None, cells)))
-    return lines
+    return lines + [f"    {line}" for line in ras_lines(job)]
 
 
 def unseen_lines(hosts: Mapping[str, HostSeen]) -> list[str]:
@@ -242,6 +267,8 @@ def unseen_lines(hosts: Mapping[str, HostSeen]) -> list[str]:
             lines.append(
                 f"{name}: Python processes of other users cannot be looked at: {users} (log in as them or root)"
             )
+        if seen.gpus and (why := seen.gpus.gpus.trouble or seen.gpus.processes.trouble):
+            lines.append(f"{name}: its GPUs are not seen: {clean(why, LINE_LIMIT)}")
         troubles = [look.trouble for rank in seen.ranks for look in rank.looks]
         is_refused = any("ermission" in trouble and "is not run" not in trouble for trouble in troubles)
         if is_refused and seen.yama and not seen.is_root:
@@ -262,6 +289,7 @@ def job_object(job: SeenJob, standings: Sequence[Standing], finding: Finding) ->
         "culprits": [one.rank.rank for one in finding.culprits],
         "waiting": [[one.rank.rank for one in group] for group in finding.waiting],
         "missing": job.missing,
+        "nccl": ras_lines(job),
         "ranks": [_rank_object(one) for one in standings],
     }
 
@@ -278,6 +306,7 @@ def _rank_object(one: Standing) -> dict[str, Any]:
         "where": place_text(one.place),
         "phase": one.phase,
         "cpu_cores": round(one.busy_frac, 2),
+        "gpu": None if one.rank.gpu is None else msgspec.structs.asdict(one.rank.gpu),
         "kernel": doing_text(one),
         "step": clean(one.steps[1]),
         "trouble": clean(one.trouble, LINE_LIMIT),

@@ -16,13 +16,13 @@ import site
 import sys
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from app.errors import HostUnreachableError, SessionError
-from app.inspect import on_host
-from app.inspect.seen import HostSeen, jobs_of
+from app.inspect import gpus_on_host, on_host
+from app.inspect.seen import MAX_TROUBLE, GpusSeen, HostSeen, SmiSeen, jobs_of
 from app.ssh.config import THIS_MACHINE
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text
 from app.threads import run_parallel
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.fleet.agent_link import AgentLink
+
+Seen = TypeVar("Seen", bound=msgspec.Struct)
 
 BEGIN_S = 60.0
 """Seconds for a Python to start there and to find the ranks, on a busy machine."""
@@ -67,21 +69,33 @@ def py_spy_here() -> str:
     return shutil.which("py-spy", path=places) or shutil.which("py-spy") or ""
 
 
-def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float) -> HostSeen:
-    """Return what a connected host shows of its ranks.
+def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float, *, asks_nccl: bool = False) -> HostSeen:
+    """Return what a connected host shows of its ranks and their GPUs.
 
     Args:
         link: The host.
         spy: This machine's py-spy.
         num_looks: How often to look.
         period_s: Seconds between two looks.
+        asks_nccl: Whether to ask NCCL's RAS, by a job's rank 0: it answers for all ranks, on all hosts.
 
     Raises:
         HostUnreachableError: The connection broke, the host's Python does not run or answers something else, or
             there is no py-spy for it.
     """
     there, binary = (spy, b"") if link.host == THIS_MACHINE else _spy_for(link, spy)
-    return _seen_by(link, there, num_looks, period_s, binary)
+    seen = _seen_by(link, there, num_looks, period_s, binary)
+    on_gpus = [rank for rank in seen.ranks if rank.uses_gpu]
+    if not on_gpus:
+        return seen
+    asked = [str(rank.pid) for rank in on_gpus if asks_nccl and rank.rank == 0]
+    argv = (sources.getsource(gpus_on_host), str(min(rank.age_s for rank in on_gpus)), *asked)
+    try:
+        gpus = _answer(link, argv, BEGIN_S, GpusSeen)
+    except HostUnreachableError as error:
+        unseen = SmiSeen("", str(error)[:MAX_TROUBLE])
+        gpus = GpusSeen(unseen, unseen)
+    return msgspec.structs.replace(seen, gpus=gpus)
 
 
 def offer(links: Sequence[AgentLink]) -> str:
@@ -106,10 +120,15 @@ def _seen_by(link: AgentLink, there: str, num_looks: int, period_s: float, binar
     """Return what a host shows; `there` and `binary` are the arguments and the input of `on_host.spy_of`."""
     arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
     timeout_s = BEGIN_S + num_looks * (period_s + BEGIN_S) + len(binary) / SLOWEST_BYTES_HZ
-    answer = _line(link, _RUN, *arguments, given=binary, timeout_s=timeout_s)
+    return _answer(link, arguments, timeout_s, HostSeen, binary)
+
+
+def _answer(link: AgentLink, arguments: Sequence[str], timeout_s: float, kind: type[Seen], given: bytes = b"") -> Seen:
+    """Return what a program of ours answers there: `arguments` are its text and its own arguments."""
+    answer = _line(link, _RUN, *arguments, given=given, timeout_s=timeout_s)
     try:
         unpacked = zlib.decompressobj().decompress(base64.b64decode(answer, validate=True), MAX_SEEN_BYTES)
-        return msgspec.json.decode(unpacked, type=HostSeen)
+        return msgspec.json.decode(unpacked, type=kind)
     except (*DECODE_ERRORS, binascii.Error, zlib.error) as error:
         raise HostUnreachableError(link.host, f"its Python answers something else: {clean(str(error))}") from error
 

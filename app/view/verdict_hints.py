@@ -14,7 +14,7 @@ from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
 from app.text import clean_name, nodes_text, place_text, ranks_text, seconds_text
 from app.view.memory import growth_hint
-from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
+from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_GROUP, Phase
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Side, Verdict
@@ -69,14 +69,20 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     }[verdict.cause]
 
 
+MEETING_HINTS = {
+    NEW_GROUP: "every rank calls new_group for every group, in the same order",
+    NEW_COMMUNICATOR: "every rank makes the first collective of a group, in which NCCL starts its communicator",
+    MONITORED_BARRIER: "every rank of the group calls monitored_barrier as often as the others",
+}
+"""Hint for each call that all ranks of a group have to make."""
+
+
 def _mismatch_hint(verdict: Verdict) -> str:
     if verdict.meetings:
         return "give all ranks one MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and each its own RANK"
     ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
-    if NEW_GROUP in ops:
-        return "every rank calls new_group for every group, in the same order"
-    if MONITORED_BARRIER in ops:
-        return "every rank of the group calls monitored_barrier as often as the others"
+    for op in ops & MEETING_HINTS.keys():
+        return MEETING_HINTS[op]
     if ops and verdict.aborted:
         return "give the receive a tensor as large as that of the send, in shape and element type"
     if ops:

@@ -23,6 +23,7 @@ from ddpcore.probe.stack import MAX_FRAMES, current_frames, sendable
 from ddpcore.wire import (
     DEFAULT_GROUP,
     MONITORED_BARRIER,
+    NEW_COMMUNICATOR,
     NEW_GROUP,
     ChildWait,
     ExitWait,
@@ -41,6 +42,11 @@ MAX_CALLS_KNOWN = 256
 _MAX_NAME_CHARS = 256
 
 _C10D = "/torch/distributed/distributed_c10d.py"
+_FIRST_CALLS = frozenset(
+    {"allreduce", "allgather", "_allgather_base", "alltoall", "alltoall_base", "barrier", "broadcast", "reduce"}
+    | {"_reduce_scatter_base", "gather", "reduce_scatter", "scatter"}
+)
+"""Methods of a group that a function of distributed_c10d calls, each a collective."""
 _PEER_FUNCTIONS = {"send": "send", "recv": "recv"}
 _RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _MAX_INT32, _MAX_PORT = 2**31, 65535
@@ -81,7 +87,7 @@ class MainWaits:
         if not is_still:
             return NOTHING if peer_wait is None else MainLook(peer_wait=peer_wait)
         frames = _frames_of(innermost)
-        peer_wait = peer_wait or _monitored_barrier(innermost) or _new_group(frames)
+        peer_wait = peer_wait or _monitored_barrier(innermost) or _new_group(frames) or self._first_call(innermost)
         mark = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames))
         exit_wait = self._exit_wait(frames)
         child_wait = None if peer_wait or exit_wait else self._child_wait(frames)
@@ -97,6 +103,24 @@ class MainWaits:
             # It waits for the call that it has made last.
             calls = [call for call in calls if call.op == op][-1:]
         return PeerWait(calls) if calls else None
+
+    def _first_call(self, innermost: FrameType) -> PeerWait | None:
+        """Return the wait in NCCL's start of a communicator of all ranks, which a group's first collective makes.
+
+        No recorder holds that collective yet. Of a smaller group nobody is waited for in it, as in `_new_group`.
+        Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `initNCCLComm`, torch 2.4 to 2.13.
+        """
+        code = innermost.f_code
+        if not code.co_filename.endswith(_C10D) or self._called_by(innermost) not in _FIRST_CALLS:
+            return None
+        group, names = innermost.f_locals.get("group"), innermost.f_globals
+        try:
+            world = names["GroupMember"].WORLD
+            is_of_all = group is None or group.size() == world.size()
+            is_nccl = "nccl" in str(names["get_backend"](group))
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            return None  # the group may be destroyed just now, and torch may change its names
+        return PeerWait([PeerCall(NEW_COMMUNICATOR, None)]) if is_of_all and is_nccl else None
 
     def _called_by(self, frame: FrameType) -> str:
         """Return the name of the method that a frame calls now."""

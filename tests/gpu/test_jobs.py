@@ -50,9 +50,9 @@ class Job:
         found: dict[str, Any] = json.loads(printed)
         return found
 
-    def start(self, kind: str, *options: str, num_ranks: int = 1) -> None:
-        ranks = ("--nproc-per-node", str(num_ranks), "--share-gpus")
-        code, _, stderr = self.run("run", "--detach", "--name", self.name, *ranks, *options, "--", str(PROGRAM), kind)
+    def start(self, kind: str, *options: str, num_ranks: int = 1, program: Path = PROGRAM) -> None:
+        how = ("--name", self.name, "--nproc-per-node", str(num_ranks), "--share-gpus", *options)
+        code, _, stderr = self.run("run", "--detach", *how, "--", str(program), kind)
         assert code == 0, stderr
 
     def status_when(

@@ -715,3 +715,21 @@ def test_ranks_that_are_through_with_a_gather_show_that_it_comes_before_the_call
             ],
         )
     assert causes(found) == {(Cause.MISMATCH, culprits)}
+
+
+@pytest.mark.parametrize(
+    ("waits_too", "expected"),
+    [(True, (Cause.MISMATCH, (2,))), (False, (Cause.STRAGGLER, (2,)))],
+)
+def test_a_rank_that_does_not_come_to_the_start_of_a_communicator_is_named(
+    waits_too: bool, expected: tuple[Cause, tuple[int, ...]]
+) -> None:
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 15):
+        watched.now_s += 1.0
+        starts = PeerWait([PeerCall("ncclCommInitRank", None)], float(second))
+        there = [watched.tick(rank, group_report(4), peer_wait=starts) for rank in (0, 1, 3)]
+        other = group_report(5, float(second)) if waits_too else group_report(4)
+        found = watched.receive(*there, watched.tick(2, other))
+    assert causes(found) == {expected}

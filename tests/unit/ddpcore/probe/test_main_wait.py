@@ -204,6 +204,49 @@ def test_the_making_of_a_group_is_a_wait_for_all_where_all_are_its_members(ranks
     assert wait is None or [(call.op, call.peer) for call in wait.calls] == [("new_group", None)]
 
 
+FIRST_CALL = """
+def all_reduce(group, wait):
+    work = group.allreduce(wait)
+    return work
+"""
+
+
+class Group:
+    """A process group whose first collective begins, and does not come back."""
+
+    group_name = "0"
+
+    def __init__(self, size: int, allreduce: Callable[[bool], bool] = bool) -> None:
+        self._size = size
+        self.allreduce = allreduce
+        """In C: as in torch, the innermost frame is that of all_reduce."""
+
+    def size(self) -> int:
+        return self._size
+
+
+@pytest.mark.parametrize(
+    ("size", "backend", "is_told"),
+    [(3, "nccl", True), (3, "cpu:gloo,cuda:nccl", True), (3, "gloo", False), (2, "nccl", False)],
+)
+def test_the_start_of_a_communicator_is_a_wait_for_all_where_all_are_its_members(
+    size: int, backend: str, is_told: bool
+) -> None:
+    world = type("GroupMember", (), {"WORLD": Group(3)})
+    torch_names: dict[str, Any] = {"GroupMember": world, "get_backend": lambda _group: backend}
+    exec(compile(FIRST_CALL, "/nowhere/torch/distributed/distributed_c10d.py", "exec"), torch_names)
+    lock = threading.Lock()
+    lock.acquire()
+    group = Group(size, lock.acquire)
+
+    with standing(lambda: torch_names["all_reduce"](group, True), lock.release) as thread_id:
+        until(lambda: current_frames()[thread_id].f_code.co_name == "all_reduce", 5, "the call")
+        wait = looker(thread_id).look(is_still=True).peer_wait
+
+    assert (wait is not None) is is_told
+    assert wait is None or [(call.op, call.peer) for call in wait.calls] == [("ncclCommInitRank", None)]
+
+
 def frames_of(thread_id: int) -> list[Any]:
     frames, frame = [], current_frames().get(thread_id)
     while frame is not None:

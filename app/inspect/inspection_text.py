@@ -45,6 +45,9 @@ STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "s
 def sentence(job: SeenJob, finding: Finding) -> str:
     """Return what is wrong with a job, in one clean sentence."""
     parts = _PARTS[finding.what](job, finding)
+    on_gpu = any(one.kind is Kind.DEVICE for group in finding.waiting for one in group)
+    if on_gpu and job.size > 1 and job.ras is None and not finding.culprits:
+        parts.append("NCCL may know which rank is behind: --nccl")
     if finding.num_looks:
         parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.diagnosis.causes import Severity
 from app.inspect.comparison import What, finding_of, standing_of
-from app.inspect.inspection_text import job_lines, job_object
+from app.inspect.inspection_text import job_lines, job_object, sentence
 from app.inspect.nccl_ras import behind, decoded, ranks_behind, ras_lines
 from app.inspect.seen import Gpu, GpusSeen, HostSeen, RasSeen, SeenJob, SmiSeen, gpus_by_pid, jobs_of
 
@@ -63,6 +63,15 @@ def test_a_rank_that_sleeps_is_named_by_its_stack_and_by_what_it_has_launched() 
         line.strip() for line in lines
     )
     assert job_object(job, standings, finding)["ranks"][0]["gpu"]["busy_percent"] == 100
+
+
+def test_where_all_wait_for_their_gpus_the_option_that_asks_nccl_is_named() -> None:
+    asked = recorded_job("nccl_kernel_hangs")
+    job = msgspec.structs.replace(asked, ras=None)
+    standings = [standing_of(rank) for rank in job.ranks]
+
+    assert "NCCL may know which rank is behind: --nccl" in sentence(job, finding_of(job, standings))
+    assert "--nccl" not in sentence(asked, finding_of(asked, standings))
 
 
 def test_nobody_is_behind_while_a_kernel_hangs_in_front_of_a_call_that_all_have_launched() -> None:

@@ -42,9 +42,10 @@ MAX_CALLS_KNOWN = 256
 _MAX_NAME_CHARS = 256
 
 _C10D = "/torch/distributed/distributed_c10d.py"
-_FIRST_CALLS = frozenset(
-    {"allreduce", "allgather", "_allgather_base", "alltoall", "alltoall_base", "barrier", "broadcast", "reduce"}
-    | {"_reduce_scatter_base", "gather", "reduce_scatter", "scatter"}
+FIRST_CALLS = frozenset(
+    {"allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced", "_allgather_base", "all_gather_single"}
+    | {"alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather", "reduce", "scatter"}
+    | {"reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"}
 )
 """Methods of a group that a function of distributed_c10d calls, each a collective."""
 _PEER_FUNCTIONS = {"send": "send", "recv": "recv"}
@@ -111,7 +112,7 @@ class MainWaits:
         Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `initNCCLComm`, torch 2.4 to 2.13.
         """
         code = innermost.f_code
-        if not code.co_filename.endswith(_C10D) or self._called_by(innermost) not in _FIRST_CALLS:
+        if not code.co_filename.endswith(_C10D) or self._called_by(innermost) not in FIRST_CALLS:
             return None
         group, names = innermost.f_locals.get("group"), innermost.f_globals
         try:

@@ -80,9 +80,8 @@ def inspected(program: Program, launcher: int, num_looks: int = 3) -> tuple[Find
     return None
 
 
-def judged(program: Program, finding: Finding, text: str) -> str:
+def judged(program: Program, culprits: tuple[int, ...], text: str) -> str:
     """Return `right`, `partly` or `wrong`."""
-    culprits = tuple(one.rank.rank for one in finding.culprits)
     if culprits and not program.may_blame(culprits):
         return "wrong"
     has_line = all(pattern.search(text) for pattern in program.patterns() if "culprit" in str(pattern))
@@ -109,8 +108,9 @@ def test_a_hang_is_named_from_outside_and_no_victim(program: Program, tmp_path: 
         while found is None or (found[0].severity is not Severity.CRITICAL and time.monotonic() < deadline_s):
             found = inspected(program, process.pid, found[0].num_looks or 3 if found else 3)
 
-    verdict = judged(program, *found)
-    assert verdict == "right" or (verdict == "partly" and program.name in NOT_FROM_OUTSIDE), found[1]
+    finding, text = found
+    verdict = judged(program, tuple(one.rank.rank for one in finding.culprits), text)
+    assert verdict == "right" or (verdict == "partly" and program.name in NOT_FROM_OUTSIDE), text
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 USER = 1001
 SOON_S = 120.0
@@ -43,6 +43,12 @@ main()
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
+    with desk_with_a_user() as desk:
+        yield desk
+
+
+@contextlib.contextmanager
+def desk_with_a_user() -> Iterator[Desk]:
     """Give two hosts a user without rights, and a directory that this user may write to."""
     require_hosts()
     with Network("h1", "h2") as network:
@@ -55,6 +61,9 @@ def desk() -> Iterator[Desk]:
             with (host.directory / "passwd").open("a") as users:
                 users.write(f"alice:x:{USER}:{USER}::{host.home}/alice:/bin/bash\n")
         desk = Desk(network)
+        shared = network.directory / "shared"
+        shared.mkdir()
+        shutil.chown(shared, USER, USER)
         yield desk
         desk.end()
 
@@ -90,18 +99,23 @@ def training(network: Network, directory: Path) -> Iterator[None]:
 
 
 def start(host: Host, number: int, address: str, script: Path) -> subprocess.Popen[bytes]:
+    return start_torchrun(host, number, address, 2, str(script), str(script.with_name("at")))
+
+
+def start_torchrun(
+    host: Host, number: int, address: str, num_ranks: int, *program: str, variables: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start the ranks of one of two nodes as the user; `variables` are written as `NAME=VALUE`."""
+    user = ("setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups")
     torchrun = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)),
-        *("--master-addr", address, "--master-port", "29500", "--nproc-per-node", "2"),
-        *(str(script), str(script.with_name("at"))),
+        *("--master-addr", address, "--master-port", "29500", "--nproc-per-node", str(num_ranks), *program),
     ]
-    return host.start("setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", *torchrun)
+    return host.start(*user, "env", *variables, *torchrun)
 
 
 def test_the_rank_that_stands_is_named_over_two_hosts_by_its_own_user(desk: Desk) -> None:
     shared = desk.network.directory / "shared"
-    shared.mkdir()
-    shutil.chown(shared, USER, USER)
     for host in desk.network.hosts.values():
         for module in ("json", "platform", "shutil"):  # a login begins in its home
             (host.directory / f"home/alice/{module}.py").write_text("raise SystemExit('not ours')")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import inspect
 import subprocess
 import sys
 import threading
@@ -12,8 +14,9 @@ from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
-from ddpcore.probe.main_thread import MainWaits, called_method
+from ddpcore.probe.main_thread import FIRST_CALLS, MainWaits, called_method
 from ddpcore.probe.program_calls import PeerCalls
 from ddpcore.probe.samples import NOTHING
 from ddpcore.probe.stack import CodeRoots, StackWalk, current_frames
@@ -202,6 +205,23 @@ def test_the_making_of_a_group_is_a_wait_for_all_where_all_are_its_members(ranks
 
     assert (wait is not None) is is_told
     assert wait is None or [(call.op, call.peer) for call in wait.calls] == [("new_group", None)]
+
+
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather", "reduce"),
+    *("reduce_scatter", "scatter"),
+    # From torch 2.13 on all_gather_into_tensor and reduce_scatter_tensor call these two.
+    "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor",
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor",
+)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_of_this_torch_calls_a_method_that_is_known(name: str) -> None:
+    code = inspect.unwrap(getattr(dist, name)).__code__
+    called = {called_method(code, at.offset) for at in dis.get_instructions(code) if at.opname.startswith("CALL")}
+
+    assert called & FIRST_CALLS
 
 
 FIRST_CALL = """

@@ -97,7 +97,8 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
         try:
             link.find()
         except NoAgentError as error:
-            error.hint = " or ".join(filter(None, [offer([link]), error.hint]))
+            found = offer([link])
+            error.hint = " or ".join(filter(None, [found and f"{found}: rankdeck inspect", error.hint]))
             raise
 
     def make(hosts: Hosts) -> RemoteSession:

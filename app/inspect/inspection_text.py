@@ -39,10 +39,10 @@ LONG_S = 10.0
 STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "stopped", "t": "traced"}
 
 
-def sentence(job: SeenJob, finding: Finding) -> str:
-    """Return what is wrong with a job, in one clean sentence."""
+def sentence(job: SeenJob, finding: Finding, *, is_followed: bool = False) -> str:
+    """Return what is wrong with a job, in one clean sentence; of one that is followed more looks come by themselves."""
     parts = _PARTS[finding.what](job, finding)
-    if finding.num_looks:
+    if finding.num_looks and not is_followed:
         parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
 
@@ -165,10 +165,14 @@ def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     where = (
         f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
     )
-    facts = ", ".join(filter(None, [one.phase, _doing_for(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
     child = "; ".join(_child_text(child) for child in one.rank.children[:2])
-    text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts})"
+    text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts_text(one)})"
     return f"{text}; its child {child}" if child else text
+
+
+def facts_text(one: Standing) -> str:
+    """Return what a rank does where it is: `sleeps for 2 h 3 min, 0 % CPU, i=54`."""
+    return ", ".join(filter(None, [one.phase, _doing_for(one), f"{percent_text(one.busy_frac)} CPU", _steps(one)]))
 
 
 def _steps(one: Standing) -> str:

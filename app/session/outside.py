@@ -21,6 +21,7 @@ from app.model.unreachable_reason import UnreachableReason
 from app.recording.events import EventLog
 from app.recording.history import History
 from app.session.audit import AuditedAction
+from app.session.session import Session
 from app.text import LINE_LIMIT, clean, nodes_text
 from app.threads import in_daemon_thread
 from app.view.rows import Headline
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from app.inspect.outside_view import Target
     from app.inspect.seen import HostSeen
     from app.session.hosts import HostDoctor, HostQuestions
-    from app.session.session import Session
+    from app.session.options import SessionOptions
     from app.stacks.groups import NodeStacks
     from app.view.nodes import Progress
     from app.view.view import View
@@ -147,11 +148,15 @@ class OutsideSession:
             if is_over.is_set():
                 return
             try:
+                self._reach(link)
                 one.run(partial(self._take, is_over, link.host))
             except AppError as error:
                 self._lose(is_over, link.host, UnreachableReason(error.whole_of(link.host)))
             looking.remove(one)
             is_over.wait(AGAIN_S)
+
+    def _reach(self, link: AgentLink) -> None:
+        """Do nothing: the other session keeps the connections."""
 
     def _take(self, is_over: threading.Event, host: str, seen: HostSeen) -> None:
         with self._lock:
@@ -219,7 +224,7 @@ class OutsideSession:
         hosts = self._hosts
         where, away = nodes_text(hosts), dict(self._away)
         if len(away) == len(hosts):
-            why = clean("; ".join(f"{host}: {reason.why}" for host, reason in away.items()), LINE_LIMIT)
+            why = clean("; ".join(f"{host}: {away[host].why}" for host in hosts), LINE_LIMIT)
             headline = Headline(Severity.WARNING, why)
         elif len(self._seen_s) + len(away) < len(hosts):
             headline = Headline(Severity.QUIET, f"looking for training that rankdeck did not start on {where}")
@@ -283,3 +288,41 @@ class OutsideSession:
         """Look no longer, and close the other session."""
         self.leave()
         await self._before.close()
+
+
+class InspectSession(OutsideSession):
+    """A session on the jobs of other launchers alone: no agent takes part; after the last job comes the first again."""
+
+    watched_job = ""
+    evidence_notices = ()
+
+    def __init__(
+        self,
+        links: Sequence[AgentLink],
+        title: str,
+        options: SessionOptions,
+        make_looks: Callable[[AgentLink], HostLooks] = HostLooks,
+    ) -> None:
+        super().__init__(Session({}, options), title, links, dict, make_looks)
+        self.started_at_s = time.monotonic()
+
+    async def start(self) -> None:
+        """Begin to look."""
+        self.turn()
+
+    def turn(self) -> bool:
+        """Go on to the next job; after the last one, look for all of them again."""
+        return super().turn() or super().turn()
+
+    def view(self) -> View:
+        """Return the rows of the latest picture: no other session's count for the exit code."""
+        self.own_view = view = super().view()
+        return view
+
+    def _reach(self, link: AgentLink) -> None:
+        if not link.is_alive:
+            link.go_again()
+
+    def farewell(self) -> str:
+        """Return nothing: what runs was started elsewhere."""
+        return ""

@@ -11,12 +11,14 @@ import msgspec
 import pytest
 from textual.widgets import Button
 
-from app.errors import HostUnreachableError
+from app.errors import ExitCode, HostUnreachableError
 from app.inspect.seen import HostSeen
 from app.session import outside as outside_module
 from app.session.audit import AuditLog
-from app.session.outside import OutsideSession
+from app.session.options import SessionOptions
+from app.session.outside import InspectSession, OutsideSession
 from app.tui.actions import VIEW_NAMES, available
+from app.view.summary import exit_code
 from tests.support.consoles import SimSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.seen_ranks import WAITS, at, rank
@@ -281,6 +283,25 @@ async def test_a_console_that_only_watches_has_no_signals() -> None:
         assert "This console only watches" in console.text()
         assert not console.console.screen.query(Button)
         await console.press("i")
+
+
+async def test_without_a_session_behind_the_first_job_follows_the_last_and_counts_for_the_exit_code() -> None:
+    hosts = Hosts()
+    links = cast("Any", [SimpleNamespace(host="gpu1", is_alive=True)])
+    session = InspectSession(links, "rankdeck on gpu1", SessionOptions(), hosts.looks)
+    await session.start()
+    stage = cast("Any", SimpleNamespace())
+    async with desk(session) as console:
+        hosts.show("gpu1", *OTHER)
+        await Stage.until_it_shows(stage, console, "the ranks move, and nobody holds the others up")
+        await console.press("i")
+        hosts.show("gpu1", *STANDS[:2], msgspec.structs.replace(STANDS[2], host="gpu1"), STANDS[3])
+        await Stage.until_it_shows(stage, console, "ranks 0-1, 3 wait in all_reduce")
+        ui = console.console.ui
+        assert ui.own_view is not None
+        assert exit_code(ui.own_view) is ExitCode.VERDICT_STANDS
+        await console.press("q")
+    until(lambda: hosts.num_closed == 2, WAIT_S, "nobody is looked at any more")
 
 
 async def test_where_no_host_can_be_looked_at_the_key_says_so() -> None:

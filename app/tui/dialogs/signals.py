@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     Attributes:
         number: The signal.
         title: Title in the list.
-        effect: What it does, after `it` or `they`.
+        effect: A sentence about its effect.
     """
 
     number: signal.Signals
@@ -40,11 +40,16 @@ class Choice(NamedTuple):
 
 
 CHOICES = (
-    Choice(signal.SIGTERM, "SIGTERM   ask the ranks to end", "asked to end"),
-    Choice(signal.SIGKILL, "SIGKILL   end them at once", "ended at once: what is not saved is lost"),
-    Choice(signal.SIGCONT, "SIGCONT   let those that are stopped go on", "let go on"),
+    Choice(
+        signal.SIGTERM, "SIGTERM   ask the ranks to end", "This asks them to end. Their launcher may start them again."
+    ),
+    Choice(
+        signal.SIGKILL,
+        "SIGKILL   end them at once",
+        "This ends them at once: what is not saved is lost. Their launcher may start them again.",
+    ),
+    Choice(signal.SIGCONT, "SIGCONT   let those that are stopped go on", "This lets them go on."),
 )
-LAUNCHER = "Their launcher may start them again."
 
 
 class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
@@ -95,9 +100,7 @@ class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
 
     def _update_text(self) -> None:
         choice, meant = self._choice, self._meant
-        are = "It is" if len(meant) == 1 else "They are"
-        launcher = "" if choice.number is signal.SIGCONT else f" {LAUNCHER}"
-        sentence = f"Send {choice.number.name} to {whom(meant)}? {are} {choice.effect}.{launcher}"
+        sentence = f"Send {choice.number.name} to {whom(meant)}? {choice.effect}"
         self.query_one("#signal-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#signal-yes", Button)
         yes.label = Text(f"Send {choice.number.name}")

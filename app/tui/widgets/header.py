@@ -218,7 +218,7 @@ class Header(LineView):
         job = self.ui.view.job()
         if job is None:
             return bool(self.ui.farewell) or not self._how_to_begin()
-        return bool(self.ui.farewell) or job.exit_code is None
+        return bool(self.ui.farewell) or (job.exit_code is None and job.state != "ended")
 
     def _job(self) -> Line:
         line = self.line().pad(1)

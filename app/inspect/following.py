@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.inspect.comparison import standing_of
+from app.inspect.inspection_text import unseen_lines
 from app.inspect.seen import SeenJob, jobs_of
 from app.model.cluster import MAX_WORLD_SIZE
 
@@ -55,6 +56,10 @@ class Following:
             looks = [*looks, look][-min(MAX_LOOKS, max(MIN_LOOKS, stay)) :]
         self._stays[process_of(seen)] = stay
         return msgspec.structs.replace(seen, looks=looks)
+
+    def unseen_lines(self) -> list[str]:
+        """Return what the hosts could not show, and what would help."""
+        return unseen_lines(self._hosts)
 
     def jobs(self, own_pids: Mapping[str, Collection[int]]) -> list[SeenJob]:
         """Return the jobs without those of rankdeck, whose pids are given by host; the largest first."""

@@ -121,6 +121,7 @@ class HostLooks:
                 if not self._is_closed:
                     raise HostUnreachableError(host, f"its looks broke off: {clean(str(error))}") from error
         if not self._is_closed:
+            look_at_host(self._link, own_py_spy(), 1, 0.0)  # it names what is wrong there, if that goes on
             raise HostUnreachableError(host, f"{clean(self._link.python)} there looks no longer")
 
     def close(self) -> None:

@@ -6,9 +6,11 @@ in the place of a diagnosis. It never changes. `OutsideView` shows it; what is n
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from agent.wire.digest import frame_of
 from app.diagnosis.causes import Cause, RankState, Severity
@@ -20,6 +22,7 @@ from app.inspect.inspection_text import facts_text, sentence
 from app.inspect.outside_reports import job_name, node_reports, rank_states, stacks_of
 from app.model.cluster import Cluster
 from app.text import LINE_LIMIT, clean, clean_name, place_text
+from app.view.ranks import RankTable
 from app.view.rows import Headline, VerdictRow
 from app.view.verdict_hints import hint
 from app.view.view import View
@@ -27,9 +30,13 @@ from app.view.view import View
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from app.diagnosis.diagnoser import JobDiagnosis
     from app.inspect.comparison import Finding
     from app.inspect.seen import SeenJob
     from app.model.cluster import Node
+    from app.model.job_model import JobModel
     from app.model.unreachable_reason import UnreachableReason
     from app.stacks.groups import NodeStacks
     from app.view.rows import JobRow, NodeRow, RankRow
@@ -71,6 +78,7 @@ class Picture:
         seen_s: Mapping[str, float],
         away: Mapping[str, UnreachableReason],
         place: str = "",
+        unseen: Sequence[str] = (),
     ) -> None:
         """Compare the ranks of a job.
 
@@ -80,9 +88,11 @@ class Picture:
             seen_s: When those that were seen last showed their ranks.
             away: Why hosts cannot be looked at now.
             place: Which of several jobs it is; empty where it is the only one.
+            unseen: Sentences on what could not be seen there.
         """
         self.job = job
         self.place = place
+        self.unseen = unseen
         self.name = job_name(job)
         self.standings: list[Standing] = [standing_of(rank) for rank in job.ranks]
         self.finding: Finding = finding_of(job, self.standings)
@@ -164,9 +174,18 @@ class OutsideView(View):
         how = f"started by {clean_name(self._picture.job.how)}, not by rankdeck"
         state = "ended" if self._picture.is_over else "running"
         severity = Severity.QUIET if self._picture.is_over else self._picture.finding.severity
-        return msgspec.structs.replace(
-            row, state=state, severity=severity, detail=how, notes=[], exit_code=None, root_cause=None
-        )
+        return msgspec.structs.replace(row, state=state, severity=severity, detail=how, exit_code=None, root_cause=None)
+
+    def notes(self) -> dict[str, str]:
+        """Return what could not be seen."""
+        return {text: text for text in self._picture.unseen}
+
+    @cached_property
+    def rank_table(self) -> RankTable | None:
+        """Facts of all ranks, as in their rows."""
+        assert self._job is not None
+        assert self._found is not None
+        return _OutsideTable(self._cluster, self._job, self._found, self._picture)
 
     @property
     def company_texts(self) -> list[str]:
@@ -233,6 +252,28 @@ class OutsideView(View):
 
     def _node_row(self, node: Node) -> NodeRow:
         return msgspec.structs.replace(super()._node_row(node), cpu_frac=None)
+
+
+class _OutsideTable(RankTable):
+    """The ranks of a picture as arrays."""
+
+    def __init__(self, cluster: Cluster, job: JobModel, found: JobDiagnosis, picture: Picture) -> None:
+        super().__init__(cluster, job, found, 0.0)
+        self._picture = picture
+
+    @property
+    def rss_bytes(self) -> NDArray[np.float64]:
+        """NaN: memory is not looked at."""
+        return np.full(self.num_ranks, np.nan)
+
+    @property
+    def waiting_s(self) -> NDArray[np.float64]:
+        """Least seconds that each rank has waited; NaN when it does not wait."""
+        waiting_s = np.full(self.num_ranks, np.nan)
+        for one in self._picture.standings:
+            if one.is_waiting:
+                waiting_s[one.rank.rank] = one.seen_s
+        return waiting_s
 
 
 class NothingSeen(View):

@@ -99,6 +99,8 @@ class OutsideSession:
         self._number = 0
         """Place of the job that is to be shown, among those that were seen when it was chosen."""
         self._num_jobs = 0
+        self._unseen: list[str] = []
+        """Sentences on what the hosts could not show."""
         self._picture: Picture | None = None
         self._lock = threading.Lock()
         self._is_new = threading.Event()
@@ -183,10 +185,11 @@ class OutsideSession:
             with self._lock:
                 jobs, number, before = self._following.jobs(own_pids), self._number, self._picture
                 seen_s, away = dict(self._seen_s), dict(self._away)
+                self._unseen = self._following.unseen_lines()
             if before is not None or jobs:
                 job = job_now(before.job, jobs) if before is not None else jobs[min(number, len(jobs) - 1)]
                 place = f"job {min(number + 1, len(jobs))} of {len(jobs)}" if len(jobs) > 1 else ""
-                picture = Picture(job, self._hosts, seen_s, away, place)
+                picture = Picture(job, self._hosts, seen_s, away, place, self._unseen)
                 with self._lock:
                     if number == self._number and not is_over.is_set():
                         self._picture, self._num_jobs = picture, len(jobs)
@@ -229,7 +232,8 @@ class OutsideSession:
         elif len(self._seen_s) + len(away) < len(hosts):
             headline = Headline(Severity.QUIET, f"looking for training that rankdeck did not start on {where}")
         else:
-            headline = Headline(Severity.QUIET, f"no training that rankdeck did not start runs on {where}")
+            found = f"no training that rankdeck did not start is seen on {where}"
+            headline = Headline(Severity.QUIET, clean("; ".join([found, *self._unseen]), LINE_LIMIT))
         return NothingSeen(cluster_of(hosts, away), now_s, headline)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:

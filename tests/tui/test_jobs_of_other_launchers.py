@@ -44,29 +44,39 @@ OTHER = [rank(0, at(14), at(15), key="other", pid=7)]
 
 
 class Hosts:
-    """Two hosts that show what a test has them show; a look of a host waits for it."""
+    """Two hosts that show what a test has them show; whoever looks at one waits for it."""
 
     def __init__(self) -> None:
-        self.shown: dict[str, queue.SimpleQueue[HostSeen | HostUnreachableError | None]] = {
+        self.shown: dict[str, queue.SimpleQueue[HostSeen | HostUnreachableError | Looks]] = {
             host: queue.SimpleQueue() for host in ("gpu1", "gpu2")
         }
-        self.num_closed = 0
+        self.num_ended = 0
 
     def show(self, host: str, *ranks: SeenRank) -> None:
         self.shown[host].put(HostSeen(list(ranks), {}, "ada", is_root=False, yama=None))
 
     def looks(self, link: AgentLink) -> Any:
-        return SimpleNamespace(run=lambda take: self._run(link.host, take), close=lambda: self._close(link.host))
+        return Looks(self, link.host)
 
-    def _run(self, host: str, take: Callable[[HostSeen], object]) -> None:
-        while (seen := self.shown[host].get()) is not None:
+
+class Looks:
+    """Looks at a host, in the place of `HostLooks`."""
+
+    def __init__(self, hosts: Hosts, host: str) -> None:
+        self._hosts, self._shown = hosts, hosts.shown[host]
+
+    def run(self, take: Callable[[HostSeen], object]) -> None:
+        while (seen := self._shown.get()) is not self:
             if isinstance(seen, HostUnreachableError):
                 raise seen
-            take(seen)
+            if isinstance(seen, Looks):
+                self._shown.put(seen)  # another one is to end
+            else:
+                take(seen)
+        self._hosts.num_ended += 1
 
-    def _close(self, host: str) -> None:
-        self.num_closed += 1
-        self.shown[host].put(None)
+    def close(self) -> None:
+        self._shown.put(self)
 
 
 class Stage:
@@ -149,6 +159,15 @@ async def test_what_is_not_known_is_named_as_such_in_every_other_view(stage: Sta
             assert "not known: rankdeck did not start this job; 2: ranks; s: stacks" in console.text(), view
         await console.show("logs")
         assert "what its ranks print stays where their launcher puts it" in console.text()
+        await console.show("ranks")
+        await console.press("enter")
+        assert "nothing printed" not in console.text()
+        assert "what its ranks print stays where their launcher puts it" in console.text()
+        await console.press("f")
+        assert "FROZEN PICTURE" in console.text()
+        await console.press("i")
+        await console.frames()
+        assert "FROZEN" not in console.text(), "another source is shown as it is now"
         assert set(VIEW_NAMES) >= {"barriers", "stragglers", "memory", "charts", "logs"}
 
 
@@ -194,7 +213,7 @@ async def test_the_key_goes_from_job_to_job_and_back_to_rankdeck_s_own() -> None
         assert " demo " in console.text()
         assert "training, step" in console.text()
         assert names(console.console.ui.source)["control"] == "Stop, restart"
-    until(lambda: stage.hosts.num_closed == 2, WAIT_S, "nobody is looked at any more")
+    until(lambda: stage.hosts.num_ended == 2, WAIT_S, "nobody is looked at any more")
 
 
 async def test_the_session_goes_on_behind_such_a_job_and_its_rows_count_at_the_end(stage: Stage) -> None:
@@ -212,7 +231,7 @@ async def test_the_session_goes_on_behind_such_a_job_and_its_rows_count_at_the_e
         assert not ui.own_view.verdicts(), "the exit code is that of the session"
         await console.press("q")
         assert stage.source.num_closed == 1
-    until(lambda: stage.hosts.num_closed == 2, WAIT_S, "nobody is looked at any more")
+    until(lambda: stage.hosts.num_ended == 2, WAIT_S, "nobody is looked at any more")
 
 
 async def test_where_no_such_job_runs_that_is_named_and_the_key_goes_back(stage: Stage) -> None:
@@ -220,7 +239,7 @@ async def test_where_no_such_job_runs_that_is_named_and_the_key_goes_back(stage:
         await console.press("i")
         stage.hosts.show("gpu1")
         stage.hosts.shown["gpu2"].put(HostUnreachableError("gpu2", "no py-spy"))
-        await stage.until_it_shows(console, "no training that rankdeck did not start runs on gpu1 and gpu2")
+        await stage.until_it_shows(console, "no training that rankdeck did not start is seen on gpu1 and gpu2")
         assert "i: back" in console.text()
         await console.press("i")
         await console.frames()
@@ -295,13 +314,14 @@ async def test_without_a_session_behind_the_first_job_follows_the_last_and_count
         hosts.show("gpu1", *OTHER)
         await Stage.until_it_shows(stage, console, "the ranks move, and nobody holds the others up")
         await console.press("i")
+        await until_async(lambda: hosts.num_ended == 1, WAIT_S, "the first looks have ended")
         hosts.show("gpu1", *STANDS[:2], msgspec.structs.replace(STANDS[2], host="gpu1"), STANDS[3])
         await Stage.until_it_shows(stage, console, "ranks 0-1, 3 wait in all_reduce")
         ui = console.console.ui
         assert ui.own_view is not None
         assert exit_code(ui.own_view) is ExitCode.VERDICT_STANDS
         await console.press("q")
-    until(lambda: hosts.num_closed == 2, WAIT_S, "nobody is looked at any more")
+    until(lambda: hosts.num_ended == 2, WAIT_S, "nobody is looked at any more")
 
 
 async def test_where_no_host_can_be_looked_at_the_key_says_so() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from app.diagnosis.causes import RankState, Severity
+from app.diagnosis.rank_facts import STATES
+from app.filters.ranks import RankOrder, in_order
 from app.inspect.following import Following
 from app.inspect.inspection_text import sentence
 from app.inspect.outside_view import OutsideView, Picture, cluster_of
@@ -173,6 +176,25 @@ def test_stacks_are_grouped_with_the_call_but_without_a_number() -> None:
     assert [frame.is_own for frame in groups[-1].frames] == [False, False, True, True]
     assert groups[-1].frames[0].file == C10D
     assert groups[-1].frames[-1].line == MODULE.line
+
+
+def test_ranks_are_filtered_and_sorted_by_what_their_rows_show() -> None:
+    table = view(rank(0, WAITS, seconds=3), rank(1, at(14)), rank(2, WAITS, seconds=9)).rank_table
+    assert table is not None
+    assert in_order(table, np.arange(3), RankOrder.WAIT).tolist() == [2, 0, 1]
+    assert np.isnan(table.rss_bytes).all()
+    assert [STATES[code] for code in table.states] == ["waiting", "missing", "waiting"]
+
+
+def test_what_could_not_be_seen_is_a_note_of_the_job() -> None:
+    following = Following()
+    following.put("h1", HostSeen([rank(0, WAITS)], {"bob": 2}, "ada", is_root=False, yama=None))
+    (text,) = following.unseen_lines()
+    assert "2 of bob" in text
+    seen = Picture(following.jobs({})[0], ["h1"], {"h1": NOW_S}, {}, unseen=[text])
+    job = OutsideView(seen, NOW_S).job()
+    assert job is not None
+    assert job.notes == [text]
 
 
 def test_targets_are_the_processes_that_have_not_ended() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 
 from app.errors import SessionError
 from app.fleet.local_link import LocalLink
+from app.inspect import on_host, signal_on_host
 from app.inspect.outside_view import Target
 from app.inspect.signal_on_host import ANOTHER, GONE, SENT, send, start_of
 from app.inspect.signals import send_signal
@@ -19,6 +22,7 @@ from app.ssh.config import THIS_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
 
 @pytest.fixture
@@ -73,3 +77,12 @@ def test_a_host_whose_python_fails_is_named() -> None:
     target = target_of(os.getpid())
     with pytest.raises(SessionError, match=r"SIGCONT sent to 0 of 1 .*; localhost: "):
         send_signal([LocalLink("/bin/false")], [target], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("module", [on_host, signal_on_host], ids=lambda module: module.__name__)
+def test_what_runs_on_a_host_is_of_its_python_and_the_standard_library_alone(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module), feature_version=(3, 9))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names

@@ -16,12 +16,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
 
-from app.cli.chosen_hosts import HostsWanted, Watch, on_each, reached, takes_hosts, watch
+from app.cli.chosen_hosts import HostsWanted, Watch, link, on_each, reached, takes_hosts, watch
 from app.cli.headless import print_line
 from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
@@ -37,11 +37,11 @@ from app.cli.options import (
     session_options,
     watch_option,
 )
-from app.cli.presenting import print_summary
+from app.cli.presenting import is_terminal, print_summary, show_session
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
-from app.fleet.agent_link import AgentLink
+from app.fleet.agent_link import AgentLink, LinkGroup
 from app.inspect.comparison import finding_of, standing_of
 from app.inspect.dump_files import read_dumps
 from app.inspect.dumps import compared
@@ -51,6 +51,7 @@ from app.inspect.nccl_ras import ranks_behind
 from app.inspect.seen import jobs_of
 from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
+from app.session.outside import InspectSession
 from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.stack_text import picture_lines, summary_text
@@ -98,7 +99,8 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
         try:
             link.find()
         except NoAgentError as error:
-            error.hint = " or ".join(filter(None, [offer([link]), error.hint]))
+            found = offer([link])
+            error.hint = " or ".join(filter(None, [found and f"{found}: rankdeck inspect", error.hint]))
             raise
 
     def make(hosts: Hosts) -> RemoteSession:
@@ -246,6 +248,8 @@ LOOK_PERIOD_S = 1.0
 @click.command()
 @click.option("--looks", type=click.IntRange(2, 60), default=3, show_default=True, help="How often to look, 1 s apart")
 @click.option("--watch", "is_watching", is_flag=True, help="Inspect again and again, until Ctrl-C")
+@click.option("--console", "is_on_screen", is_flag=True, help="Show it in the console, with a look every 1.5 s")
+@read_only_option
 @click.option(
     "--evidence",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -262,6 +266,7 @@ LOOK_PERIOD_S = 1.0
     "--nccl", "asks_nccl", is_flag=True, help="Ask NCCL (2.28.7 or newer) which rank has launched fewer calls"
 )
 @json_option
+@takes_settings
 @functools.partial(takes_hosts, goes_to_each=True)
 @click.argument("which", metavar="[PID|JOB]", required=False)
 def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any) -> None:
@@ -275,6 +280,10 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
     spy, evidence = own_py_spy(), how["evidence"]
+    if how["is_on_screen"]:
+        if which is not None or is_json or how["is_watching"] or evidence is not None:
+            raise UsageError("--console takes no job and no other output", "its key i goes from job to job")
+        _show_inspection(wanted, how["settings"], is_read_only=how["is_read_only"])
     if evidence is not None:
         _write(evidence, {}, is_new=True)
     see = partial(look_at_host, spy=spy, num_looks=how["looks"], period_s=LOOK_PERIOD_S, asks_nccl=how["asks_nccl"])
@@ -283,6 +292,24 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
         if not how["is_watching"]:
             raise SystemExit(code)
         time.sleep(LOOK_PERIOD_S)
+
+
+def _show_inspection(wanted: HostsWanted, settings: Settings, *, is_read_only: bool) -> NoReturn:
+    """Show what runs on some hosts in the console, without their agents, and exit.
+
+    Raises:
+        AppError: No host can be reached, or there is no terminal.
+    """
+    if not is_terminal():
+        raise UsageError("there is no terminal for a console", "leave --console out")
+    with LinkGroup() as group:
+        link(wanted, group)
+        away = [error for _, error in group.connect(lambda _link: None) if error is not None]
+        if len(away) == len(group.links):
+            raise away[0]
+        options = SessionOptions(is_read_only=is_read_only, audit=audit_log())
+        session = InspectSession(group.links, f"rankdeck on {nodes_text(wanted.names)}", options)
+        raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 
 def _inspect(

@@ -172,6 +172,7 @@ def on_screen(session: RemoteSession) -> RemoteSession:
     session.guards_rest = session.backfills = True
     session.patience_s = math.inf
     session.asked_at = desk_of(session)
+    session.show_outside()
     return session
 
 

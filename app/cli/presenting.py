@@ -103,7 +103,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
         if isinstance(error, Exception) and not is_interrupted:
             raise error
     _print_farewell(session, is_begun=is_begun)
-    last = console.ui.view
+    last = console.ui.own_view
     if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)

@@ -328,6 +328,10 @@ class AgentLink(ABC):
         """Run the Python there to its end; see `_execute`."""
         return self._execute([self.python, *arguments], given, timeout_s)
 
+    def open_python(self, arguments: Sequence[str]) -> ByteChannel:
+        """Start the Python there; see `_open`."""
+        return self._open([self.python, *arguments])
+
     @abstractmethod
     def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         """Run a program there to its end.

@@ -42,13 +42,13 @@ LONG_S = 10.0
 STATE_TEXTS = {"R": "runs", "S": "sleeps", "D": "blocked in the kernel", "T": "stopped", "t": "traced"}
 
 
-def sentence(job: SeenJob, finding: Finding) -> str:
-    """Return what is wrong with a job, in one clean sentence."""
+def sentence(job: SeenJob, finding: Finding, *, is_followed: bool = False) -> str:
+    """Return what is wrong with a job, in one clean sentence; of one that is followed more looks come by themselves."""
     parts = _PARTS[finding.what](job, finding)
     on_gpu = any(one.kind is Kind.DEVICE for group in finding.waiting for one in group)
-    if on_gpu and job.size > 1 and job.ras is None and not finding.culprits:
+    if on_gpu and not is_followed and job.size > 1 and job.ras is None and not finding.culprits:
         parts.append("NCCL may know which rank is behind: --nccl")
-    if finding.num_looks:
+    if finding.num_looks and not is_followed:
         parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
 
@@ -174,10 +174,8 @@ def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     where = (
         f" at {place_text(one.place)}{inner}" if one.place is not None else f" in {clean_name(one.op) or 'its start'}"
     )
-    cpu = f"{percent_text(one.busy_frac)} CPU"
-    facts = ", ".join(filter(None, [one.phase, _doing_for(one), cpu, _gpus_text(group), _steps(one)]))
     child = "; ".join(_child_text(child) for child in one.rank.children[:2])
-    text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts})"
+    text = f"{pronoun or ranks_text([each.rank.rank for each in group])} {verb}{where} ({facts_text(group)})"
     return f"{text}; its child {child}" if child else text
 
 
@@ -197,6 +195,13 @@ def _gpus_text(group: Sequence[Standing]) -> str:
 def _span(figures: Sequence[float]) -> str:
     low, high = f"{min(figures):.0f}", f"{max(figures):.0f}"
     return low if low == high else f"{low} to {high}"
+
+
+def facts_text(group: Sequence[Standing]) -> str:
+    """Return what ranks do where they are: `sleeps for 2 h 3 min, 0 % CPU, i=54`."""
+    one = group[0]
+    cpu = f"{percent_text(one.busy_frac)} CPU"
+    return ", ".join(filter(None, [one.phase, _doing_for(one), cpu, _gpus_text(group), _steps(one)]))
 
 
 def _steps(one: Standing) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import inspect as sources
 import platform
@@ -29,9 +30,10 @@ from app.threads import run_parallel
 from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from app.fleet.agent_link import AgentLink
+    from app.ssh.io_thread import ByteChannel
 
 Seen = TypeVar("Seen", bound=msgspec.Struct)
 
@@ -39,7 +41,11 @@ BEGIN_S = 60.0
 """Seconds for a Python to start there and to find the ranks, on a busy machine."""
 SLOWEST_BYTES_HZ = 50_000
 MAX_SEEN_BYTES = 1 << 26
-_RUN = "import sys; exec(compile(sys.argv.pop(1), 'rankdeck inspect', 'exec'))"
+LOOK_PERIOD_S = 1.5
+"""Seconds between two looks of `HostLooks`: rows older than two seconds are shown as old."""
+_BEGIN = b"eJ"
+"""First characters of a line of `on_host.show`: zlib's header."""
+RUN = "import sys; exec(compile(sys.argv.pop(1), 'rankdeck inspect', 'exec'))"
 _FIND_SPY = """import platform, shutil, site, sys
 
 {}
@@ -83,7 +89,7 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float, *, 
         HostUnreachableError: The connection broke, the host's Python does not run or answers something else, or
             there is no py-spy for it.
     """
-    there, binary = (spy, b"") if link.host == THIS_MACHINE else _spy_for(link, spy)
+    there, binary = _spy_there(link, spy)
     seen = _seen_by(link, there, num_looks, period_s, binary)
     on_gpus = [rank for rank in seen.ranks if rank.uses_gpu]
     if not on_gpus:
@@ -91,11 +97,65 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float, *, 
     asked = [str(rank.pid) for rank in on_gpus if asks_nccl and rank.rank == 0]
     argv = (sources.getsource(gpus_on_host), str(min(rank.age_s for rank in on_gpus)), *asked)
     try:
-        gpus = _answer(link, argv, BEGIN_S, GpusSeen)
+        gpus = _decoded(link.host, last_line(link, RUN, *argv), GpusSeen)
     except HostUnreachableError as error:
         unseen = SmiSeen("", str(error)[:MAX_TROUBLE])
         gpus = GpusSeen(unseen, unseen)
     return msgspec.structs.replace(seen, gpus=gpus)
+
+
+class HostLooks:
+    """Looks at a host again and again, by one process there; `run` blocks a thread, `close` ends it from another."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+        self._channel: ByteChannel | None = None
+        self._is_closed = False
+
+    def run(self, take: Callable[[HostSeen], object]) -> None:
+        """Call `take` with what each look has shown, until closed.
+
+        Raises:
+            HostUnreachableError: As `look_at_host`.
+            SessionError: As `own_py_spy`.
+        """
+        host = self._link.host
+        there, binary = _spy_there(self._link, own_py_spy())
+        arguments = (sources.getsource(on_host), there, "2", str(LOOK_PERIOD_S), "again")
+        with contextlib.closing(self._link.open_python(["-I", "-c", RUN, *arguments])) as channel:
+            self._channel = channel
+            if self._is_closed:
+                return
+            try:
+                channel.sendall(binary)
+                channel.shutdown_write()
+                for line in _lines_of(channel):
+                    take(_decoded(host, line, HostSeen))
+            except (OSError, EOFError) as error:
+                if not self._is_closed:
+                    raise HostUnreachableError(host, f"its looks broke off: {clean(str(error))}") from error
+        if not self._is_closed:
+            look_at_host(self._link, own_py_spy(), 1, 0.0)  # it names what is wrong there, if that goes on
+            raise HostUnreachableError(host, f"{clean(self._link.python)} there looks no longer")
+
+    def close(self) -> None:
+        """End the looks; what runs there ends with its next one. Safe to call twice."""
+        self._is_closed = True
+        if self._channel is not None:
+            with contextlib.suppress(OSError, EOFError):
+                self._channel.close()
+
+
+def _lines_of(channel: ByteChannel) -> Iterator[bytes]:
+    """Yield the lines of `on_host.show`, without those that a login shell prints before."""
+    buffer = bytearray()
+    while piece := channel.recv(1 << 16):
+        buffer += piece
+        if len(buffer) > MAX_SEEN_BYTES:
+            raise OSError("a line is too long")
+        *lines, rest = buffer.split(b"\n")
+        buffer = bytearray(rest)
+        yield from (bytes(line) for line in lines if line.startswith(_BEGIN))
 
 
 def offer(links: Sequence[AgentLink]) -> str:
@@ -113,29 +173,33 @@ def offer(links: Sequence[AgentLink]) -> str:
     num_ranks = sum(len(job.ranks) for job in jobs)
     what = "a job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-    return f"{what} of other launchers, {ranks} on {nodes_text(names)}: rankdeck inspect"
+    return f"{what} of other launchers, {ranks} on {nodes_text(names)}"
 
 
 def _seen_by(link: AgentLink, there: str, num_looks: int, period_s: float, binary: bytes = b"") -> HostSeen:
     """Return what a host shows; `there` and `binary` are the arguments and the input of `on_host.spy_of`."""
     arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
     timeout_s = BEGIN_S + num_looks * (period_s + BEGIN_S) + len(binary) / SLOWEST_BYTES_HZ
-    return _answer(link, arguments, timeout_s, HostSeen, binary)
+    return _decoded(link.host, last_line(link, RUN, *arguments, given=binary, timeout_s=timeout_s), HostSeen)
 
 
-def _answer(link: AgentLink, arguments: Sequence[str], timeout_s: float, kind: type[Seen], given: bytes = b"") -> Seen:
-    """Return what a program of ours answers there: `arguments` are its text and its own arguments."""
-    answer = _line(link, _RUN, *arguments, given=given, timeout_s=timeout_s)
+def _decoded(host: str, line: bytes | str, kind: type[Seen]) -> Seen:
+    """Return what a line of `on_host.show`, or of `gpus_on_host`, holds."""
     try:
-        unpacked = zlib.decompressobj().decompress(base64.b64decode(answer, validate=True), MAX_SEEN_BYTES)
+        unpacked = zlib.decompressobj().decompress(base64.b64decode(line, validate=True), MAX_SEEN_BYTES)
         return msgspec.json.decode(unpacked, type=kind)
     except (*DECODE_ERRORS, binascii.Error, zlib.error) as error:
-        raise HostUnreachableError(link.host, f"its Python answers something else: {clean(str(error))}") from error
+        raise HostUnreachableError(host, f"its Python answers something else: {clean(str(error))}") from error
+
+
+def _spy_there(link: AgentLink, spy: str) -> tuple[str, bytes]:
+    """Return the arguments of `_seen_by` for a host; see `_spy_for`."""
+    return (spy, b"") if link.host == THIS_MACHINE else _spy_for(link, spy)
 
 
 def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
     """Return the host's py-spy, or the digest of this machine's, and that one's bytes."""
-    system, _, rest = _line(link, _FIND_SPY.format(sources.getsource(py_spy_here))).partition(" ")
+    system, _, rest = last_line(link, _FIND_SPY.format(sources.getsource(py_spy_here))).partition(" ")
     machine, _, there = rest.partition(" ")
     if there:
         return there, b""
@@ -149,7 +213,7 @@ def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
     return on_host.DIGEST + hashlib.sha256(binary).hexdigest(), binary
 
 
-def _line(link: AgentLink, program: str, *arguments: str, given: bytes = b"", timeout_s: float = BEGIN_S) -> str:
+def last_line(link: AgentLink, program: str, *arguments: str, given: bytes = b"", timeout_s: float = BEGIN_S) -> str:
     """Return the last line that a program prints there; -I: no module of the directory that a login begins in."""
     done = link.run_python(["-I", "-c", program, *arguments], timeout_s, given)
     if done.exit_code:

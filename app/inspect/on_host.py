@@ -1,8 +1,9 @@
 """The part of `rankdeck inspect` that runs on a host: finds the ranks there and looks at them several times.
 
-This text is sent to the host and run by its Python, of 3.9 or newer. It uses the standard library alone and prints one
-JSON object, compressed. /proc shows which processes are ranks, py-spy shows their stacks: it reads beside a rank and
-never pauses it. A py-spy that was sent along lies in a directory only this user can enter, until this program ends.
+This text is sent to the host and run by its Python, of 3.9 or newer. It uses the standard library alone and prints JSON
+objects, compressed, a line each: one, or one after the other while somebody reads them. /proc shows which processes are
+ranks, py-spy shows their stacks: it reads beside a rank and never pauses it. A py-spy that was sent along lies in a
+directory only this user can enter, until this program ends.
 
 `find_ranks` numbers the ranks by what each launcher leaves in environments and process trees.
 
@@ -235,9 +236,12 @@ def _add_spawned(processes: dict[int, Process], numbered: dict[int, Process], ha
             numbered[one["pid"]] = {"rank": number, "size": len(ranks), "how": "spawn", "key": f"pid {pid}"}
 
 
-def without_pools(ranks: list[Process]) -> list[Process]:
-    """Return the ranks without those of `_add_spawned` that no look has shown at anything of torch.distributed."""
-    at_torch = {rank["key"] for rank in ranks for look in rank["looks"] if look["trouble"] or look["is_distributed"]}
+def without_pools(ranks: list[Process], at_torch: set[str]) -> list[Process]:
+    """Return the ranks without those of `_add_spawned` that no look has shown at anything of torch.distributed.
+
+    `at_torch` holds the jobs that earlier looks have shown there, and takes those that these show.
+    """
+    at_torch |= {rank["key"] for rank in ranks for look in rank["looks"] if look["trouble"] or look["is_distributed"]}
     return [rank for rank in ranks if rank["how"] != "spawn" or rank["key"] in at_torch]
 
 
@@ -369,8 +373,8 @@ def user_of(uid: int) -> str:
         return str(uid)
 
 
-def inspect(spy: str, num_looks: int, period_s: float) -> dict[str, Any]:
-    """Return the ranks of this host and what each look at them has shown."""
+def inspect(spy: str, num_looks: int, period_s: float, at_torch: set[str]) -> dict[str, Any]:
+    """Return the ranks of this host and what each look at them has shown; `at_torch` as in `without_pools`."""
     processes = python_processes()
     ranks = find_ranks(processes, has_torch, name_of)[:MAX_RANKS]
     up_s = float(Path("/proc/uptime").read_text().split()[0])
@@ -395,7 +399,7 @@ def inspect(spy: str, num_looks: int, period_s: float) -> dict[str, Any]:
             user = user_of(process["uid"])
             unseen[user] = unseen.get(user, 0) + 1
     return {
-        "ranks": without_pools(ranks),
+        "ranks": without_pools(ranks, at_torch),
         "unseen": unseen,
         "user": user_of(os.getuid()),
         "is_root": os.getuid() == 0,
@@ -441,13 +445,27 @@ def placed(data: bytes, parent: str) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Print what `inspect` has seen; the arguments are those of `spy_of`, the number of looks, the seconds between."""
-    given, num_looks, period_s = argv
+    """Print what `inspect` has seen.
+
+    The arguments are those of `spy_of`, the number of looks, and the seconds between. A fourth one has it look once
+    more, again and again, until nobody reads any more.
+    """
+    given, num_looks, period_s, *again = argv
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
-    with spy_of(given) as spy:
-        seen = json.dumps(inspect(spy, int(num_looks), float(period_s))).encode()
-    sys.stdout.write(base64.b64encode(zlib.compress(seen)).decode() + "\n")
+    at_torch: set[str] = set()
+    with spy_of(given) as spy, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        show(inspect(spy, int(num_looks), float(period_s), at_torch))
+        while again:
+            time.sleep(float(period_s))
+            show(inspect(spy, 1, 0.0, at_torch))
+
+
+def show(seen: dict[str, Any]) -> None:
+    """Print what was seen as a line; raises OSError where nobody reads it."""
+    line = base64.b64encode(zlib.compress(json.dumps(seen).encode())) + b"\n"
+    while line:  # not by `print`: what it has left would be written once more at the end
+        line = line[os.write(sys.stdout.fileno(), line) :]
 
 
 if __name__ == "__main__":

@@ -126,6 +126,8 @@ class SeenRank(msgspec.Struct, frozen=True):
     looks: Annotated[list[Look], msgspec.Meta(min_length=1, max_length=100)]
     children: list[SeenChild] = []
     uses_gpu: bool = False
+    start: int = 0
+    """When its process was started, in the kernel's ticks since the machine was: with `pid` it names one process."""
     host: str = ""
     gpu: Gpu | None = None
     """What its GPU does, where the driver shows it."""

@@ -37,6 +37,7 @@ class Replay:
     starting = None
     questions = None
     doctor = None
+    outside = None
     how_to_begin = ""
     reads_loss = False
     evidence_notices = ()

@@ -39,7 +39,7 @@ class AuditedAction(NamedTuple):
     """One action.
 
     Attributes:
-        action: `start`, `stop`, `kill`, `restart`, `fault`, `up`, `down` or `install`.
+        action: `start`, `stop`, `kill`, `restart`, `fault`, `signal`, `up`, `down` or `install`.
         hosts: Where it is taken.
         job_id: Empty where it concerns an agent.
         program: Command that a start runs.

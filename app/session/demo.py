@@ -108,6 +108,7 @@ class Demo(Session):
     """
 
     title = "rankdeck demo"
+    outside = None
     watched_job = JOB_ID
     leaving = "the session ends what it started"
 

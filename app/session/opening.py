@@ -80,6 +80,7 @@ class Opening(Session):
     title = "rankdeck"
     watched_job = ""
     can_inject = False
+    outside = None
     leaving = "nothing was started"
 
     def __init__(

@@ -19,6 +19,7 @@ from app.session.audit import AuditedAction
 from app.session.control import AssignmentGuard, JobStarter
 from app.session.hosts import Connections, HostDoctor, HostQuestions
 from app.session.master_addr import master_addrs
+from app.session.outside import OutsideSession
 from app.session.remote_job import (
     JobHost,
     check_room,
@@ -92,8 +93,10 @@ class RemoteSession(Session):
     """A session over agents on some hosts. Closing it closes their links; agents and jobs keep running."""
 
     when_idle: Callable[[], str] | None = None
-    """Called in a thread where no job is under way at the start; returns a sentence for the user, or nothing. Set it
-    before `start`."""
+    """Called in a thread where no job is under way at the start; returns which jobs of other launchers run there, or
+    nothing. Set it before `start`."""
+    outside: OutsideSession | None = None
+    """Jobs that rankdeck did not start, for the console."""
     _offering: asyncio.Task[None] | None = None
 
     def __init__(
@@ -219,8 +222,19 @@ class RemoteSession(Session):
     async def _offer(self) -> None:
         """Report what `when_idle` finds, unless a job is under way."""
         with suppress(AppError):
-            if self.when_idle and not running_jobs(await self.reports()):
-                self._notices += filter(None, [await in_daemon_thread(self.when_idle)])
+            if not self.when_idle or running_jobs(await self.reports()):
+                return
+            found = await in_daemon_thread(self.when_idle)
+            if self.outside is not None:
+                self.outside.offer = found
+            elif found:
+                self._notices.append(f"{found}: rankdeck inspect")
+
+    def show_outside(self) -> None:
+        """Let the console show jobs that rankdeck did not start; call it before `start`."""
+        links = [link for link in self._hosts.links if link.runs_programs]
+        if links:
+            self.outside = OutsideSession(self, self.title, links, self.own_pids)
 
     async def check_job(self) -> None:
         """Check that the requested job exists; after `connect`.
@@ -452,6 +466,8 @@ class RemoteSession(Session):
     async def close(self) -> None:
         """Stop listening and close the connections."""
         self._is_open = False
+        if self.outside is not None:
+            self.outside.leave()
         if self.questions is not None:
             self.questions.close()
         if self._guarding is not None:

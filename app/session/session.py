@@ -284,6 +284,14 @@ class Session:
         """Take a report that came through a relay; may be called from any thread."""
         self.telemetry.take(node, frame, age_s)
 
+    def own_pids(self) -> dict[str, set[int]]:
+        """Return the pids of the ranks that each node's agent reports; may be called from any thread."""
+        reports = {name: node.report for name, node in self._cluster.nodes.items()}
+        return {
+            name: set() if report is None else {worker.pid for worker in report.workers}
+            for name, report in reports.items()
+        }
+
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
         return self._logs.drain()

@@ -32,6 +32,7 @@ class Action(NamedTuple):
         is_start: Whether it exists only where another program can be started.
         is_doctor: Whether it exists only where hosts can be checked; in a replay its key shows that they cannot.
         is_question: Whether it exists only while a host wants an answer.
+        is_outside: Whether it exists only where jobs that rankdeck did not start can be shown.
         is_replay: Whether it exists only in a replay.
         in_palette: False for an action that only makes sense on a key.
     """
@@ -47,6 +48,7 @@ class Action(NamedTuple):
     is_start: bool = False
     is_doctor: bool = False
     is_question: bool = False
+    is_outside: bool = False
     is_replay: bool = False
     in_palette: bool = True
 
@@ -55,7 +57,8 @@ class Action(NamedTuple):
         """Consoles that have the action: `live`, `replay` or both."""
         if self.is_replay:
             return frozenset({"replay"})
-        return frozenset({"live"} if self.is_fault or self.is_control or self.is_question else {"live", "replay"})
+        is_live = self.is_fault or self.is_control or self.is_question or self.is_outside
+        return frozenset({"live"} if is_live else {"live", "replay"})
 
 
 VIEW_NAMES = VIEWS
@@ -303,6 +306,15 @@ ACTIONS = (
         is_question=True,
     ),
     Action(
+        "outside",
+        "screen.outside",
+        "i",
+        "Inspect",
+        "Look from outside at jobs that rankdeck did not start, one after the other, then at its own again.",
+        footer=8,
+        is_outside=True,
+    ),
+    Action(
         "fault",
         "app.fault",
         "F",
@@ -354,19 +366,35 @@ ACTIONS = (
 )
 
 
+SIGNALS = "Send a signal to the ranks of a job that rankdeck did not start, after asking."
+"""What the control of such a job does."""
+SHOWN_OUTSIDE = 5
+"""Place in the footer of the keys that such a job has, while it is shown."""
+
+
 def available(source: ConsoleSource) -> list[Action]:
     is_replay = source.player is not None
     has_question = source.questions is not None and bool(source.questions.waiting)
+    outside = source.outside if source.outside is not None and source.outside.is_shown else None
+    signals = outside is not None and outside.can_signal
     return [
-        action
+        action if outside is None else _of_outside(action)
         for action in ACTIONS
         if (source.can_inject or not action.is_fault)
-        and (source.control is not None or not action.is_control)
+        and (source.control is not None or signals or not action.is_control)
         and (source.starter is not None or not action.is_start)
         and (source.doctor is not None or not action.is_doctor)
         and (has_question or not action.is_question)
+        and (source.outside is not None or not action.is_outside)
         and (is_replay or not action.is_replay)
     ]
+
+
+def _of_outside(action: Action) -> Action:
+    """Return an action as it is while a job is shown that rankdeck did not start."""
+    if action.is_control:
+        return action._replace(title="Signals", help=SIGNALS, footer=SHOWN_OUTSIDE)
+    return action._replace(footer=SHOWN_OUTSIDE) if action.is_outside else action
 
 
 class Keymap:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.inventory.program import Program
     from app.tui.dialogs.control import Wish
     from app.tui.personal_app import PersonalApp
-    from app.tui.source import Control
+    from app.tui.source import Control, Outside
 
 
 NOTHING_DONE = "Nothing was done."
@@ -45,6 +45,9 @@ async def ask_for_control(console: PersonalApp) -> None:
     ui = console.ui
     view, control = ui.latest_view, ui.source.control
     job = view.job() if view is not None else None
+    if ui.source.outside is not None and ui.source.outside.is_shown:
+        await _ask_for_signal(console, ui.source.outside)
+        return
     if control is None:
         console.show_notice("This console only watches: nothing can be done to the job from here.", "warning")
     elif view is None or job is None:
@@ -65,6 +68,21 @@ async def ask_for_control(console: PersonalApp) -> None:
                 await _do(console, _fulfil(control, job.job_id, wish))
         else:
             console.show_notice(NOTHING_DONE)
+
+
+async def _ask_for_signal(console: PersonalApp, outside: Outside) -> None:
+    """Ask which signal to send to the ranks of a job that rankdeck did not start, and send it."""
+    from app.tui.dialogs.signals import SignalScreen  # noqa: PLC0415 - as above
+
+    targets = outside.targets()
+    if not outside.can_signal:
+        console.show_notice("This console only watches: nothing can be done to the job from here.", "warning")
+    elif not targets:
+        console.show_notice("No rank of such a job runs.", "warning")
+    elif (chosen := await console.push_screen_wait(SignalScreen(console.ui, targets))) is None:
+        console.show_notice(NOTHING_DONE)
+    else:
+        await _do(console, outside.send(*chosen))
 
 
 async def ask_for_program(console: PersonalApp) -> None:

@@ -178,6 +178,15 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.console.show_notice(f"going to {nodes_text(hosts)}")
             self.run_worker(questions.begin())
 
+    def action_outside(self) -> None:
+        """Show a job that rankdeck did not start, the next one, or rankdeck's own again."""
+        outside = self.ui.source.outside
+        if outside is None:
+            self._show_notice("From this console no host can be looked at from outside.")
+            return
+        self.ui.turn(outside)
+        self.console.paint()
+
     def action_doctor(self) -> None:
         """Check all hosts, as before a job."""
         doctor = self.ui.source.doctor

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from agent.wire.logs import LogLine
+    from app.inspect.outside_view import Target
     from app.inventory.program import Again, Program
     from app.preflight.findings import Preflight, Step
     from app.recording.events import EventLog
@@ -164,6 +165,10 @@ class ConsoleSource(Protocol):
         """Questions of the hosts; None where nobody may be asked: in a replay, on a page, in a read-only session."""
 
     @property
+    def outside(self) -> Outside | None:
+        """Jobs that rankdeck did not start; None where no host can be looked at: in a replay, behind a relay."""
+
+    @property
     def starting(self) -> Progress | None:
         """Progress of a start or restart of a job; None while none is in progress."""
 
@@ -230,3 +235,36 @@ class ConsoleSource(Protocol):
 
     async def close(self) -> None:
         """Release what the session holds; called once, when the user quits."""
+
+
+class Outside(ConsoleSource, Protocol):
+    """Jobs that rankdeck did not start, seen from outside: shown in the place of the source that has them."""
+
+    @property
+    def offer(self) -> str:
+        """Such jobs, as clean text: `a job of other launchers, 4 ranks on gpu1`; empty where none is known."""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether one is shown now."""
+
+    @property
+    def own_view(self) -> View | None:
+        """Rows of the source that has these jobs, behind the one that is shown; None before the first."""
+
+    @property
+    def can_signal(self) -> bool:
+        """False in a read-only session."""
+
+    def turn(self) -> bool:
+        """Go on to the first such job, or to the next; return whether there is one. Does not wait."""
+
+    def targets(self) -> Sequence[Target]:
+        """Return the processes of the shown job that a signal may be sent to, by rank."""
+
+    async def send(self, targets: Sequence[Target], number: int) -> str:
+        """Send a signal to processes, each only if it is the one that was seen; return a clean sentence about it.
+
+        Raises:
+            AppError: It did not reach all that are left of them.
+        """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.tui.actions import Keymap
     from app.tui.logs.matches import CollapsedLines
     from app.tui.logs.store import StoredLine
-    from app.tui.source import ConsoleSource, Player
+    from app.tui.source import ConsoleSource, Outside, Player
     from app.tui.theme import Look
     from app.view.view import View
 
@@ -76,6 +76,8 @@ class UiState:
         self.max_bytes = math.inf
         self.is_owed = False
         self.max_frames_per_view = MAX_FRAMES_PER_VIEW
+        self._own_source = source
+        """Source that is shown again after jobs that rankdeck did not start."""
         self._errors = LogMatches(ERRORS, self.logs)
         self._own_lines: LogMatches | None = None
         """Lines of the shown job, when other jobs have printed lines too."""
@@ -186,6 +188,21 @@ class UiState:
             self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
             self._frozen_events, self._frozen_history = self.source.events.still(), self.source.history.still()
         self.logs.hold(is_held=self.frozen_s is not None)
+
+    def turn(self, outside: Outside) -> None:
+        """Show a job that rankdeck did not start, the next one, or the session again; log lines are kept."""
+        if self.frozen_s is not None:
+            self.freeze()
+        if not outside.is_shown:
+            self._own_source = self.source
+        self.source = outside if outside.turn() else self._own_source
+        self.view, self.latest_view, self._next_look = None, None, 0
+
+    @property
+    def own_view(self) -> View | None:
+        """Latest rows of the session itself, also while a job is shown that rankdeck did not start."""
+        outside = self.source.outside
+        return outside.own_view if outside is not None and outside is self.source else self.view
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
         """Search log lines for a frame's share of time, directly or by threads."""

@@ -67,7 +67,7 @@ class JobRow(msgspec.Struct, frozen=True):
     job_id: str
     attempt: int
     state: str
-    """prepared, starting, running, restarting, stopping, succeeded, failed, stopped or lost."""
+    """prepared, starting, running, restarting, stopping, succeeded, failed, stopped or lost; ended: not known how."""
     severity: Severity
     world_size: int
     num_nodes: int

@@ -122,6 +122,11 @@ class View:
         """World size of the job; 0 without a job."""
         return 0 if self._job is None else self._job.world_size
 
+    @property
+    def why_unknown(self) -> str:
+        """Why waits, time, memory and output of the job are not known; empty of a job that an agent reports."""
+        return ""
+
     def headline(self) -> Headline:
         """Return the first line: the worst verdict, or the state of nodes and job."""
         verdicts = self._verdicts

@@ -41,6 +41,7 @@ class FleetSession(Session):
     """Looks on."""
 
     title = "rankdeck"
+    outside = None
     watched_job = ""
     leaving = "the job goes on"
     can_inject = False

@@ -82,8 +82,8 @@ def open_python_to_users(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def training(network: Network, directory: Path) -> Iterator[None]:
-    """Run two ranks on each host until rank 2 stands and the others wait for it."""
+def training(network: Network, directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run two ranks on each host until rank 2 stands and the others wait for it; give the launchers."""
     script = directory / "train.py"
     script.write_text(HANGS)
     launchers = [
@@ -91,7 +91,7 @@ def training(network: Network, directory: Path) -> Iterator[None]:
     ]
     try:
         until(lambda: all((directory / f"at{rank}").exists() for rank in range(4)), SOON_S, "step 30")
-        yield
+        yield launchers
     finally:
         for launcher in launchers:
             launcher.kill()  # what it has started there ends with the host
@@ -177,3 +177,36 @@ def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert b"py-spy arrived damaged" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_shows_it_over_two_hosts_and_a_signal_ends_it(desk: Desk) -> None:
+    shared = desk.network.directory / "shared"
+    shared.mkdir()
+    shutil.chown(shared, USER, USER)
+    hosts = named("alice@h1", "alice@h2")
+    assert desk.run("up", "alice@h1", "alice@h2")[0] == 0
+    with training(desk.network, shared) as launchers:
+        terminal = desk.terminal("console", "attach", *hosts)
+        terminal.until_it_shows("i: look at a job of other launchers, 4 ranks on alice@h1 and alice@h2", SOON_S)
+        terminal.keys("i")
+        terminal.until_it_shows("rank 2 has not come to the call in which others wait", SOON_S)
+        terminal.keys("2")
+        shown = terminal.until_it_shows("train.py:6 in load", SOON_S)
+        terminal.keys("x")
+        terminal.until_it_shows("Send SIGTERM to ranks 0-1 on alice@h1 (pids", SOON_S, "alice@h2 (pids")
+        terminal.key_that_marks("Enter", "Do nothing", SOON_S)
+        terminal.key_that_marks("Right", "Send SIGTERM", SOON_S)
+        terminal.keys("Enter")
+        terminal.until_it_shows("all its ranks have ended", SOON_S)
+        assert all(launcher.wait(SOON_S) for launcher in launchers)
+        terminal.keys("q")
+        terminal.until_it_shows("exit code 0", SOON_S)
+
+    rows = [line.split() for line in shown.splitlines()]
+    assert [(row[0], row[1]) for row in rows if len(row) > 3 and row[3] == "waiting"] == [
+        ("0", "alice@h1"),
+        ("1", "alice@h1"),
+        ("3", "alice@h2"),
+    ]
+    until(lambda: not list(Path("/tmp").glob("rankdeck-inspect-*")), SOON_S, "py-spy is removed again")
+    desk.run("down", "alice@h1", "alice@h2")

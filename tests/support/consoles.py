@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from app.inventory.program import Program
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
-    from app.tui.source import ConsoleSource, Doctor, Questions
+    from app.tui.source import ConsoleSource, Doctor, Outside, Questions
     from app.view.view import View
     from ddpcore.wire import Fault
 
@@ -129,6 +129,7 @@ class SimSource:
     starting: StartProgress | None = None
     questions: Questions | None = None
     doctor: Doctor | None = None
+    outside: Outside | None = None
     how_to_begin = ""
     reads_loss = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from app.tui.widgets.drawing import Line
 
 SIDE_STEP = 8
+REFRESH_S = 2.0
+"""Seconds between two pictures of a job that is looked at from outside anyway; others are asked on request."""
 MAX_SENTENCE_LINES = 4
 _SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBLE})
 
@@ -53,8 +56,10 @@ class StacksView(LineView):
         styles = self._styles()
         self.lines = [line for text in self._texts for line in self._lines_of(text, styles[text.tone])]
         folding = "Fewer frames" if self.is_whole else "All frames"
-        is_live = self.ui.source.player is None
-        again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
+        source = self.ui.source
+        is_outside = source.outside is not None and source.outside.is_shown
+        again = (("s", "Again"),) if source.player is None else ()
+        native = (("n", "With native frames"),) if again and not is_outside else ()
         self.foot = [self.keys((("Esc", "Close"), *again, ("a", folding), *native))]
 
     def _styles(self) -> dict[Tone, Style]:
@@ -115,6 +120,15 @@ class StacksScreen(ReadingScreen[None]):
 
     def on_mount(self) -> None:
         self.action_take(is_native=False)
+        outside = self._ui.source.outside
+        if outside is not None and outside.is_shown:
+            self.set_interval(REFRESH_S, self._refresh)
+
+    async def _refresh(self) -> None:
+        """Show newer looks from outside in the place of those shown."""
+        with suppress(AppError):
+            self._view.picture = picture_of(await self._ui.source.stacks(is_native=False))
+            self._view.redraw()
 
     @work(exclusive=True)
     async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument

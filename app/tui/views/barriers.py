@@ -62,9 +62,9 @@ class BarriersView(LineView):
         return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
 
     def build(self) -> None:
-        view = self.ui.view
+        view = self.known
         self.lines, self.head, self._num_ranks = [], [], 0
-        if view is None or not view.num_ranks:
+        if view is None:
             self.head = self.nothing_yet("WAITS NOW", "Once a job runs: who waits for whom, where, and for how long.")
             return
         shown = self.ui.history.shown

@@ -43,9 +43,12 @@ class ChartsView(LineView):
 
     def build(self) -> None:
         history, events = self.ui.history.shown, self.ui.events
-        if history is None or history.begun_s is None:
+        is_unknown = self.ui.view is not None and bool(self.ui.view.why_unknown)
+        if is_unknown or history is None or history.begun_s is None:
             self._drawn, self.lines, self.foot = None, [], []
             self.head = [self.heading(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
+            if is_unknown:
+                self.head = self.nothing_yet("CHARTS", "")
             return
         wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size, self.look.theme)
         if wanted == self._drawn:

@@ -65,9 +65,9 @@ class MemoryView(LineView):
         return self._table.row(row) if row is not None and self._table is not None else self.line()
 
     def build(self) -> None:
-        view = self.ui.view
+        view = self.known
         self.head, self.foot, self._num_ranks = [], [], 0
-        if view is None or not view.num_ranks:
+        if view is None:
             self.head = self.nothing_yet("MEMORY", "Once a job runs: what each rank holds, on which GPU.")
             return
         self._num_ranks = view.num_ranks

@@ -44,6 +44,11 @@ class OverviewView(LineView):
             return
         height = self.size.height
         nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
+        if view.why_unknown:
+            unknown = self.nothing_yet("WAITS, LOSS, LOG", "")
+            self.lines = [*nodes, *self._ranks(view, height - len(nodes) - len(unknown)), *unknown][:height]
+            self.num_free_lines = height - len(self.lines)
+            return
         waits = self._waits(view, MAX_WAITS if height > 22 else 1)
         rank_room = max(3, height - len(nodes) - len(waits) - 2 * MIN_LOG_LINES)
         ranks = self._ranks(view, rank_room)

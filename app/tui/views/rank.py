@@ -66,7 +66,8 @@ class RankPage(LineView):
             self.lines = [self.line().put(" there is no such rank now", self.look.palette.muted)]
             return
         self.lines += fact_lines(self.look, rows[0], self.size.width)
-        self.lines += self._verdicts(view) + self._waits(view) + self._memory(view) + self._events()
+        known = [] if view.why_unknown else self._waits(view) + self._memory(view)
+        self.lines += self._verdicts(view) + known + self._events()
         self.lines += self._printed(max(MIN_LOG_LINES, self.body_height - len(self.lines) - 1))
 
     def _heading(self, row: RankRow | None) -> Line:
@@ -139,7 +140,7 @@ class RankPage(LineView):
         latest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
         lines = [log_line(self.look, stored, prefix_width(latest)) for stored in latest]
         unsearched = self._prints.num_unsearched
-        none = f"{unsearched:,} older lines not searched yet" if unsearched else "nothing printed yet"
+        none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_text
         return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
 
 

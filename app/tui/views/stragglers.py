@@ -67,7 +67,7 @@ class StragglersView(LineView):
         return super().selected_rank if row is None else row.rank
 
     def build(self) -> None:
-        view = self.ui.view
+        view = self.known
         self.head, self.foot, self._num_rows = [], [], 0
         pace = view.pace if view is not None else None
         if view is None or pace is None:

@@ -143,10 +143,15 @@ class Header(LineView):
 
     def _how_to_begin(self) -> str:
         """Return the hint when all nodes are up and there is no job, nor one that comes by itself."""
-        view = self.ui.view
-        if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
+        view, source, keymap = self.ui.view, self.ui.source, self.ui.keymap
+        if view is None or view.job() is not None:
             return ""
-        source, keymap = self.ui.source, self.ui.keymap
+        if source.outside is not None and source.outside.is_shown:
+            return keymap.hint("outside", "back")
+        if bool((view.node_codes != UP).any()):
+            return ""
+        if source.outside is not None and source.outside.offer:
+            return keymap.hint("outside", f"look at {source.outside.offer}")
         key = keymap.first("start_program") or keymap.first("control")
         by_key = f"{key} starts a program here; or: " if key and source.starter is not None else ""
         return f"{by_key}{source.how_to_begin}" if source.how_to_begin else ""
@@ -213,7 +218,7 @@ class Header(LineView):
         job = self.ui.view.job()
         if job is None:
             return bool(self.ui.farewell) or not self._how_to_begin()
-        return bool(self.ui.farewell) or job.exit_code is None
+        return bool(self.ui.farewell) or (job.exit_code is None and job.state != "ended")
 
     def _job(self) -> Line:
         line = self.line().pad(1)

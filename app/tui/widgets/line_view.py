@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from app.filters.terms import Key
     from app.tui.ui_state import UiState
+    from app.view.view import View
 
 WHEEL_LINES = 3
 MAX_HIDDEN_LINES = 3
@@ -122,8 +123,17 @@ class LineView(DirectWidget):
             line.put(f" {key}", palette.key).put(f" {does} ", palette.bar_muted)
         return line.fit(self.size.width, palette.bar)
 
+    @property
+    def known(self) -> View | None:
+        """Rows of a job whose waits, time, memory and output are known; None of any other, and without a job."""
+        view = self.ui.view
+        return view if view is not None and view.num_ranks and not view.why_unknown else None
+
     def nothing_yet(self, title: str, sentence: str) -> list[Line]:
-        """Return the head of a view without data, with a sentence about what it will show."""
+        """Return the head of a view without data, with a sentence about what it will show, or why it will not."""
+        if self.ui.view is not None and (why := self.ui.view.why_unknown):
+            hint = self.ui.keymap.hint
+            sentence = "; ".join(filter(None, [f"not known: {why}", hint("ranks", "ranks"), hint("stacks", "stacks")]))
         heading = self.line().cell(f" {title}", self.size.width, self.look.palette.heading)
         return [heading, self.line().cell(f" {sentence}", self.size.width, self.look.palette.muted)]
 

@@ -11,58 +11,8 @@ from hypothesis import strategies as st
 from app.diagnosis.causes import Severity
 from app.inspect.comparison import Finding, Standing, What, finding_of, standing_of
 from app.inspect.inspection_text import job_lines, job_object, sentence, unseen_lines
-from app.inspect.seen import HostSeen, Look, SeenChild, SeenFrame, SeenJob, SeenRank
-
-TORCH = "/venv/lib/python3.11/site-packages/torch"
-C10D = f"{TORCH}/distributed/distributed_c10d.py"
-MAIN = SeenFrame("/home/u/train.py", 30, "main", {"step": 57})
-MODULE = SeenFrame("/home/u/train.py", 40, "<module>", {})
-
-
-def inside(*names: str, file: str = C10D, own: SeenFrame = MAIN, **numbers: int) -> list[SeenFrame]:
-    """Return a stack: functions of a file, innermost first, under a line of the program."""
-    return [*(SeenFrame(file, 9, name, dict(numbers)) for name in names), own, MODULE]
-
-
-def at(line: int, step: int = 57, file: str = "/home/u/load.py") -> list[SeenFrame]:
-    return [SeenFrame(file, line, "read", {"step": step}), MODULE]
-
-
-WAITS = inside("all_reduce", "wrapper")
-BACKWARD = inside("_engine_run_backward", "backward", file=f"{TORCH}/autograd/graph.py")
-
-
-def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int = 2, **fields: Any) -> SeenRank:
-    """Return a rank with a look a second; the last stack stays."""
-    cpu_s, switches_hz = fields.pop("cpu_s", 0.0), fields.pop("switches_hz", 0)
-    looks = [
-        Look(
-            frames=stacks[min(second, len(stacks) - 1)],
-            trouble=fields.get("trouble", ""),
-            at_s=float(second),
-            state=state,
-            cpu_s=cpu_s * second,
-            switches=switches_hz * second,
-            wchan=fields.get("wchan", "hrtimer_nanosleep"),
-            io_bytes=fields.get("io_hz", 0) * second,
-            asleep_s=fields.get("asleep_s"),
-        )
-        for second in range(seconds + 1)
-    ]
-    return SeenRank(
-        100 + number,
-        fields.get("age_s", 900.0),
-        0,
-        "train.py",
-        number,
-        4,
-        "torchrun",
-        "k",
-        looks,
-        fields.get("children", []),
-        uses_gpu=fields.get("uses_gpu", False),
-        host=fields.get("host", "h1"),
-    )
+from app.inspect.seen import HostSeen, SeenChild, SeenFrame, SeenJob, SeenRank
+from tests.support.seen_ranks import BACKWARD, C10D, MAIN, MODULE, TORCH, WAITS, at, inside, rank
 
 
 def found(*ranks: SeenRank, size: int = 0) -> tuple[Finding, str]:

@@ -156,7 +156,7 @@ def test_a_pool_of_spawned_workers_is_no_job(is_distributed: bool, trouble: str,
     pool = [{"how": "spawn", "key": "pid 9", "looks": look} for look in looks]
     other = {"how": "torchrun", "key": "k", "looks": [{"is_distributed": False, "trouble": ""}]}
 
-    assert without_pools([*pool, other]) == [*pool[:num], other]
+    assert without_pools([*pool, other], set()) == [*pool[:num], other]
 
 
 VALUES = st.dictionaries(st.sampled_from(KEPT_VARIABLES), st.text(max_size=MAX_TEXT) | st.integers(0).map(str))

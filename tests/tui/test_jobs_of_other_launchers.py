@@ -12,12 +12,14 @@ import pytest
 from textual.widgets import Button
 
 from app.errors import ExitCode, HostUnreachableError
+from app.inspect.outside_view import Target
 from app.inspect.seen import HostSeen
 from app.session import outside as outside_module
 from app.session.audit import AuditLog
 from app.session.options import SessionOptions
 from app.session.outside import InspectSession, OutsideSession
 from app.tui.actions import VIEW_NAMES, available
+from app.tui.dialogs.signals import whom
 from app.view.summary import exit_code
 from tests.support.consoles import SimSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from app.fleet.agent_link import AgentLink
-    from app.inspect.outside_view import Target
     from app.inspect.seen import SeenRank
     from tests.support.consoles import Desk
 
@@ -290,6 +291,13 @@ async def test_a_signal_is_sent_only_after_the_question_to_those_that_it_names(
         await stage.until_it_shows(console, "it was sent")
         assert sent == [(pids, number)]
         assert any("on request: it was sent" in event.text for event in console.console.ui.events.latest_first())
+
+
+def test_the_question_has_room_for_many_hosts() -> None:
+    targets = [Target(f"gpu{number // 9}", number, 1, 0, number, is_stopped=False) for number in range(50)]
+    text = whom(targets)
+    assert text.startswith("ranks 0-8 on gpu0 (pids 0, 1, 2, 3, 4, 5, 6, 7, ...), ranks 9-17 on gpu1 (pids 9, ")
+    assert text.endswith(" and 14 more on 2 more hosts")
 
 
 async def test_a_console_that_only_watches_has_no_signals() -> None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from app.inspect.outside_view import Target
     from app.tui.ui_state import UiState
 
+MAX_HOSTS_NAMED = 4
 MAX_PIDS_NAMED = 8
-"""Processes named on each host."""
+"""Processes named on each of these hosts: more would leave no room for the buttons."""
 
 
 class Choice(NamedTuple):
@@ -108,14 +109,16 @@ class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
 
 
 def whom(targets: Sequence[Target]) -> str:
-    """Return `ranks 0-1 on gpu1 (pids 11, 12) and ranks 2-3 on gpu2 (pids 21, 22)`."""
+    """Return `ranks 0-1 on gpu1 (pids 11, 12) and rank 2 on gpu2 (pid 21)`; of many hosts the rest is counted."""
     by_host: dict[str, list[Target]] = {}
     for target in targets:
         by_host.setdefault(target.host, []).append(target)
     parts = []
-    for host, its in by_host.items():
+    for host, its in list(by_host.items())[:MAX_HOSTS_NAMED]:
         more = ", ..." if len(its) > MAX_PIDS_NAMED else ""
         pids = ", ".join(str(target.pid) for target in its[:MAX_PIDS_NAMED])
         plural = "" if len(its) == 1 else "s"
         parts.append(f"{ranks_text([target.rank for target in its])} on {host} (pid{plural} {pids}{more})")
+    if others := list(by_host.values())[MAX_HOSTS_NAMED:]:
+        parts.append(f"{sum(map(len, others))} more on {len(others)} more host{'' if len(others) == 1 else 's'}")
     return nodes_text(parts, len(parts))

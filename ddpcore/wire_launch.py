@@ -38,6 +38,8 @@ ENV_REHEARSAL = "RANKDECK_REHEARSAL"
 INBOX_SOCKET = "inbox.sock"
 ADOPTED_DIR = "adopted"
 """Directory in the agent's own with one for each job that it has not launched: the sockets of the ranks' probes."""
+EXEC_SUFFIX = ".exec"
+"""Ends the name `PID-STARTED_TICKS.exec` of an empty file there: a process that `rankdeck exec` has become."""
 SLURM_INFIX = "-slurm-"
 _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
 """Variables that srun sets for its tasks. Source: srun(1), OUTPUT ENVIRONMENT VARIABLES. Measured with 22.05: a batch

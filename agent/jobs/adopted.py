@@ -20,8 +20,8 @@ from agent.jobs.adopted_job import Action, AdoptedJob
 from agent.jobs.launch import ask_rank, listens
 from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
-from agent.processes.foreign_launcher import Launcher, launcher_pid_of
-from agent.processes.mute_ranks import mute_ranks
+from agent.processes.foreign_launcher import Launcher, launcher_pid_of, marked_launchers
+from agent.processes.mute_ranks import mute_ranks, unreported_ranks
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.codec import is_job_id
 from agent.wire.commands import Accepted, RefusalReason, Refused
@@ -31,9 +31,11 @@ from ddpcore.wire_launch import ADOPTED_DIR
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
+    from agent.jobs.adopted_job import Seen
     from agent.jobs.lifecycle import Event
     from agent.node_state.node_state import NodeState
     from agent.node_state.observations import WorkerEnded
+    from agent.processes.mute_ranks import MuteRank
     from agent.wire.jobs import JobStatus
     from ddpcore.wire import ProbeRequest, RankReport
 
@@ -42,14 +44,26 @@ MAX_JOBS = 32
 MAX_ENDED_JOBS = 8
 """Ended jobs that are still reported."""
 FIRST_LOOK_S, LONGEST_PAUSE_S = 5.0, 60.0
-"""Seconds after a job's first report until ranks without a probe are looked for, then twice as long each time."""
-IMPORT_S = 60.0
-"""Seconds that a rank may take to import torch, which loads the probe, unless its process shows that it never will."""
+"""Seconds from a launcher's or a job's beginning to a look for ranks without a probe, then twice as long each time."""
 SUFFIX = "-adopted"
 """Ends the name of a job here whose own is that of a launched one."""
 MAX_NAME_CHARS = 64
 NO_PID = 0
 """Pid of a sender in a namespace that this process does not see. Source: unix(7), pid_namespaces(7)."""
+
+
+class _Looks:
+    """Times at which ranks without a probe are looked for."""
+
+    def __init__(self, begun_s: float) -> None:
+        self._last_s, self._pause_s = begun_s, FIRST_LOOK_S
+
+    def are_due(self, now_s: float) -> bool:
+        """Return whether it is time for one, which puts off the next."""
+        if now_s - self._last_s < self._pause_s:
+            return False
+        self._last_s, self._pause_s = now_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return True
 
 
 class AdoptedRun:
@@ -60,9 +74,7 @@ class AdoptedRun:
         self.ranks_dir = ranks_dir
         self.launcher = launcher
         self._last_request_id = 0
-        self.pause_s = FIRST_LOOK_S
-        """Seconds to the next look for ranks without a probe, from the last one or the job's beginning."""
-        self.looked_s = job.started_s
+        self.looks = _Looks(job.started_s)
 
     @property
     def job_id(self) -> str:
@@ -118,6 +130,8 @@ class AdoptedJobs:
         self._launched = launched
         self._on_change = on_change
         self._runs: dict[str, AdoptedRun] = {}
+        self._launchers: dict[int, _Looks] = {}
+        """What `rankdeck exec` has become here, by pid."""
         self._workers = WorkerSampler(self._on_rank_end)
         self._remove_old_dirs()
 
@@ -150,8 +164,9 @@ class AdoptedJobs:
         job_id = self._name_here(report.job_id)
         report = msgspec.structs.replace(report, job_id=job_id, pid=pid)
         run = self._runs.get(job_id)
-        if run is None or run.job.is_succeeded_by(report, pid):
-            is_taken = self._begin(report, now_s)
+        if run is None or run.job.is_succeeded_by(report):
+            self._forget_mute(report)
+            is_taken = self._begin(report, now_s, launcher_pid_of(pid))
         else:
             is_taken = self._join(run, report, now_s)
         return report if is_taken else None
@@ -159,13 +174,14 @@ class AdoptedJobs:
     def tick(self) -> None:
         """Sample the ranks, let time pass for the jobs, and do what is due."""
         now_s = time.monotonic()
+        self._look_for_unreported(now_s)
         for run in self:
             for sample in self._workers.sample(run.job_id):
                 self._state.apply(sample, now_s)
             launcher, before = run.launcher, run.job.state
             is_running = launcher is not None and launcher.is_running
             exit_code = None if launcher is None or is_running else launcher.exit_code
-            if is_running and now_s - run.looked_s >= run.pause_s:
+            if is_running and run.looks.are_due(now_s):
                 self._look_for_mute(run, now_s)
             self._carry_out(run, run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code))
             if run.job.state is not before:
@@ -219,23 +235,23 @@ class AdoptedJobs:
     def _name_here(self, job_id: str) -> str:
         return f"{job_id[: MAX_NAME_CHARS - len(SUFFIX)]}{SUFFIX}" if job_id in self._launched else job_id
 
-    def _begin(self, report: RankReport, now_s: float) -> bool:
-        """Begin a job, or another run of it."""
-        before = self._runs.get(report.job_id)
+    def _begin(self, first: Seen, now_s: float, launcher_pid: int, why_mute: str | None = None) -> bool:
+        """Begin a job, or another run of it, by its first rank."""
+        before = self._runs.get(first.job_id)
         if before is None and len(self._runs) >= MAX_JOBS:
             return False
         if before is not None:
             before.close()
-        self._workers.forget(report.job_id)
+        self._workers.forget(first.job_id)
         launcher = None
         with contextlib.suppress(OSError):  # it ends just now
-            launcher = Launcher(launcher_pid_of(report.pid))
-        run = AdoptedRun(AdoptedJob(report, now_s), self._dir / report.job_id, launcher)
+            launcher = Launcher(launcher_pid)
+        run = AdoptedRun(AdoptedJob(first, now_s, why_mute), self._dir / first.job_id, launcher)
         # Those that ran last are reported last.
-        self._runs.pop(report.job_id, None)
-        self._runs[report.job_id] = run
+        self._runs.pop(first.job_id, None)
+        self._runs[first.job_id] = run
         self._state.apply(JobAdmitted(run.job.status(now_s)), now_s)
-        self._hold(run, report.rank, report.pid, now_s)
+        self._hold(run, first.rank, first.pid, now_s)
         self._on_change()
         return True
 
@@ -245,24 +261,51 @@ class AdoptedJobs:
         if not run.job.take(report, report.pid, now_s):
             return False
         if pids.get(report.rank) != report.pid:
-            self._state.apply(JobGrown(run.job.status(now_s)), now_s)
-            self._hold(run, report.rank, report.pid, now_s)
-            self._on_change()
+            self._grow(run, report.rank, report.pid, now_s)
         return True
 
+    def _grow(self, run: AdoptedRun, rank: int, pid: int, now_s: float) -> None:
+        self._state.apply(JobGrown(run.job.status(now_s)), now_s)
+        self._hold(run, rank, pid, now_s)
+        self._on_change()
+
     def _look_for_mute(self, run: AdoptedRun, now_s: float) -> None:
-        """Take in the ranks here that no probe reports, once it is clear that none will."""
-        run.looked_s, run.pause_s = now_s, min(2 * run.pause_s, LONGEST_PAUSE_S)
+        """Take in the ranks of a launcher that no probe reports, once it is clear that none will."""
         job = run.job
         reporting = next((one.pid for one in job.members.values() if not one.has_ended and one.why_mute is None), None)
         if run.launcher is None or reporting is None or len(job.members) >= job.world_size:
             return
-        for rank, pid, why in mute_ranks(run.launcher.pid, reporting, job.members):
-            if rank < job.world_size and (why or now_s - job.started_s >= IMPORT_S):
-                job.add_mute(rank, pid, why)
-                self._state.apply(JobGrown(job.status(now_s)), now_s)
-                self._hold(run, rank, pid, now_s)
-                self._on_change()
+        for rank, (pid, why) in mute_ranks(run.launcher.pid, reporting, job.members).items():
+            if job.add_mute(rank, pid, why):
+                self._grow(run, rank, pid, now_s)
+
+    def _look_for_unreported(self, now_s: float) -> None:
+        """Take in the ranks of launchers under `exec` none of which reports, as a job unless there is one."""
+        marked = marked_launchers(self._dir)
+        self._launchers = {pid: self._launchers.get(pid) or _Looks(now_s) for pid in marked}
+        due = [pid for pid, looks in self._launchers.items() if looks.are_due(now_s)]
+        for launcher_pid in due:
+            running = [(run, one) for run in self for one in run.job.members.values() if not one.has_ended]
+            reporting = {one.pid: run for run, one in running if one.why_mute is None}
+            waiting = [run for run in reporting.values() if len(run.job.members) < run.job.world_size]
+            if any(run.launcher and run.launcher.pid == launcher_pid for run in waiting):
+                continue  # its others are looked for by the rank that reports
+            for seen in unreported_ranks(launcher_pid, reporting):
+                self._take_mute(seen._replace(job_id=self._name_here(seen.job_id)), launcher_pid, now_s)
+
+    def _take_mute(self, seen: MuteRank, launcher_pid: int, now_s: float) -> None:
+        run = self._runs.get(seen.job_id)
+        if run is None or run.job.is_succeeded_by(seen):
+            self._begin(seen, now_s, launcher_pid, seen.why)
+        elif run.job.is_of(seen) and run.job.add_mute(seen.rank, seen.pid, seen.why):
+            self._grow(run, seen.rank, seen.pid, now_s)
+
+    def _forget_mute(self, report: RankReport) -> None:
+        """Drop the job of another name to which a process that reports was counted as a rank without a probe."""
+        for run in self:
+            is_other = run.job_id != report.job_id
+            if is_other and any(one.pid == report.pid and one.why_mute for one in run.job.members.values()):
+                self.forget(run.job_id)
 
     def _hold(self, run: AdoptedRun, rank: int, pid: int, now_s: float) -> None:
         self._state.apply(WorkerSeen(run.job_id, rank, pid), now_s)

@@ -1,16 +1,16 @@
 """A job that no agent has launched: its ranks on this node as they report, and what is done to end it. Pure.
 
-The job is known from its first report on, and grows: a rank that has not reported yet is not missed. There is no
-launcher of ours, so no restart, no logs and no exit code but what the kernel and the probes show. A stop asks the
-ranks to end at an agreed step where all of them can, else it is SIGTERM for the launcher, then for each rank, then
-SIGKILL.
+The job is known from its first rank on, which reports or is seen by its process, and grows: a rank that has not
+reported yet is not missed. There is no launcher of ours, so no restart, no logs and no exit code but what the kernel
+and the probes show. A stop asks the ranks to end at an agreed step where all of them can, else it is SIGTERM for the
+launcher, then for each rank, then SIGKILL.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -30,6 +30,8 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL."""
 LAUNCHER_END_S = 3.0
 """Seconds that a job goes on without a process of a rank, while its launcher lives: it may start the ranks again."""
+MAX_WHY_CHARS = 1024
+"""Longest text of the reasons why ranks have no probe."""
 RIVAL_S = 5.0
 """Seconds after its last report for which a second process of a rank is shown."""
 
@@ -59,22 +61,40 @@ class Member(msgspec.Struct):
     """Its probe has sent its last report: the interpreter ends."""
     has_failed: bool = False
     why_mute: str | None = None
-    """Why it has no probe, empty where nobody knows; None for one that has."""
+    """Why it has no probe; None for one that has."""
+
+
+class Seen(Protocol):
+    """A rank that has reported, or whose process has been seen."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
 
 
 class AdoptedJob:
-    """One run of a job, from its first report on.
+    """One run of a job, from its first rank on.
 
     Args:
-        report: The first report.
-        now_s: Time of the report.
+        first: The first rank.
+        now_s: Time at which it was seen.
+        why_mute: Reason why it has no probe; None for one that has reported.
     """
 
-    def __init__(self, report: RankReport, now_s: float) -> None:
-        self.job_id = report.job_id
-        self.attempt = report.attempt
-        self.world_size = report.world_size
-        self.members: dict[int, Member] = {report.rank: Member(report.pid, report.local_rank)}
+    def __init__(self, first: Seen, now_s: float, why_mute: str | None = None) -> None:
+        self.job_id = first.job_id
+        self.attempt = first.attempt
+        self.world_size = first.world_size
+        self.members: dict[int, Member] = {first.rank: Member(first.pid, first.local_rank, why_mute=why_mute)}
         self.state = JobState.RUNNING
         self.since_s = self.started_s = now_s
         self.exit_code: int | None = None
@@ -102,22 +122,27 @@ class AdoptedJob:
         """True once it was asked to end and has not ended."""
         return self.state is JobState.STOPPING
 
-    def is_succeeded_by(self, report: RankReport, pid: int) -> bool:
-        """Return whether a report under this job's name is of another run of it: the job restarts.
+    def is_succeeded_by(self, seen: Seen) -> bool:
+        """Return whether a rank under this job's name is of another run of it: the job restarts.
 
         Its launcher has started the ranks again, or somebody the program. Or torch has another rank or world than the
         environment: then all ranks join again by their next reports.
         """
-        known = next((rank for rank, member in self.members.items() if member.pid == pid), None)
-        if report.attempt > self.attempt or self.has_ended:
+        known = next((rank for rank, member in self.members.items() if member.pid == seen.pid), None)
+        if seen.attempt > self.attempt or self.has_ended:
             return known is None
         if known is not None:
-            return (report.rank, report.world_size) != (known, self.world_size)
-        return report.world_size != self.world_size and all(member.has_ended for member in self.members.values())
+            return (seen.rank, seen.world_size) != (known, self.world_size)
+        none_reports = all(member.has_ended or member.why_mute is not None for member in self.members.values())
+        return seen.world_size != self.world_size and none_reports
+
+    def is_of(self, seen: Seen) -> bool:
+        """Return whether a rank under this job's name belongs to this run."""
+        return not self.has_ended and (seen.attempt, seen.world_size) == (self.attempt, self.world_size)
 
     def take(self, report: RankReport, pid: int, now_s: float) -> bool:
         """Take a report of this run; return whether it is of a rank that is a member now."""
-        if self.has_ended or (report.attempt, report.world_size) != (self.attempt, self.world_size):
+        if not self.is_of(report):
             return False
         member = self.members.get(report.rank)
         if member is None or (member.pid != pid and (member.has_ended or member.why_mute is not None)):
@@ -130,9 +155,16 @@ class AdoptedJob:
         member.raised, member.is_ending = report.raised or member.raised, report.is_ending
         return True
 
-    def add_mute(self, rank: int, pid: int, why: str) -> None:
-        """Take in a rank that no probe reports, seen by its process; its probe may report later, also from another."""
+    def add_mute(self, rank: int, pid: int, why: str) -> bool:
+        """Take in a rank that no probe reports, seen by its process; return False where one is known.
+
+        Its probe may report later, also from another process.
+        """
+        member = self.members.get(rank)
+        if rank >= self.world_size or (member and (member.why_mute is None or not member.has_ended)):
+            return False
         self.members[rank] = Member(pid, rank, why_mute=why)
+        return True
 
     def rank_ended(self, rank: int, code: int | None, signal: int | None, now_s: float) -> WorkerExited:
         """Take the end of a rank's process; return it with what its probe has reported of it.
@@ -242,7 +274,15 @@ class AdoptedJob:
             self.state, self.since_s = state, now_s
 
     def _why_mute(self) -> str:
-        return next((member.why_mute for member in self.members.values() if member.why_mute), "")
+        """Return why ranks have no probe: `python -I`, or `rank 1: python -I; rank 3: torch not imported`."""
+        ranks: dict[str, list[str]] = {}
+        for rank, member in sorted(self.members.items()):
+            if member.why_mute:
+                ranks.setdefault(member.why_mute, []).append(str(rank))
+        if len(ranks) <= 1:
+            return "".join(ranks)
+        texts = (f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {why}" for why, of in ranks.items())
+        return "; ".join(texts)[:MAX_WHY_CHARS]
 
     def _detail(self, now_s: float) -> str:
         if self.has_ended or self.cause:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from agent.processes import shim
 from agent.processes.shim_process import environ_of, exit_status
-from ddpcore.wire_launch import ENV_EXEC_PID, LAUNCH_PLUGIN_DIR
+from ddpcore.wire_launch import ENV_EXEC_PID, EXEC_SUFFIX, LAUNCH_PLUGIN_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PLUGIN = os.fsencode("/".join(LAUNCH_PLUGIN_DIR.parts[-2:]))
 _SHELLS = frozenset({b"bash", b"dash", b"fish", b"ksh", b"sh", b"tcsh", b"zsh"})
@@ -83,10 +84,22 @@ class Launcher:
         os.close(self._pidfd)
 
 
+def marked_launchers(directory: Path) -> set[int]:
+    """Return the pids that `rankdeck exec` has left in a directory, and remove the marks of those that are gone."""
+    found = set()
+    for path in directory.glob(f"*-*{EXEC_SUFFIX}"):
+        pid, _, started_ticks = path.stem.partition("-")
+        if pid.isdigit() and shim.stat_fields(int(pid))[_STARTED : _STARTED + 1] == [started_ticks.encode()]:
+            found.add(int(pid))
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
 def launcher_pid_of(rank_pid: int) -> int:
     """Return the pid of the launcher of a rank, which may be the rank itself."""
     environ = environ_of(rank_pid)
-    line = [rank_pid, *_ancestors(rank_pid)]
+    line = [rank_pid, *ancestors(rank_pid)]
     exec_pid = environ.get(ENV_EXEC_PID.encode(), b"")
     if exec_pid.isdigit() and int(exec_pid) in line:
         return int(exec_pid)
@@ -98,7 +111,8 @@ def launcher_pid_of(rank_pid: int) -> int:
     return found
 
 
-def _ancestors(pid: int) -> Iterator[int]:
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the pids above a process, its parent first."""
     while fields := shim.stat_fields(pid):
         pid = int(fields[_PARENT])
         if pid <= 1:

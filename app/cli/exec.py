@@ -5,6 +5,7 @@ Their ranks load the probe, and the agent of their host takes them in as a job t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -21,8 +22,10 @@ from app.fleet.local_link import LocalLink
 from app.inventory.program import check_job_id
 from app.text import LINE_LIMIT, clean
 from ddpcore.wire_launch import (
+    ADOPTED_DIR,
     ENV_AGENT_DIR,
     ENV_EXEC_PID,
+    EXEC_SUFFIX,
     JOB_VARIABLES,
     agent_directories,
     prepared_env,
@@ -64,6 +67,7 @@ def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple
         check_job_id(name)
     if _start_agent(invitation) and sys.stderr.isatty():
         print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
+    _leave_mark()
     environ = {**_prepared(name, rehearses=rehearses), ENV_EXEC_PID: str(os.getpid())}
     # Python ignores these two; a command has to have them as from a shell.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -105,6 +109,17 @@ def env(*, name: str, rehearses: bool) -> None:
 def _prepared(name: str, *, rehearses: bool) -> dict[str, str]:
     rehearsal = rehearsal_variables(REHEARSED_RANKS) if rehearses else {}
     return {**prepared_env(os.environ, name), **rehearsal}
+
+
+def _leave_mark() -> None:
+    """Leave who this process is for the agent that its ranks report to: they may have no probe."""
+    given = os.environ.get(ENV_AGENT_DIR)
+    directories = [Path(given)] if given else agent_directories(os.environ, socket.gethostname())
+    with contextlib.suppress(OSError):  # without it the command runs all the same
+        for directory in [path for path in directories if path.is_dir()][:1]:
+            (directory / ADOPTED_DIR).mkdir(mode=0o700, exist_ok=True)
+            started_ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+            (directory / ADOPTED_DIR / f"{os.getpid()}-{started_ticks}{EXEC_SUFFIX}").touch(mode=0o600)
 
 
 def _start_agent(invitation: Path | None) -> bool:

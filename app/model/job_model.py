@@ -370,10 +370,9 @@ class AssignmentSummary:
 
     @cached_property
     def why_unprobed(self) -> str:
-        """Why ranks have no probe, from the first node that knows."""
-        return next(
-            (assignment.status.unprobed for assignment in self._assignments.values() if assignment.status.unprobed), ""
-        )
+        """Why ranks have no probe, by each node that knows."""
+        reasons = (assignment.status.unprobed for assignment in self._assignments.values())
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     @cached_property
     def unprobed_nodes(self) -> list[int]:

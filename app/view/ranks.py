@@ -184,7 +184,8 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
 
 def _unreported_text(job: JobModel, worker: WorkerReport) -> str:
     if job.is_unprobed[worker.rank]:
-        return outside_text(worker, job.together.why_unprobed if job.together.is_adopted else None)
+        assignment = job.assignments.get(int(job.node_of[worker.rank]))
+        return outside_text(worker, assignment.status.unprobed if assignment and job.together.is_adopted else None)
     return "importing torch"
 
 

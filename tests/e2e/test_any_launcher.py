@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -9,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,6 +41,17 @@ def run(house: DemoHouse, *argv: str) -> tuple[int, str, str]:
     process = house.start_command(*argv)
     stdout, stderr = process.communicate(timeout=END_S)
     return process.returncode, stdout, stderr
+
+
+def status_of(house: DemoHouse, job: str) -> dict[str, Any]:
+    stdout = run(house, *RANKDECK, "status", *filter(None, [job]), "--json")[1]
+    found: dict[str, Any] = json.loads(stdout) if stdout else {"ranks": [], "jobs": []}
+    return found
+
+
+def names(house: DemoHouse) -> set[str]:
+    status = status_of(house, "")
+    return {job["job_id"] for job in [*status["jobs"], *status.get("other_jobs", [])]}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +99,37 @@ def test_env_prints_what_a_shell_takes(house: DemoHouse) -> None:
     code, stdout, stderr = run(house, "env", "RANKDECK_PROBED_PID=1", "PYTHONPATH=/a b", "sh", "-c", script)
     assert (code, stderr) == (0, "")
     assert re.fullmatch(r"gpt\|.*/ddpcore/launch_plugin:/a b\|\n", stdout), stdout
+
+
+@pytest.mark.ranks
+def test_a_job_without_any_probe_is_seen_by_its_processes_and_other_commands_are_no_job(house: DemoHouse) -> None:
+    (house.home / "mute.py").write_text(TRAIN)
+    torchrun = (*(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"), "--standalone")
+    command = (*torchrun, "--no-python", sys.executable, "-I", "mute.py")
+    environ = {**house.environment, "SLURM_PROCID": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    idle = [sys.executable, "-c", "import torch, sys; print('ready', flush=True); sys.stdin.read()"]
+    pipe = subprocess.PIPE
+    before = names(house)
+    with (
+        subprocess.Popen([*RANKDECK, "exec", "--", *idle], env=environ, stdin=pipe, stdout=pipe) as other,
+        house.start_command(*RANKDECK, "exec", "--name", "mute", "--", *command) as process,
+    ):
+        assert other.stdout
+        assert other.stdout.readline() == b"ready\n"
+        status = until(lambda: seen if (seen := status_of(house, "mute"))["ranks"] else {}, END_S, "it is seen")
+        assert [rank["state"] for rank in status["ranks"]] == ["unprobed", "unprobed"]
+        assert all("no probe (python -I)" in rank["detail"] for rank in status["ranks"])
+        assert any("ranks 0-1 have no probe (python -I)" in note for note in status["jobs"][0]["notes"])
+        marks = ".local/state/rankdeck/*/adopted/*.exec"
+        assert {int(path.stem.partition("-")[0]) for path in house.home.glob(marks)} == {process.pid, other.pid}
+
+        (house.home / "end").touch()
+        assert process.wait(END_S) == 0
+        until(lambda: status_of(house, "mute")["jobs"][0]["state"] == "succeeded", END_S, "its end is seen")
+        assert names(house) == before | {"mute"}
+        other.communicate()
+    until(lambda: not list(house.home.glob(marks)), END_S, "no mark is left")
+    (house.home / "end").unlink()
 
 
 @pytest.mark.ranks

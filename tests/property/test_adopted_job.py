@@ -35,7 +35,7 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
     @rule(rank=st.integers(0, WORLD - 1), pid=PIDS, attempt=st.integers(0, 2), world=st.sampled_from([WORLD, WORLD, 5]))
     def report(self, rank: int, pid: int, attempt: int, world: int) -> None:
         report = rank_report(rank, world, pid=pid, attempt=attempt, is_adopted=True)
-        if self.job.is_succeeded_by(report, pid):
+        if self.job.is_succeeded_by(report):
             known = [number for number, member in self.job.members.items() if member.pid == pid]
             is_other = world != self.job.world_size or (known and known != [rank])
             assert attempt > self.job.attempt or self.job.has_ended or is_other
@@ -51,12 +51,14 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         assert is_taken == (is_of_this_run and self.job.members[rank].pid == pid)
         assert not (is_taken and was_running), "a rank that runs is replaced by another process"
 
-    @rule(rank=st.integers(0, WORLD - 1), why=st.sampled_from(["", "python -I"]))
+    @rule(rank=st.integers(0, WORLD - 1), why=st.sampled_from(["python -E", "python -I"]))
     def see_without_a_probe(self, rank: int, why: str) -> None:
-        if self.job.has_ended or rank in self.job.members:
+        if self.job.has_ended:
             return
-        self.job.add_mute(rank, 200 + rank, why)
-        assert not why or self.job.status(self.now_s).unprobed
+        before = self.job.members.get(rank)
+        is_taken = self.job.add_mute(rank, 200 + rank, why)
+        assert is_taken is (before is None or (before.has_ended and before.why_mute is not None))
+        assert not is_taken or why in self.job.status(self.now_s).unprobed
         assert rank in self.job.ranks
 
     @rule(

@@ -24,10 +24,10 @@ def job_of_two() -> AdoptedJob:
 
 def test_a_rank_that_torch_numbers_otherwise_begins_another_run_which_the_others_join() -> None:
     job = job_of_two()
-    assert job.is_succeeded_by(report(1, 10), 10)
+    assert job.is_succeeded_by(report(1, 10))
 
     later = AdoptedJob(report(1, 10), 1.0)
-    assert not later.is_succeeded_by(report(1, 11), 11)
+    assert not later.is_succeeded_by(report(1, 11))
     assert not later.take(report(1, 11), 11, 1.0)  # it has not been numbered yet
     assert later.take(report(0, 11), 11, 2.0)
     assert [(rank, member.pid) for rank, member in sorted(later.members.items())] == [(0, 11), (1, 10)]
@@ -39,6 +39,32 @@ def test_a_second_process_of_a_rank_is_shown_while_it_reports() -> None:
 
     assert "two processes report as rank 1: 11, and 99" in job.status(5.0).detail
     assert job.status(5.0 + RIVAL_S).detail == ""
+
+
+def test_ranks_without_a_probe_have_each_its_reason() -> None:
+    job = AdoptedJob(report(0, 10, world_size=4), 0.0, "python -I")
+    assert job.add_mute(2, 12, "python -I")
+    assert job.status(1.0).unprobed == "python -I"
+
+    assert job.add_mute(1, 11, "torch not imported")
+    assert job.status(1.0).unprobed == "ranks 0, 2: python -I; rank 1: torch not imported"
+
+    assert not job.add_mute(1, 99, "python -I")  # it runs
+    assert not job.add_mute(4, 99, "python -I")  # a rank of another world
+    assert job.take(report(1, 13, world_size=4), 13, 2.0)  # below a process that only looked like it
+    assert not job.add_mute(1, 99, "python -I")
+    assert job.status(1.0).unprobed == "python -I"
+    job.rank_ended(2, 0, None, 2.0)
+    assert job.add_mute(2, 22, "python -E")  # its launcher has started it again
+
+
+def test_ranks_without_a_probe_give_way_to_a_report_that_knows_the_world_otherwise() -> None:
+    job = AdoptedJob(report(0, 10), 0.0, "python -I")
+    assert job.add_mute(1, 11, "python -I")
+    assert not job.is_succeeded_by(report(0, 20))
+    assert job.is_succeeded_by(report(0, 20, world_size=4))
+    assert job.take(report(1, 11), 11, 1.0)
+    assert not job.is_succeeded_by(report(0, 20, world_size=4))
 
 
 def test_an_end_is_said_as_far_as_it_is_known() -> None:

@@ -11,8 +11,10 @@ import pytest
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import RootCause
 from agent.wire.reports import ProcessState, WorkerReport
+from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.model.group_table import MAX_CALLS
+from app.view.ranks import rank_row
 from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
@@ -453,6 +455,19 @@ def test_ranks_of_another_launcher_are_any_set_and_grow() -> None:
     apply(cluster, 3, jobs=[adopted(0, 2, 3)])
     assert job_of(cluster).node_of.tolist() == [0, 1, 1, 0]
     assert job_of(cluster).num_ignored == 1
+
+
+def test_nodes_whose_ranks_have_no_probe_for_different_reasons_are_named_with_each() -> None:
+    cluster = make()
+    nodes = {"a": (0, "python -I"), "b": (1, "torch not imported")}
+    for node, (rank, why) in nodes.items():
+        apply(cluster, 1, worker_report(rank), jobs=[adopted(rank, unprobed=why)], node=node)
+
+    job = job_of(cluster)
+    assert job.notes()["unprobed"].startswith("ranks 0-1 have no probe (python -I; torch not imported)")
+    found = Diagnoser().observe(cluster, 10.0).jobs["job"]
+    details = [rank_row(cluster, job, found, rank, 10.0).detail for rank in (0, 1)]
+    assert details == [f"no probe ({why}): 0.0 cores busy" for _, why in nodes.values()]
 
 
 def test_another_run_of_a_job_takes_its_place_and_nodes_that_have_only_ended_the_last_one_are_not_of_it() -> None:

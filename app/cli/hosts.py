@@ -37,7 +37,6 @@ from app.cli.options import (
     session_options,
     watch_option,
 )
-from app.cli.presenting import print_summary
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
@@ -54,7 +53,15 @@ from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.stack_text import picture_lines, summary_text
 from app.text import LINE_LIMIT, clean, nodes_text
-from app.view.summary import exit_code, headline_text, is_over, status_object
+from app.view.summary import (
+    exit_code,
+    headline_hint,
+    headline_text,
+    is_over,
+    status_object,
+    summary_lines,
+    summary_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -232,10 +239,12 @@ def _print_status(view: View, *, is_json: bool) -> None:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
         click.echo(f"{_nodes_line(view)}; {headline_text(view)}")
+        if hint := headline_hint(view):
+            click.echo(f"  {hint}")
         if view.other_jobs_text:
             click.echo(view.other_jobs_text)
         if view.job() is not None:
-            print_summary(view, is_json=False)
+            click.echo("\n".join(summary_lines(summary_object(view), headline=view.headline().text)))
 
 
 LOOK_PERIOD_S = 1.0

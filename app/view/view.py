@@ -183,6 +183,12 @@ class View:
         )
 
     @property
+    def ends_in_step(self) -> bool:
+        """Whether a stop ends the job at a step that its ranks agree on, as rank 0 reports; else by SIGTERM."""
+        first = None if self._job is None else self._job.worker(0)
+        return first is not None and first.report is not None and first.report.can_stop
+
+    @property
     def job_ended_s(self) -> float:
         """Seconds since the job ended, by its nodes' clocks; 0 while it has not."""
         if self._job is None or not self._job.is_ended():

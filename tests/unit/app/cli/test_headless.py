@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from app.cli.headless import Headless, with_progress
+from app.cli.hosts import _print_status
 from app.errors import ExitCode, UsageError
 from app.fleet.start_progress import Milestones, NodeStage, StartProgress
 from app.view.summary import exit_code, summary_lines, summary_object
@@ -213,6 +214,22 @@ def test_a_standing_verdict_is_exit_code_10_and_told_with_what_to_do() -> None:
     assert "rank 2" in verdict
     assert "frozen" in verdict
     assert lines[lines.index(verdict) + 1].startswith("  thaw it")
+
+
+def test_status_prints_a_verdict_once_with_what_to_do_below(capsys: pytest.CaptureFixture[str]) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.freeze(2, at_step=10)
+    sim.run_until(lambda: bool(sim.verdicts()), within_s=60)
+    view = sim.view()
+
+    _print_status(view, is_json=False)
+
+    lines = capsys.readouterr().out.splitlines()
+    (verdict,) = view.verdicts()
+    assert lines[0].endswith(verdict.text)
+    assert lines[1] == f"  {verdict.hint}"
+    assert sum(verdict.text in line for line in lines) == 1
+    assert "  rank 2 on demo-1: frozen" in "\n".join(lines)
 
 
 def test_a_fault_that_was_not_named_is_a_failure_whatever_else_stands() -> None:

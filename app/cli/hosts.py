@@ -126,7 +126,7 @@ def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watchin
     """Print the state of hosts, and of a job.
 
     Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, 1 if the
-    job has failed.
+    job has failed. A wait below 10 s is a WARNING and no verdict yet: 0. See `help exit-codes`.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -273,7 +273,7 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     """Name the rank that holds up training of any launcher.
 
     Nothing has to be prepared. Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit
-    code 10 when a rank holds the others up.
+    code 10 when a rank holds the others up: a CRITICAL. A WARNING is 0, as after a few looks: see `help exit-codes`.
     """
     if how["dumps"] is not None:
         raise SystemExit(_print_dumps(how["dumps"], is_json=is_json))

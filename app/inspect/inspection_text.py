@@ -43,7 +43,7 @@ def sentence(job: SeenJob, finding: Finding) -> str:
     """Return what is wrong with a job, in one clean sentence."""
     parts = _PARTS[finding.what](job, finding)
     if finding.num_looks:
-        parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
+        parts.append(f"no alarm yet; to be sure, look longer: --looks {finding.num_looks}")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
 
 

@@ -19,7 +19,7 @@ from app.diagnosis.causes import Severity
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
-from app.view.headline import job_headline, node_headline, root_cause_row, wait_text
+from app.view.headline import LATE_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
 from app.view.job_figures import job_figures
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
 MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one; nearly all stand at the same line."""
-LATE_WAIT_S = 5.0
-"""Seconds of a current wait before it is a warning: half-way to a stall."""
 
 
 class View:

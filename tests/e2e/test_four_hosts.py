@@ -178,7 +178,9 @@ def lose_and_find_a_host(desk: Desk, host: Host) -> None:
 def leave(follower: subprocess.Popen[str]) -> None:
     follower.send_signal(signal.SIGINT)
     said = follower.communicate(timeout=END_S)[1]
-    assert "job gpt goes on; watch it: rankdeck attach, look: rankdeck status, end it: rankdeck stop gpt" in said
+    assert (
+        "job gpt goes on; watch it: rankdeck attach gpt, look: rankdeck status gpt, end it: rankdeck stop gpt" in said
+    )
 
 
 @pytest.mark.slow

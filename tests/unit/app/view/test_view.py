@@ -288,7 +288,7 @@ def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:
     assert (row.where, row.missing_where) == ("train.py:42 in train_step", "data.py:7 in load")
     assert row.text == "ranks 0, 2-3 wait in all_reduce #5 for rank 1, 6.0 s"
     assert row.severity is Severity.WARNING
-    assert view.headline().text == f"{row.text}; rank 1 is loading data"
+    assert view.headline().text == f"{row.text}; rank 1 is loading data; no alarm before 10 s"
     assert view.headline().severity is Severity.WARNING
 
 

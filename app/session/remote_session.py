@@ -26,6 +26,7 @@ from app.session.remote_job import (
     in_order,
     job_specs,
     of_latest_attempt,
+    started_text,
     running_jobs,
     unknown_job_text,
 )
@@ -266,9 +267,7 @@ class RemoteSession(Session):
         return await self.audit.kept(audited, self._started(request, reports))
 
     async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
-        first = next(iter((await self._start_on_hosts(request, reports)).values()))
-        ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
-        return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
+        return started_text(next(iter((await self._start_on_hosts(request, reports)).values())), self._hosts.text)
 
     async def reports(self) -> dict[str, NodeReport]:
         """Return the report of each host that is reachable.

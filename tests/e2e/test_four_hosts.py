@@ -131,9 +131,9 @@ def kill_agents(desk: Desk, follower: subprocess.Popen[str], network: Network) -
     step = desk.watch_until_steps_move()
     for name, host in network.hosts.items():
         host.exec("kill", "-9", str(before[name][0]))
-    assert "rankdeck up h" in read_until(follower, "none serves there")
+    assert "rankdeck up h" in read_until(follower, "nothing is known of jobs there")
     code, _, stderr = desk.run("status")
-    assert (code, "no agent serves on h1, h2 and 2 more" in stderr) == (3, True), stderr
+    assert (code, "no agent runs on h1, h2 and 2 more" in stderr) == (3, True), stderr
 
     after = {row["host"]: (row["pid"], row["epoch"]) for row in desk.json("up")["hosts"]}
 

@@ -22,7 +22,7 @@ import click
 import msgspec
 
 from app.cli.chosen_hosts import HostsWanted, Watch, on_each, reached, takes_hosts, watch
-from app.cli.headless import print_line
+from app.cli.headless import UpdatingLine, print_line
 from app.cli.inventory_file import inventory_path, load_inventory
 from app.cli.options import (
     audit_log,
@@ -210,8 +210,11 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
     """
     if is_watching:
         follow_one_job(session)
+    line = UpdatingLine()
+    line.show(f"{session.title}: waiting for the first reports")
     try:
         view = await first_view(session)
+        line.clear()
         while True:
             if is_watching and sys.stdout.isatty():
                 click.clear()
@@ -223,6 +226,7 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
             await asyncio.sleep(WATCH_PERIOD_S)
             view = session.view()
     finally:
+        line.clear()
         await session.close()
 
 

@@ -26,8 +26,8 @@ from app.session.remote_job import (
     in_order,
     job_specs,
     of_latest_attempt,
-    started_text,
     running_jobs,
+    started_text,
     unknown_job_text,
 )
 from app.session.session import DEFAULT_OPTIONS, Session

@@ -82,7 +82,9 @@ def test_hosts_come_from_another_configuration_of_ssh_that_is_named(shell: Shell
     code, _, stderr = shell.run("init", "--yes", "--ssh-config", "lab")
 
     assert (code, shell.hosts) == (0, [HostEntry("lab1"), HostEntry("lab2")])
-    assert f"the other commands read that file, too, after: export RANKDECK_SSH_CONFIG={shell.directory}/lab\n" in stderr
+    assert (
+        f"the other commands read that file, too, after: export RANKDECK_SSH_CONFIG={shell.directory}/lab\n" in stderr
+    )
     code, _, stderr = shell.run("init", "--ssh-config", "lab", "--hostfile", "hosts")
     assert (code, "--ssh-config and hosts of a hostfile do not fit together" in stderr) == (2, True)
 

@@ -97,12 +97,16 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
 
         await until_async(lambda: session.away == {"h2"}, COME_S, "it is missed")
         await until_async(
-            lambda: "nothing is known of jobs there (rankdeck up h2)" in session.view().nodes()[1].trouble, COME_S, "it is said"
+            lambda: "nothing is known of jobs there (rankdeck up h2)" in session.view().nodes()[1].trouble,
+            COME_S,
+            "it is said",
         )
         assert links[1].is_alive, "it is not the connection"
         await until_async(lambda: session.view().nodes()[1].state == "lost", COME_S, "it is not waited for any more")
         text = session.view().headline().text
-        assert re.fullmatch(r"no agent on h2 for [\d.]+ s: nothing is known of jobs there \(rankdeck up h2\)", text), text
+        assert re.fullmatch(r"no agent on h2 for [\d.]+ s: nothing is known of jobs there \(rankdeck up h2\)", text), (
+            text
+        )
         link_to(network, stack, "h2").bring_up()
         await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
         told: list[str] = []

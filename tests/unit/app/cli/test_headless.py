@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from app.cli import hosts
 from app.cli.headless import Headless, with_progress
 from app.cli.hosts import _print_status
 from app.cli.presenting import show_session
@@ -234,6 +236,35 @@ def test_status_prints_a_verdict_once_with_what_to_do_below(capsys: pytest.Captu
     assert lines[1] == f"  {verdict.hint}"
     assert sum(verdict.text in line for line in lines) == 1
     assert "  rank 2 on demo-1: frozen" in "\n".join(lines)
+
+
+class TypedTerminal(io.StringIO):
+    """Standard error of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+async def test_who_watches_on_a_terminal_reads_at_once_what_is_waited_for(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = TypedTerminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("TERM", "xterm")
+    while_waiting: list[str] = []
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+
+    async def first_view(_session: object) -> View:
+        while_waiting.append(written.getvalue())
+        return sim.view()
+
+    monkeypatch.setattr(hosts, "first_view", first_view)
+
+    await hosts.look(Ended(sim.view), lambda _view: None, is_watching=False)  # type: ignore[arg-type]
+
+    assert while_waiting[0].endswith("rankdeck demo: waiting for the first reports") is is_terminal
+    assert written.getvalue().endswith("\r\x1b[K" if is_terminal else "")
 
 
 class ClosedConsole:

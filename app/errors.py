@@ -9,7 +9,7 @@
         LoginRefusedError         3   who administers the keys there
         AnswerNeededError         3   the user at the keyboard, who cannot be asked now
       AgentUnreachableError       3   the operator of the node
-        NoAgentError              3   who starts agents: none serves there
+        NoAgentError              3   who starts agents: none runs there
         FrozenAgentError          3   who stopped its process
       AgentRefusedError           4   the agent's message gives the reason
       NotInstalledError           4   who administers the host's Python
@@ -57,7 +57,7 @@ class AppError(Exception):
 
     def text_for(self, host: str) -> str:
         """Return the message without this host's name, for a place that shows it already; other names stay."""
-        return str(self).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
+        return str(self).removeprefix(f"{host}: ")
 
     def whole_of(self, host: str) -> str:
         """Return `text_for(host)`, followed by the hint in brackets."""
@@ -120,14 +120,21 @@ class AgentUnreachableError(AppError):
     """An agent does not answer."""
 
     exit_code = ExitCode.UNREACHABLE
+    head = "the agent on {} does not answer: "
 
     def __init__(self, node: str, detail: str, hint: str = "") -> None:
-        super().__init__(f"the agent on {node} does not answer: {detail}", hint)
+        super().__init__(self.head.format(node) + detail, hint)
         self.detail = detail
+
+    def text_for(self, host: str) -> str:
+        """Return the message for a place that names the agent already."""
+        return str(self).removeprefix(self.head.format(host))
 
 
 class NoAgentError(AgentUnreachableError):
     """The node is reachable, and no agent serves there."""
+
+    head = "no agent runs on {}: "
 
 
 class FrozenAgentError(AgentUnreachableError):

@@ -440,7 +440,7 @@ def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"
         case JobState.STOPPING:
-            return f"stopping; what is left in {_left(job.kill_at_s, now_s)} is killed"
+            return f"stopping by SIGTERM; what is left in {_left(job.kill_at_s, now_s)} is killed"
         case JobState.RESTARTING:
             left = job.spec.max_restarts - job.num_restarts
             return (

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from app.cli.headless import print_line
-from app.cli.inventory_file import expanded, known_hosts, ssh_config_file, text_of
+from app.cli.inventory_file import SSH_CONFIG_VARIABLE, expanded, known_hosts, ssh_config_file, text_of
 from app.cli.options import json_option, print_json
 from app.cli.presenting import is_terminal
 from app.cli.settings_options import load_settings, settings_options
@@ -128,22 +128,29 @@ SOURCES = ("ssh", "slurm", "hostfile")
     help="Where hosts are known from [a --hostfile, the Slurm allocation of this shell, else ~/.ssh/config]",
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="As DeepSpeed and MPI take it: 'host slots=8'")
+@click.option("--ssh-config", default="", metavar="FILE", help="Read the hosts of this file instead of ~/.ssh/config")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only hosts that match, as 'gpu*'")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No hosts that match")
 @click.option("--name", default="", help="What to call the cluster")
 @click.option("--output", type=click.Path(path_type=Path), default=PROJECT_FILE, show_default=True)
 @click.option("--yes", "is_agreed", is_flag=True, help="Write without asking")
-def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: bool, **which: Any) -> None:
+def init(
+    *, source: str | None, hostfile: Path | None, ssh_config: str, output: Path, is_agreed: bool, **which: Any
+) -> None:
     """Write the hosts of a cluster into rankdeck.toml.
 
     They come from ~/.ssh/config, a hostfile or a Slurm allocation. An existing file keeps its settings; a file that
     already names hosts is not changed.
     """
     if source is None:
-        source = "hostfile" if hostfile is not None else "slurm" if os.environ.get(NODE_LIST) else "ssh"
+        is_slurm = bool(os.environ.get(NODE_LIST)) and not ssh_config
+        source = "hostfile" if hostfile is not None else "slurm" if is_slurm else "ssh"
     if (source == "hostfile") != (hostfile is not None):
         raise UsageError(f"--hostfile and --from {source} do not fit together", "name the file by --hostfile alone")
-    known = Inventory(which["name"], tuple(_known(source, hostfile)))
+    if ssh_config and source != "ssh":
+        raise UsageError(f"--ssh-config and hosts of a {source} do not fit together", "leave one of them out")
+    found, where = _known(source, hostfile, ssh_config or ssh_config_file())
+    known = Inventory(which["name"], tuple(found))
     inventory = msgspec.structs.replace(known, hosts=known.chosen(which["include"], which["exclude"]))
     hosts = inventory.hosts
     shown = clean(str(output), LINE_LIMIT)
@@ -151,13 +158,17 @@ def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: 
     text = inventory_text(inventory)
     whole = _checked(f"{before.rstrip()}\n\n{text}" if before.strip() else text, inventory, shown)
     click.echo(text, nl=False)
-    if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} to {shown}?"):
+    if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} of {where} to {shown}?"):
         raise UsageError("nothing was written", "--yes writes without asking")
     _write(output, whole, shown)
+    if ssh_config:
+        whole = clean(str(expanded(ssh_config).absolute()), LINE_LIMIT)
+        print_line(f"rankdeck: the other commands read that file, too, after: export {SSH_CONFIG_VARIABLE}={whole}")
     print_line(f"rankdeck: {shown} is written; next: rankdeck install, rankdeck doctor, rankdeck up")
 
 
-def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
+def _known(source: str, hostfile: Path | None, ssh_config: str) -> tuple[Sequence[HostEntry], str]:
+    """Return the hosts of a source, and its clean name."""
     if hostfile is not None:
         found: Sequence[HostEntry] = read_hostfile(
             text_of(hostfile, hint="name a file with a host in each line: --hostfile FILE"),
@@ -165,13 +176,14 @@ def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
         )
         where = clean(str(hostfile), LINE_LIMIT)
     elif source == "slurm":
-        return allocated_hosts(slurm_hostnames(allocation(os.environ)), os.environ)
+        return allocated_hosts(slurm_hostnames(allocation(os.environ)), os.environ), "this Slurm allocation"
     else:
-        where = clean(ssh_config_file(), LINE_LIMIT)
-        found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config_file())) or ()]
+        where = clean(ssh_config, LINE_LIMIT)
+        found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config)) or ()]
     if not found:
-        raise UsageError(f"{where} names no host", "give --hostfile, or add a Host to ~/.ssh/config")
-    return found
+        todo = "add a Host to ~/.ssh/config, or name a file: --ssh-config FILE or --hostfile FILE"
+        raise UsageError(f"{where} names no host", todo)
+    return found, where
 
 
 def _before(output: Path, shown: str) -> str:

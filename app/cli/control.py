@@ -45,7 +45,8 @@ _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCE
 def stop(*, job_id: str | None, wanted: HostsWanted, now: bool, is_json: bool) -> None:
     """End a job in an orderly way.
 
-    A step and a checkpoint if it can, else SIGTERM, then SIGKILL.
+    A program with the engine finishes a step and writes a checkpoint first. Any other is sent SIGTERM, and SIGKILL when
+    its grace period is over.
     """
     _end(wanted, job_id, lambda control, job_id: control.stop(job_id, is_agreed=not now), is_json=is_json)
 
@@ -164,8 +165,7 @@ async def _wait_for_end(
         await session.connect()
         job_id = await job_under_way(session, job_id)
         done = await ask(session.job_control, job_id)
-        if not session.is_alone:
-            print_line(f"rankdeck: {done}")
+        print_line(f"rankdeck: {done}")
         return job_id, *await _end_of(session, job_id)
     except AgentRefusedError as error:
         if not done or error.reason != RefusalReason.UNKNOWN_JOB:
@@ -181,7 +181,7 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
     """Wait until a job that was asked to end has ended; return its states as `_wait_for_end`."""
     patience_s = await session.end_patience_s(job_id)
     deadline_s = time.monotonic() + patience_s
-    shown: list[JobState] = []
+    shown = [JobState.STOPPING]  # how it stops was printed
     while True:
         statuses = of_latest_attempt(await session.job_control.statuses(job_id))
         states = end_states(statuses)

@@ -103,7 +103,7 @@ def env(*, name: str, rehearses: bool) -> None:
     except AppError:
         is_served = False
     if not is_served:
-        print_line("rankdeck: no agent serves on this machine: rankdeck up")
+        print_line("rankdeck: no agent runs on this machine: rankdeck up")
 
 
 def _prepared(name: str, *, rehearses: bool) -> dict[str, str]:

@@ -1,8 +1,4 @@
-"""The commands that watch jobs on some hosts: `attach`, `status`, `stacks`, `inspect`, `serve`, and `rankdeck` alone.
-
-`serve` shows the console in a browser. `rankdeck` alone opens the console on the hosts of the nearest rankdeck.toml
-(`console_argv`), else it prints what to type first (`first_lines`).
-"""
+"""The commands that watch jobs on some hosts: `attach`, `status`, `stacks`, `inspect`, and `serve`, for a browser."""
 
 from __future__ import annotations
 
@@ -22,8 +18,7 @@ import click
 import msgspec
 
 from app.cli.chosen_hosts import HostsWanted, Watch, link, on_each, reached, takes_hosts, watch
-from app.cli.headless import print_line
-from app.cli.inventory_file import inventory_path, load_inventory
+from app.cli.headless import UpdatingLine, print_line
 from app.cli.options import (
     audit_log,
     evidence_option,
@@ -37,7 +32,7 @@ from app.cli.options import (
     session_options,
     watch_option,
 )
-from app.cli.presenting import is_terminal, print_summary, show_session
+from app.cli.presenting import is_terminal, show_session
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
@@ -55,11 +50,19 @@ from app.session.outside import InspectSession
 from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.stack_text import picture_lines, summary_text
-from app.text import LINE_LIMIT, clean, nodes_text
-from app.view.summary import exit_code, headline_text, is_over, status_object
+from app.text import clean, nodes_text
+from app.view.summary import (
+    exit_code,
+    headline_hint,
+    headline_text,
+    is_over,
+    status_object,
+    summary_lines,
+    summary_object,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from app.inspect.seen import HostSeen, SeenJob
     from app.session.hosts import Hosts
@@ -122,7 +125,7 @@ def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watchin
     """Print the state of hosts, and of a job.
 
     Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, 1 if the
-    job has failed.
+    job has failed. A wait below 10 s is a WARNING and no verdict yet: 0. See `help exit-codes`.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -206,8 +209,11 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
     """
     if is_watching:
         follow_one_job(session)
+    line = UpdatingLine()
+    line.show(f"{session.title}: waiting for the first reports")
     try:
         view = await first_view(session)
+        line.clear()
         while True:
             if is_watching and sys.stdout.isatty():
                 click.clear()
@@ -219,6 +225,7 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
             await asyncio.sleep(WATCH_PERIOD_S)
             view = session.view()
     finally:
+        line.clear()
         await session.close()
 
 
@@ -235,10 +242,12 @@ def _print_status(view: View, *, is_json: bool) -> None:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
         click.echo(f"{_nodes_line(view)}; {headline_text(view)}")
+        if hint := headline_hint(view):
+            click.echo(f"  {hint}")
         if view.other_jobs_text:
             click.echo(view.other_jobs_text)
         if view.job() is not None:
-            print_summary(view, is_json=False)
+            click.echo("\n".join(summary_lines(summary_object(view), headline=view.headline().text)))
 
 
 LOOK_PERIOD_S = 1.0
@@ -273,7 +282,7 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     """Name the rank that holds up training of any launcher.
 
     Nothing has to be prepared. Reads /proc and, by py-spy, the stacks of all ranks, several times; pauses nothing. Exit
-    code 10 when a rank holds the others up.
+    code 10 when a rank holds the others up: a CRITICAL. A WARNING is 0, as after a few looks: see `help exit-codes`.
     """
     if how["dumps"] is not None:
         raise SystemExit(_print_dumps(how["dumps"], is_json=is_json))
@@ -382,56 +391,6 @@ def _write(path: Path, seen: dict[str, HostSeen], *, is_new: bool = False) -> No
         path.write_bytes(text)
     except OSError as error:
         raise UsageError(f"{clean(str(path))} cannot be written: {error.strerror}", "name a new file") from error
-
-
-FIRST_LINES = """\
-rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
-{why}. What to type first:
-
-  rankdeck demo                              4 ranks train here: F freezes one
-  rankdeck run train.py                      your program here, under torchrun
-  rankdeck run --host HOST -- train.py       the same on a host, by SSH
-  rankdeck attach --host HOST                the job that runs on a host
-  rankdeck init                              write rankdeck.toml for a cluster
-  rankdeck replay FILE                       evidence, or a recording
-  rankdeck help                              the manual; --help: all commands"""
-
-
-def console_argv(assignments: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments that open the console on the nearest `rankdeck.toml`; empty when it names no hosts.
-
-    Args:
-        assignments: Settings as `KEY=VALUE`, as typed.
-
-    Raises:
-        UsageError: The file has an error.
-    """
-    inventory = load_inventory()
-    if not inventory.hosts and not inventory.relay:
-        return ()
-    return ("attach", *(f"--set={assignment}" for assignment in assignments))
-
-
-def inventory_text() -> str:
-    """Return the path of the nearest `rankdeck.toml`, clean; empty when there is none."""
-    path = inventory_path()
-    return "" if path is None else clean(str(path), LINE_LIMIT)
-
-
-def first_lines(assignments: Sequence[str], *, has_files: bool) -> str:
-    """Return what to type first, for a user without a cluster.
-
-    Raises:
-        UsageError: The settings have an error.
-    """
-    read_settings(assignments, has_files=has_files)
-    if not has_files:
-        why = "There is no rankdeck.toml: --no-config is set"
-    elif path := inventory_text():
-        why = f"{path} names no hosts"
-    else:
-        why = "There is no rankdeck.toml here, nor above"
-    return FIRST_LINES.format(why=why)
 
 
 SERVED_VERBS = ("attach", "demo", "replay")

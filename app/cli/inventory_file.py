@@ -1,7 +1,8 @@
 """Finds the inventory and the hosts that a command may name.
 
 `inventory_path` is the nearest `rankdeck.toml`, from the directory that the command is run in upwards. `known_hosts`
-are the hosts that a user's configuration of ssh names.
+are the hosts that a user's configuration of ssh names. `rankdeck` alone opens the console on the inventory's hosts
+(`console_argv`), else it prints what to type first (`first_lines`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.settings_options import read_settings
 from app.errors import UsageError
 from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
 from app.paths import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
@@ -145,3 +147,53 @@ def _text(path: Path) -> str | None:
             return file.read(MAX_CONFIG_BYTES)
     except OSError:
         return None
+
+
+FIRST_LINES = """\
+rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
+{why}. What to type first:
+
+  rankdeck demo                              4 ranks train here: F freezes one
+  rankdeck run train.py                      your program here, under torchrun
+  rankdeck run --host HOST -- train.py       the same on a host, by SSH
+  rankdeck attach --host HOST                the job that runs on a host
+  rankdeck init                              write rankdeck.toml for a cluster
+  rankdeck replay FILE                       evidence, or a recording
+  rankdeck help                              the manual; --help: all commands"""
+
+
+def console_argv(assignments: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that open the console on the nearest `rankdeck.toml`; empty when it names no hosts.
+
+    Args:
+        assignments: Settings as `KEY=VALUE`, as typed.
+
+    Raises:
+        UsageError: The file has an error.
+    """
+    inventory = load_inventory()
+    if not inventory.hosts and not inventory.relay:
+        return ()
+    return ("attach", *(f"--set={assignment}" for assignment in assignments))
+
+
+def inventory_text() -> str:
+    """Return the path of the nearest `rankdeck.toml`, clean; empty when there is none."""
+    path = inventory_path()
+    return "" if path is None else clean(str(path), LINE_LIMIT)
+
+
+def first_lines(assignments: Sequence[str], *, has_files: bool) -> str:
+    """Return what to type first, for a user without a cluster.
+
+    Raises:
+        UsageError: The settings have an error.
+    """
+    read_settings(assignments, has_files=has_files)
+    if not has_files:
+        why = "There is no rankdeck.toml: --no-config is set"
+    elif path := inventory_text():
+        why = f"{path} names no hosts"
+    else:
+        why = "There is no rankdeck.toml here, nor above"
+    return FIRST_LINES.format(why=why)

@@ -131,8 +131,9 @@ def barriers(**how: Any) -> None:
 def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     """Print which rank costs the others time, and in which phase.
 
-    The costliest comes first. Shares of the time observed: COST is how much less a rank waits than the others, LAST how
-    often it comes last on its node, MORE what it does more than the others. Exit codes are those of `status`.
+    The costliest comes first. Shares of the time observed: COST is how much less a rank waits than the others, LAST ON
+    NODE how often it comes last of the ranks on its own node, which are not compared with those of other nodes, MORE
+    what it does more than the others. Exit codes are those of `status`.
     """
     _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
 

@@ -142,7 +142,7 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
             raise UsageError("--set and --no-config stand behind the command", hint)
         return
     # Imported late: other commands do not wait for these.
-    from app.cli.hosts import console_argv, first_lines, inventory_text  # noqa: PLC0415
+    from app.cli.inventory_file import console_argv, first_lines, inventory_text  # noqa: PLC0415
 
     if not has_no_files and (argv := console_argv(assignments)):
         _print_error(f"the hosts are those of {inventory_text()}")

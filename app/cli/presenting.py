@@ -20,7 +20,7 @@ from app.cli.headless import Followed, Headless, print_line
 from app.errors import ExitCode
 from app.session.opening import Opening
 from app.tui.source import ConsoleSource
-from app.view.summary import exit_code, summary_lines, summary_object
+from app.view.summary import exit_code, headline_text, is_over, summary_lines, summary_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,8 +102,8 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
             raise error
-    _print_farewell(session, is_begun=is_begun)
     last = console.ui.own_view
+    _print_farewell(session, last, is_begun=is_begun)
     if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)
@@ -173,9 +173,14 @@ def print_summary(view: View, *, is_json: bool) -> None:
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
 
-def _print_farewell(session: Presented, *, is_begun: bool = True) -> None:
+def _print_farewell(session: Presented, last: View | None = None, *, is_begun: bool = True) -> None:
+    """Print what keeps running and how to come back; after a console, whose last view is given, how the job ended."""
     if text := session.farewell() or ("" if is_begun else f"rankdeck: {session.leaving}"):
         print_line(text)
+    if last is not None and session.player is None and is_over(last):
+        if last.verdicts():  # the first line is about the cause then
+            print_line(f"rankdeck: {summary_lines(summary_object(last))[0]}")
+        print_line(f"rankdeck: {headline_text(last)}")
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:

@@ -62,7 +62,7 @@ REHEARSED_RANKS = 2
 NPROC_KINDS = ("gpu", "cpu", "auto")
 
 _watch_options = (
-    click.option("--detach", is_flag=True, help="Start it, print its name, and leave"),
+    click.option("--detach", is_flag=True, help="Start it, print its name and what to type next, and leave"),
     click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts"),
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
@@ -314,11 +314,11 @@ def _start_and_watch_alone(
 
 def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_json: bool) -> None:
     asyncio.run(_start(session))
-    print_line(session.farewell())
     if is_json:
         print_json({"hosts": hosts.names, "job_id": job_id})
     else:
         click.echo(job_id)
+    print_line(session.farewell())
 
 
 async def _start(session: RemoteSession) -> None:

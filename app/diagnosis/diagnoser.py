@@ -106,6 +106,10 @@ class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
     """Verdicts, the worst first."""
     groups: dict[str, GroupTable] = {}
     """Process groups by name."""
+    is_judged: bool = True
+    """Whether the ranks have been compared for long enough to name a slow one."""
+    stall_s: float = 0.0
+    """Seconds from which a wait is a stall."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, eq=False):
@@ -237,9 +241,9 @@ class _JobDiagnoser:
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)
-        fractions = self._fractions
+        states, window, stall_s = _states(facts, waits, job), self._fractions, self._thresholds.stall_s
         return JobDiagnosis(
-            facts, _states(facts, waits, job), fractions.recent_frac, fractions.pace, waits, current, job.groups
+            facts, states, window.recent_frac, window.pace, waits, current, job.groups, window.is_judged, stall_s
         )
 
     def _excuse(self, facts: RankFacts, now_s: float) -> None:

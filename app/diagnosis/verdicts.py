@@ -128,6 +128,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_usual_place: bool = False
     is_seen_outside: bool = False
     """Whether the place has been seen from outside, since the rank has not reported."""
+    seen_before_s: float | None = None
+    """Seconds from the last sample of the first culprit to its end: place, step and calls are of that sample."""
     phase: Phase | None = None
     """Phase of the first culprit."""
     step: int | None = None
@@ -276,6 +278,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
         "nodes": nodes_of(evidence, ranks),
         "place": evidence.place_of(first),
         "is_seen_outside": evidence.outside_place_of(first) is not None,
+        "seen_before_s": evidence.job.seen_before_s(first),
     }
     if report is not None:
         facts |= {"phase": report.phase, "step": report.step, "slow_factor": report.slow_factor}

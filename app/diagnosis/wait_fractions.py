@@ -163,6 +163,9 @@ class _Mark(NamedTuple):
 class WaitFractions:
     """The sliding window of one job."""
 
+    is_judged = False
+    """Whether enough clean time has been seen, once, to name a slow rank."""
+
     def __init__(self, world_size: int) -> None:
         self._window = np.zeros((NUM_SAMPLED_ROWS + len(LATENESS), NUM_SLOTS, world_size), np.float32)
         """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase, and the
@@ -299,6 +302,7 @@ class WaitFractions:
         self._has_steps, self._held_s = mark.step is not None, mark.at_s
         self._owners = mark.owners
         self._judge(mark.at_s)
+        self.is_judged |= self._num_filled >= LATE_SLOTS
         if self._laggards is not None:
             self.trend.note(self._laggards.ranks, self._laggards.cost_frac, mark.at_s)
 

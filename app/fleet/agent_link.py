@@ -246,7 +246,7 @@ class AgentLink(ABC):
         if place.is_frozen:
             raise FrozenAgentError(self.host, place.pid)
         if not place.ready:
-            raise NoAgentError(self.host, "none serves there", f"rankdeck up {self.host}")
+            raise NoAgentError(self.host, "nothing is known of jobs there", f"rankdeck up {self.host}")
         self.place = place
         return place
 

@@ -49,7 +49,7 @@ def sentence(job: SeenJob, finding: Finding, *, is_followed: bool = False) -> st
     if on_gpu and not is_followed and job.size > 1 and job.ras is None and not finding.culprits:
         parts.append("NCCL may know which rank is behind: --nccl")
     if finding.num_looks and not is_followed:
-        parts.append(f"to be sure, look longer: --looks {finding.num_looks}")
+        parts.append(f"no alarm yet; to be sure, look longer: --looks {finding.num_looks}")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
 
 

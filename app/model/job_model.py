@@ -273,6 +273,11 @@ class JobModel(RankColumns):
         rank_of[rows] = ranks
         self.num_ignored += self.group_tables.put(batch, rank_of, self.report_at_s, self.stamp)
 
+    def seen_before_s(self, rank: int) -> float | None:
+        """Return the seconds from a rank's last report to its end; None while it lives, or when it never reported."""
+        seconds = float(self.died_at_s[rank] - self.report_at_s[rank])
+        return None if np.isnan(seconds) else max(0.0, seconds)
+
     def validate(self) -> None:
         for node, assignment in self.assignments.items():
             owned = np.flatnonzero(self.node_of == node)

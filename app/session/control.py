@@ -99,8 +99,16 @@ class JobControl:
     async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
-        how = "to end, after a step and a checkpoint if it can" if is_agreed else "by SIGTERM to end"
-        return self._logged(f"job {job_id} was asked {how}{missing}")
+        return self._logged(f"job {job_id} {await self._how_it_ends(job_id)}{missing}")
+
+    async def _how_it_ends(self, job_id: str) -> str:
+        """Return how a job that was asked to end ends, by its first node: it knows whether its ranks can agree."""
+        try:
+            statuses = await self.statuses(job_id)
+        except AgentRefusedError:  # it was prepared and never begun, and is forgotten now
+            statuses = {}
+        stopping = [status for status in statuses.values() if status.state is JobState.STOPPING and status.detail]
+        return f"is {stopping[0].detail}" if stopping else "was asked to end"
 
     async def kill(self, job_id: str) -> str:
         """Kill every process of a job, on every node that can be reached; return what was done.

@@ -313,6 +313,13 @@ def next_split(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, take
     return dict(zip(nodes, local_sizes, strict=True))
 
 
+def started_text(spec: JobSpec, hosts: str) -> str:
+    """Return that a job has started on `hosts`, which are named clean; a name that is used again counts on."""
+    ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
+    again = f" (attempt {spec.attempt}: a job of this name ran there before)" if spec.attempt else ""
+    return f"job {spec.job_id} started on {hosts} with {ranks}{again}"
+
+
 def next_attempt(
     statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str | None = None
 ) -> dict[str, PrepareAgain]:

@@ -28,6 +28,7 @@ from app.session.remote_job import (
     job_specs,
     of_latest_attempt,
     running_jobs,
+    started_text,
     unknown_job_text,
 )
 from app.session.session import DEFAULT_OPTIONS, Session
@@ -142,8 +143,6 @@ class RemoteSession(Session):
         self._reported_rest: set[tuple[tuple[str, int, JobState], str]] = set()
         """Reports on ending parts of jobs; an end that fails is tried again and reported once."""
         self._guarding: asyncio.Task[None] | None = None
-        self._has_company = False
-        """Whether another job is under way beside the shown one, so that commands have to name it."""
         self._is_restarting = False
         """Whether a restart was under way at the last look; leaving gives it up."""
         self.asked_at: QuestionDesk | None = None
@@ -282,9 +281,7 @@ class RemoteSession(Session):
         return await self.audit.kept(audited, self._started(request, reports))
 
     async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
-        first = next(iter((await self._start_on_hosts(request, reports)).values()))
-        ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
-        return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
+        return started_text(next(iter((await self._start_on_hosts(request, reports)).values())), self._hosts.text)
 
     async def reports(self) -> dict[str, NodeReport]:
         """Return the report of each host that is reachable.
@@ -412,7 +409,6 @@ class RemoteSession(Session):
         if self._is_open:
             self._is_restarting = bool(self.job_control.doing)
         job = view.job()
-        self._has_company = bool(view.other_jobs_text)
         if self.backfills and self._is_open and job is not None and job.loss is None:
             self._look_for_patterns(job.job_id, job.attempt)
         if job is not None and self._own_job_id in {"", job.job_id}:
@@ -485,8 +481,7 @@ class RemoteSession(Session):
         job, command = self._job_id, self._hosts.command
         if not job:
             return f"come back by: {command('attach')}"
-        name = f" {job}" if self._has_company else ""
-        look = f"watch it: {command(f'attach{name}')}, look: {command(f'status{name}')}"
+        look = f"watch it: {command(f'attach {job}')}, look: {command(f'status {job}')}"
         if self._is_restarting:
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"

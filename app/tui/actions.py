@@ -268,7 +268,7 @@ ACTIONS = (
         "s",
         "Stacks",
         "Where every rank stands, frame by frame: identical stacks together, the odd one first.",
-        footer=7,
+        footer=5,
     ),
     Action(
         "control",
@@ -276,7 +276,7 @@ ACTIONS = (
         "x",
         "Stop, restart",
         "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
-        footer=7,
+        footer=3,
         is_control=True,
     ),
     Action(
@@ -352,7 +352,7 @@ ACTIONS = (
         "ctrl+p,colon",
         "Palette",
         "Find and run any action by name.",
-        footer=3,
+        footer=7,
         in_palette=False,
     ),
     Action(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.tui.source import Control, Outside
 
 
-NOTHING_DONE = "Nothing was done."
+NOTHING_DONE = "Nothing was done: the right arrow, then Enter, would have done it."
 
 
 async def ask_for_fault(console: PersonalApp, selected: int) -> None:

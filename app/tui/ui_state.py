@@ -202,7 +202,7 @@ class UiState:
     def own_view(self) -> View | None:
         """Latest rows of the session itself, also while a job is shown that rankdeck did not start."""
         outside = self.source.outside
-        return outside.own_view if outside is not None and outside is self.source else self.view
+        return outside.own_view if outside is not None and outside is self.source else self.latest_view
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
         """Search log lines for a frame's share of time, directly or by threads."""

@@ -47,15 +47,18 @@ class JobAction(StrEnum):
         return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
 
+BY_SIGTERM = "are ended by SIGTERM, and by SIGKILL when their grace period is over"
 ACTION_EFFECTS = {
-    JobAction.STOP: "finish a step, write a checkpoint where the program can, and end",
-    JobAction.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
+    JobAction.STOP: "finish a step, write a checkpoint, and end",
+    JobAction.STOP_NOW: BY_SIGTERM,
     JobAction.KILL: "are killed at once: what is not saved is lost",
-    JobAction.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job restarts",
+    JobAction.RESTART: "finish a step, write a checkpoint, and end; then the job restarts",
     JobAction.RESTART_NOW: "are killed at once: what is not saved is lost; then the job restarts",
     JobAction.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job restarts",
 }
-"""What happens to the ranks."""
+"""What happens to the ranks of a program with the engine."""
+PLAIN_EFFECTS = {JobAction.STOP: BY_SIGTERM, JobAction.RESTART: f"{BY_SIGTERM}; then the job restarts"}
+"""What differs for ranks that cannot end at an agreed step."""
 
 
 def max_ranks(num_nodes: int) -> int:
@@ -96,7 +99,8 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
     if has_ended:
         return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
     again = f" with {count}{with_ranks}" if action.restarts else ""
-    return f"{title}? {whom(view)}: they {ACTION_EFFECTS[action]}{again}."
+    effects = ACTION_EFFECTS if view.ends_in_step else ACTION_EFFECTS | PLAIN_EFFECTS
+    return f"{title}? {whom(view)}: they {effects[action]}{again}."
 
 
 def whom(view: View) -> str:

@@ -216,10 +216,20 @@ def _awaited(cluster: Cluster, job: JobModel, ranks: list[int], to_do: str) -> H
 
 def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
     wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
-    if wait is not None and wait.waited_s >= SHOWN_WAIT_S:
-        severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
-        return _line(severity, wait_text(wait) + _doing(job, wait))
-    return _line(Severity.OK, _ranks(job, found) + _training(row))
+    is_judged = found.is_judged or job.world_size == 1
+    severity = Severity.OK if is_judged else Severity.QUIET
+    if wait is None or wait.waited_s < SHOWN_WAIT_S:
+        unjudged = "" if is_judged or row.step is None else "; not judged yet"
+        return _line(severity, f"{_ranks(job, found)}{_training(row)}{unjudged}")
+    text = wait_text(wait) + _doing(job, wait)
+    if wait.waited_s < LATE_WAIT_S:
+        return _line(severity, text)
+    return _line(Severity.WARNING, text + _until_alarm(wait, found))
+
+
+def _until_alarm(wait: Wait, found: JobDiagnosis) -> str:
+    """Return that a wait is no alarm yet; empty from the time on when it may be one."""
+    return f"; no alarm before {seconds_text(found.stall_s)}" if wait.waited_s < found.stall_s else ""
 
 
 def _ranks(job: JobModel, found: JobDiagnosis) -> str:

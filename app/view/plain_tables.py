@@ -70,7 +70,7 @@ def straggler_lines(rows: Sequence[PaceRow]) -> list[str]:
         _Column("NODE", lambda row: row.node),
         _Column(" COST", lambda row: percent_text(row.cost_frac)),
         _Column(" WAITS", lambda row: percent_text(row.wait_frac)),
-        _Column(" LAST", lambda row: percent_text(row.last_frac)),
+        _Column(" LAST ON NODE", lambda row: percent_text(row.last_frac)),
         *(_Column(f" {phase.upper()}", partial(_phase_cell, phase)) for phase in phases),
         _Column("MORE", lambda row: ", ".join(row.more_of)),
         _Column("AT", lambda row: row.where),

@@ -20,6 +20,7 @@ from app.text import call_text, clean, clean_name, place_text, seconds_text, sig
 from app.view.gpus import held_by
 from app.view.nodes import clean_names
 from app.view.rows import RankRow
+from app.view.verdict_text import before_end_text
 from ddpcore.wire import DEFAULT_GROUP
 
 if TYPE_CHECKING:
@@ -168,7 +169,9 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
     if worker.exit is not None:
         death = job.deaths.get(worker.rank)
         asked = " on request" if death is not None and death.at_s >= job.stop_began_s else ""
-        return clean(exit_text(worker.exit) + asked)
+        is_sudden = state is RankState.EXITED and not worker.exit.error
+        before = before_end_text(job.seen_before_s(worker.rank)) if is_sudden else ""
+        return clean(exit_text(worker.exit) + asked + (before and f"; last seen{before[1:]}"))
     parts = []
     if state is RankState.FROZEN:
         parts.append(f"frozen for {seconds_text(worker.process_s)}")

@@ -227,6 +227,9 @@ class BarrierRow(msgspec.Struct, frozen=True):
     label: str
     waiting: list[int]
     missing: list[int]
+    """Ranks that are waited for; in the first second only those that a verdict names."""
+    is_settled: bool
+    """Whether all that are missing are known."""
     waited_s: float
     """Seconds of its longest wait."""
     where: str

@@ -23,9 +23,9 @@ def headline_text(view: View) -> str:
 
 
 def headline_hint(view: View) -> str:
-    """Return what to do about the worst verdict; empty when none stands."""
+    """Return what to do about the verdict that the first line names; empty when it names none."""
     verdicts = view.verdicts()
-    return verdicts[0].hint if verdicts and view.headline().severity is not Severity.OK else ""
+    return verdicts[0].hint if verdicts and view.headline().text.startswith(verdicts[0].text) else ""
 
 
 def summary_object(view: View) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def summary_object(view: View) -> dict[str, Any]:
     }
 
 
-def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Return the summary object as lines of text."""
+def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
+    """Return the summary object as lines of text, without the verdict that `headline`, printed above, begins with."""
     job = summary["job"]
     if job is None:
         return ["the job did not start"]
@@ -66,6 +66,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
+        if headline.startswith(verdict["text"]):
+            continue
         lines.append(f"verdict: {SEVERITY_TEXTS[Severity(verdict['severity'])]}  {verdict['text']}")
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")

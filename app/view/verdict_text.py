@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 MAX_TEXT = 600
 """Limit of characters in a sentence: seven lines of a narrow terminal."""
 MAX_ERROR = 160
+AT_END_S = 0.1
+"""Seconds before its end from which a rank's last sample is no more its last act."""
 MAX_SIDES_FIRST = 2
 """Sides of a mismatch that leave room on a narrow screen for the ranks that wait."""
 
@@ -143,7 +145,15 @@ def _last_seen(verdict: Verdict) -> str:
         return ""
     first = "it" if len(verdict.culprits) == 1 else ranks_text(verdict.culprits[:1])
     seen = f"py-spy sees {first}" if verdict.is_seen_outside else "last seen"
-    return f"{seen} at {place_text(verdict.place)}"
+    is_sudden = verdict.exit is None or not verdict.exit.error
+    return f"{seen} at {place_text(verdict.place)}{before_end_text(verdict.seen_before_s) if is_sudden else ''}"
+
+
+def before_end_text(seen_before_s: float | None) -> str:
+    """Return `, 0.3 s before its end`, from a rank's last sample; empty while it lives, and where that was its end."""
+    return (
+        "" if seen_before_s is None or seen_before_s < AT_END_S else f", {seconds_text(seen_before_s)} before its end"
+    )
 
 
 def _after_step(verdict: Verdict) -> str:

@@ -19,7 +19,7 @@ from app.diagnosis.causes import Severity
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
-from app.view.headline import job_headline, node_headline, root_cause_row, wait_text
+from app.view.headline import LATE_WAIT_S, SHOWN_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
 from app.view.job_figures import job_figures
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
 MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one; nearly all stand at the same line."""
-LATE_WAIT_S = 5.0
-"""Seconds of a current wait before it is a warning: half-way to a stall."""
 
 
 class View:
@@ -186,6 +184,12 @@ class View:
             notes=list(self.notes().values()),
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
+
+    @property
+    def ends_in_step(self) -> bool:
+        """Whether a stop ends the job at a step that its ranks agree on, as rank 0 reports; else by SIGTERM."""
+        first = None if self._job is None else self._job.worker(0)
+        return first is not None and first.report is not None and first.report.can_stop
 
     @property
     def job_ended_s(self) -> float:
@@ -314,6 +318,7 @@ class View:
         return [] if self._found is None else self._found.waits
 
     def barrier_row(self, wait: Wait) -> BarrierRow:
+        wait = self._named_in_time(wait)
         job = self._cluster.jobs[wait.job]
         waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
         places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])
@@ -326,12 +331,20 @@ class View:
             label=clean_name(wait.label),
             waiting=waiting,
             missing=missing,
+            is_settled=wait.is_settled,
             waited_s=wait.waited_s,
             where=places.most_common(1)[0][0],
             missing_where=_place_of(job, missing[0]) if missing else "",
             severity=self._wait_severity(wait),
             text=clean(wait_text(wait, self._sides_in(wait)), LINE_LIMIT),
         )
+
+    def _named_in_time(self, wait: Wait) -> Wait:
+        """Return a wait without its missing ranks in its first second: those of any step are on their way then."""
+        culprits = {rank for verdict in self._verdicts for rank in verdict.culprits}
+        if wait.waited_s >= SHOWN_WAIT_S or culprits.issuperset(wait.missing.tolist()):
+            return wait
+        return msgspec.structs.replace(wait, missing=wait.missing[:0], is_settled=False)
 
     def _sides_in(self, wait: Wait) -> Sequence[Side]:
         """Return the sides of a mismatch whose members all wait in this call, each side in another operation."""

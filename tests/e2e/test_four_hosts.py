@@ -131,9 +131,9 @@ def kill_agents(desk: Desk, follower: subprocess.Popen[str], network: Network) -
     step = desk.watch_until_steps_move()
     for name, host in network.hosts.items():
         host.exec("kill", "-9", str(before[name][0]))
-    assert "rankdeck up h" in read_until(follower, "none serves there")
+    assert "rankdeck up h" in read_until(follower, "nothing is known of jobs there")
     code, _, stderr = desk.run("status")
-    assert (code, "no agent serves on h1, h2 and 2 more" in stderr) == (3, True), stderr
+    assert (code, "no agent runs on h1, h2 and 2 more" in stderr) == (3, True), stderr
 
     after = {row["host"]: (row["pid"], row["epoch"]) for row in desk.json("up")["hosts"]}
 
@@ -178,7 +178,9 @@ def lose_and_find_a_host(desk: Desk, host: Host) -> None:
 def leave(follower: subprocess.Popen[str]) -> None:
     follower.send_signal(signal.SIGINT)
     said = follower.communicate(timeout=END_S)[1]
-    assert "job gpt goes on; watch it: rankdeck attach, look: rankdeck status, end it: rankdeck stop gpt" in said
+    assert (
+        "job gpt goes on; watch it: rankdeck attach gpt, look: rankdeck status gpt, end it: rankdeck stop gpt" in said
+    )
 
 
 @pytest.mark.slow

@@ -77,6 +77,27 @@ def test_hosts_come_from_the_configuration_of_ssh(shell: Shell) -> None:
     assert (code, "rankdeck.toml describes a cluster already" in stderr) == (2, True)
 
 
+def test_hosts_come_from_another_configuration_of_ssh_that_is_named(shell: Shell) -> None:
+    (shell.directory / "lab").write_text("Host lab1 lab2\n")
+    code, _, stderr = shell.run("init", "--yes", "--ssh-config", "lab")
+
+    assert (code, shell.hosts) == (0, [HostEntry("lab1"), HostEntry("lab2")])
+    assert (
+        f"the other commands read that file, too, after: export RANKDECK_SSH_CONFIG={shell.directory}/lab\n" in stderr
+    )
+    code, _, stderr = shell.run("init", "--ssh-config", "lab", "--hostfile", "hosts")
+    assert (code, "--ssh-config and hosts of a hostfile do not fit together" in stderr) == (2, True)
+
+
+def test_without_any_host_the_line_names_what_can_be_given(shell: Shell) -> None:
+    (shell.directory / ".ssh/config").unlink()
+    code, _, stderr = shell.run("init")
+
+    assert code == 2
+    assert "~/.ssh/config names no host" in stderr
+    assert "--ssh-config FILE or --hostfile FILE" in stderr
+
+
 def test_hosts_come_from_a_hostfile_and_settings_stay(shell: Shell) -> None:
     (shell.directory / "rankdeck.toml").write_text('[console]\ntheme = "light"\n')
     code, _, _ = shell.run("init", "--yes", "--hostfile", "hosts", "--include", "gpu2")
@@ -139,7 +160,7 @@ def test_alone_it_says_what_to_type_first_and_for_hosts_without_agents_what_star
     (shell.directory / "rankdeck.toml").write_text('[[node]]\nhost = "localhost"\n')
     code, stdout, stderr = shell.run()
     assert (code, stdout) == (3, "")
-    assert stderr.endswith("none serves there (rankdeck up localhost)\n")
+    assert stderr.endswith("nothing is known of jobs there (rankdeck up localhost)\n")
 
     (shell.directory / "rankdeck.toml").write_text("[[node]\n")
     code, stdout, stderr = shell.run()

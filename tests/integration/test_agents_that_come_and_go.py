@@ -97,12 +97,16 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
 
         await until_async(lambda: session.away == {"h2"}, COME_S, "it is missed")
         await until_async(
-            lambda: "none serves there (rankdeck up h2)" in session.view().nodes()[1].trouble, COME_S, "it is said"
+            lambda: "nothing is known of jobs there (rankdeck up h2)" in session.view().nodes()[1].trouble,
+            COME_S,
+            "it is said",
         )
         assert links[1].is_alive, "it is not the connection"
         await until_async(lambda: session.view().nodes()[1].state == "lost", COME_S, "it is not waited for any more")
         text = session.view().headline().text
-        assert re.fullmatch(r"no agent on h2 for [\d.]+ s: none serves there \(rankdeck up h2\)", text), text
+        assert re.fullmatch(r"no agent on h2 for [\d.]+ s: nothing is known of jobs there \(rankdeck up h2\)", text), (
+            text
+        )
         link_to(network, stack, "h2").bring_up()
         await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
         told: list[str] = []
@@ -112,7 +116,7 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
             return any("h2: the agent is back after" in notice for notice in told)
 
         await until_async(is_told_back, COME_S, "it is told that it is back")
-        assert any("none serves there" in notice for notice in told)
+        assert any("nothing is known of jobs there" in notice for notice in told)
         assert not any("the connection" in notice for notice in told)
         assert (await session.fleet.report("h2")).agent_pid != pids[1]
     finally:

@@ -338,7 +338,7 @@ async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_be
 
 
 def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
-    with pytest.raises(AgentUnreachableError, match="none serves there") as caught:
+    with pytest.raises(AgentUnreachableError, match="nothing is known of jobs there") as caught:
         link.find()
 
     assert caught.value.hint == "rankdeck up h1"

@@ -51,7 +51,7 @@ def state_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_home: Path) -> None:
     with LocalLink() as link:
         link.connect()
-        with pytest.raises(AgentUnreachableError, match="none serves there"):
+        with pytest.raises(AgentUnreachableError, match="nothing is known of jobs there"):
             link.find()
         assert link.bring_up().is_new
         assert not link.bring_up().is_new

@@ -136,6 +136,7 @@ class SimRank:
         job_id, attempt, seed = job
         self.pid = 4000 + 100 * attempt + rank
         self.slow_factor = 1.0
+        self.can_stop = True
         self.gpu_memory: tuple[GpuMemoryReport, ...] = ()
         self.is_frozen = self.holds_gil = self.is_blocked = False
         self.end: tuple[int | None, int | None, str] | None = None
@@ -401,6 +402,7 @@ class SimRank:
                 barrier=self._barrier,
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
+                can_stop=self.can_stop,
                 gpu_memory=self.gpu_memory,
                 is_at_work=self._is_at_work and is_gloo_pending(counters),
                 tick=tick_of(now_s + CLOCK_S),

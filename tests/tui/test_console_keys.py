@@ -11,7 +11,7 @@ from app.tui.console import Console
 from app.tui.theme import Look
 from app.tui.views.ranks import RanksView
 from app.tui.widgets.footer import MIN_HEIGHT, MIN_WIDTH
-from tests.support.consoles import SimSource, desk, frozen_source
+from tests.support.consoles import SimSource, desk, frozen_source, training_source
 from tests.support.sim import SimCluster
 from tests.support.waiting import until_async
 
@@ -66,6 +66,16 @@ async def test_the_help_says_what_verdicts_rest_on_and_what_cannot_be_known() ->
 
         assert "input_bound" in words
         assert "Not known: which link." in words
+
+
+async def test_the_footer_of_80_columns_has_the_keys_that_act_and_explain() -> None:
+    async with desk(training_source(12), (80, 24)) as console:
+        footer = console.lines()[-1]
+        assert " x Stop, restart " in footer
+        assert " s Stacks " in footer
+        assert " F Inject a fault " in footer, "README asks the user of the demo to press it"
+        assert " ? Help " in footer
+        assert footer.rstrip().endswith("q Quit")
 
 
 def test_the_footer_has_at_most_eight_keys() -> None:

@@ -55,6 +55,22 @@ async def test_the_question_names_nodes_ranks_and_processes() -> None:
         assert "Stop job demo? Ranks 0-1 on demo-0 (pids 4000, 4001) and ranks 2-3 on demo-1 (pids 4002, 4003)" in text
 
 
+async def test_a_program_without_the_engine_is_asked_about_as_it_ends_by_sigterm() -> None:
+    source = training()
+    for rank in source.sim.ranks:
+        rank.can_stop = False
+    source.run(2)
+    async with desk(source) as console:
+        await choose(console, 0)
+        text = inside(console)
+        assert "they are ended by SIGTERM, and by SIGKILL when their grace period is over." in text
+        assert "checkpoint" not in console.text()
+        assert "Stop now" not in console.text(), "it would be the same"
+        await console.press("down", "down")
+        assert "SIGKILL when their grace period is over; then the job restarts with 4 ranks." in inside(console)
+        assert "checkpoint" not in console.text()
+
+
 async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
     source = training()
     async with desk(source) as console:
@@ -64,6 +80,21 @@ async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
         await console.press("x", "escape")
         assert control_of(source).asked == []
         assert len(console.console.screen_stack) == 1
+
+
+async def test_the_last_question_shows_the_keys_that_confirm_and_so_does_the_notice_after_enter() -> None:
+    async with desk(training(), (80, 24)) as console:
+        await console.press("x")
+        assert "Enter goes on, arrows choose, Esc does nothing" in console.text()
+        await console.press("enter")
+        assert "right arrow, then Enter: do it; Enter alone does nothing" in console.text()
+        await console.press("right")
+        assert "Enter does it, Esc does nothing" in console.text()
+        await console.press("left", "left")
+        assert "Enter goes on, arrows choose, Esc does nothing" in console.text()
+        await console.press("right", "enter")
+        await console.frames()
+        assert "Nothing was done: the right arrow, then Enter, would have done it." in " ".join(console.text().split())
 
 
 @pytest.mark.parametrize(

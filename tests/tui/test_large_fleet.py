@@ -9,6 +9,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from textual._compositor import ChopsUpdate, LayoutUpdate
 
@@ -69,7 +70,10 @@ class MovingFleet:
         now_s = 100.0 + self._turn / 2
         for name, frame in zip(self._names, frames(NUM_NODES, self._turn, healthy), strict=True):
             self._cluster.apply(name, decode_node_report(frame), now_s)
-        self.view = View(self._cluster, self._diagnoser.observe(self._cluster, now_s), now_s)
+        found = self._diagnoser.observe(self._cluster, now_s)
+        for job_id, job in found.jobs.items():  # as of a fleet that has been watched for longer: nothing spins
+            found.jobs[job_id] = msgspec.structs.replace(job, is_judged=True)
+        self.view = View(self._cluster, found, now_s)
         return self.view
 
 

@@ -63,6 +63,7 @@ async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None
 
     assert re.search(r"nobody holds the others up: the median rank waits \d+ % of the time", text)
     assert "\u25b4 more than the others" in text
+    assert "LAST how often it comes last of the ranks on its node" in text, "also at 80 columns"
     assert re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FWD +BWD +OPTIM", text)
 
 

@@ -142,7 +142,7 @@ async def test_a_notice_is_shown_whole_or_its_first_clause_or_its_beginning() ->
         assert console.lines()[-1].endswith("torchrun started on 2 nodes")
         assert " Freeze picture" not in console.lines()[-1]  # it makes room for what is new
         await console.resize(80, 24)
-        assert console.lines()[-1].endswith("q Quit          torchrun started on 2 nodes")
+        assert console.lines()[-1].endswith("q Quit         torchrun started on 2 nodes")
 
         await console.resize(160, 35)
         await console.frames(200)

@@ -175,7 +175,6 @@ class FaultScreen(DialogScreen[Fault]):
             classes="dialog",
         )
         body.border_title = "Inject a fault"
-        body.border_subtitle = "Enter goes on, arrows choose, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

@@ -34,6 +34,8 @@ TITLES: dict[JobAction, str] = {
     JobAction.RESTART_NOW: "Restart now  kill it first",
     JobAction.RESTART_WITHOUT: "Restart without the nodes that are lost",
 }
+PLAIN_TITLES = {JobAction.STOP: "Stop         by SIGTERM", JobAction.RESTART: "Restart      after SIGTERM"}
+"""What differs for ranks that cannot end at an agreed step."""
 
 
 class Wish(NamedTuple):
@@ -57,11 +59,20 @@ ANOTHER: Final = "another"
 ANOTHER_TITLE = "Start another program"
 
 
+NO_KEYS = "right arrow, then Enter: do it; Enter alone does nothing"
+YES_KEYS = "Enter does it, Esc does nothing"
+
 Result = TypeVar("Result")
 
 
 class DialogScreen(ModalScreen[Result | None]):
-    """The common part of dialogs before an action: the last question starts on `Do nothing`."""
+    """The common part of dialogs before an action: the last question starts on `Do nothing`.
+
+    Attributes:
+        keys: Text below the dialog about the keys that lead to the last question.
+    """
+
+    keys = "Enter goes on, arrows choose, Esc does nothing"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
@@ -76,6 +87,12 @@ class DialogScreen(ModalScreen[Result | None]):
             Button(yes, id=f"{name}-yes", classes="yes", variant="error", compact=True),
             classes="buttons",
         )
+
+    def on_descendant_focus(self) -> None:
+        """Show which keys answer the question with the focus."""
+        no_or_yes = self.focused.id or "" if isinstance(self.focused, Button) else ""
+        keys = NO_KEYS if no_or_yes.endswith("-no") else YES_KEYS if no_or_yes else self.keys
+        self.query_one(".dialog").border_subtitle = keys
 
     def action_cancel(self) -> None:
         self.dismiss(None)
@@ -93,6 +110,8 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         self._job_actions: list[JobAction] = [JobAction.RESTART] if self._has_ended else list(TITLES)[:-1]
         if job.is_adopted:
             self._job_actions = [JobAction.STOP, JobAction.STOP_NOW, JobAction.KILL]
+        if not view.ends_in_step and JobAction.STOP_NOW in self._job_actions:
+            self._job_actions.remove(JobAction.STOP_NOW)  # it is what a stop does
         self._lost = tuple(lost_nodes(view, job))
         if self._lost and not job.is_adopted:
             self._job_actions.append(JobAction.RESTART_WITHOUT)
@@ -101,7 +120,8 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
 
     def compose(self) -> ComposeResult:
-        titles = [TITLES[action] for action in self._job_actions]
+        known = TITLES if self._view.ends_in_step else TITLES | PLAIN_TITLES
+        titles = [known[action] for action in self._job_actions]
         if self._has_ended:
             titles[0] = "Start again"
         titles += [ANOTHER_TITLE] if self._starter is not None else []
@@ -118,7 +138,6 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
             classes="dialog",
         )
         body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
-        body.border_subtitle = "Enter goes on, arrows choose, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

@@ -139,7 +139,7 @@ class ProgramScreen(DialogScreen[Program]):
         )
         body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
         earlier = "up: earlier ones, " if self._form.has_earlier else ""
-        body.border_subtitle = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
+        self.keys = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

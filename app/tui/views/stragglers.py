@@ -101,10 +101,12 @@ class StragglersView(LineView):
     def _legend(self) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
-        for note in ("COST how much less it waits than most", "LAST how often it comes last on its node"):
-            if line.width + len(note) + 5 < self.size.width:
-                line.put(f"   {note}", palette.faint)
-        return [line]
+        lines = [line]
+        for note in ("COST how much less it waits than most", "LAST how often it comes last of the ranks on its node"):
+            if lines[-1].width + len(note) + 3 > self.size.width:
+                lines.append(self.line())
+            lines[-1].put(f"   {note}", palette.faint)
+        return lines
 
 
 def _columns(summary: PaceSummary, view: View, width: int) -> list[Column[PaceRow]]:

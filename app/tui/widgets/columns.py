@@ -155,7 +155,7 @@ def rank_columns(view: View) -> list[Column[RankRow]]:
         figure("STEP", 7, 0, lambda row: "" if row.step is None else str(row.step)),
         figure("LOSS", 6, 3, lambda row: "" if row.loss is None else loss_text(row.loss)),
         Column("PHASE", 10, 6, cells(lambda row: row.phase_text, "muted")),
-        Column("COLLECTIVE", 16, 4, cells(rank_call)),
+        Column("LAST CALL", 16, 4, cells(rank_call)),
         Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
         Column("WAIT SHARE", 16, 8, partial(paint_wait_frac, has_mark=False)),
         figure("MEMORY", 6, 5, lambda row: size_text(row.rss_bytes)),

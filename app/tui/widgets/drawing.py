@@ -210,7 +210,9 @@ def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     bar_width = max(0, min(BAR_WIDTH, width - 80))
     if bar_width > 5:
         line.bar(row.waited_s / ui.source.stall_s, bar_width, style).put("  ")
-    missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "; nobody is missing"
+    missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}"
+    if not row.missing:
+        missing = "; nobody is missing" if row.is_settled else "; who is missing is not known yet"
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
     sentence = f"{call}: {ranks_text(row.waiting)}{missing}"
     # When not all fits, the missing ranks are kept.
@@ -290,7 +292,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
         ("state", _state_text(row)),
         ("where", row.where),
         ("phase", f"{row.phase_text}{phase_s}" if row.phase_text else ""),
-        ("collective", f"{rank_call(row)}{waiting}"),
+        ("last call", f"{rank_call(row)}{waiting}"),
         ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
         ("step", f"{step}{epoch}{loss}"),
         ("process", f"{process}{on_node}{local}"),

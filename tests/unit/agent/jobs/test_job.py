@@ -189,7 +189,7 @@ def test_ending_what_does_not_run_is_well_and_what_never_began_is_forgotten(even
 def test_a_stop_is_patient_for_the_grace_period_and_then_kills_until_it_is_over() -> None:
     job = job_in(JobState.RUNNING)
     assert job.handle(StopReceived(), 100.0) == [TerminateLauncher(), ACCEPTED]
-    assert job.status(103.0).detail == "stopping; what is left in 7 s is killed"
+    assert job.status(103.0).detail == "stopping by SIGTERM; what is left in 7 s is killed"
     assert job.handle(StopReceived(), 105.0) == [ACCEPTED]
     assert job.handle(Ticked(), 109.9) == []
     assert job.handle(Ticked(), 110.0) == [OVERDUE]
@@ -225,7 +225,7 @@ def test_ranks_that_can_agree_are_asked_first_and_have_time_to_save() -> None:
     assert job.handle(StopReceived(is_agreed=True), 121.0) == [ACCEPTED], "they cannot any more: they are saving"
     assert job.handle(Ticked(), 159.9) == []
     assert job.handle(Ticked(), 160.0) == [TerminateLauncher()]
-    assert job.status(163.0).detail == "stopping; what is left in 7 s is killed"
+    assert job.status(163.0).detail == "stopping by SIGTERM; what is left in 7 s is killed"
     assert job.handle(Ticked(), 170.0) == [OVERDUE]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from app.cli import hosts
+from app.cli import inventory_file
 from app.cli.main import COMMANDS, rankdeck
 from app.errors import UsageError
 
@@ -50,8 +50,8 @@ def test_without_a_cluster_ten_lines_say_what_to_type_first(project: Path) -> No
 def test_the_nearest_cluster_above_is_attached_to_with_the_settings_that_were_typed(project: Path, text: str) -> None:
     project.write_text(text)
 
-    assert hosts.console_argv([]) == ("attach",)
-    assert hosts.console_argv(["console.theme=light"]) == ("attach", "--set=console.theme=light")
+    assert inventory_file.console_argv([]) == ("attach",)
+    assert inventory_file.console_argv(["console.theme=light"]) == ("attach", "--set=console.theme=light")
 
 
 def test_a_file_that_names_no_hosts_is_named(project: Path) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from app.cli import hosts
 from app.cli.headless import Headless, with_progress
+from app.cli.hosts import _print_status
+from app.cli.presenting import show_session
+from app.diagnosis.causes import Severity
 from app.errors import ExitCode, UsageError
 from app.fleet.start_progress import Milestones, NodeStage, StartProgress
-from app.view.summary import exit_code, summary_lines, summary_object
+from app.settings.schema import ConsoleSettings
+from app.view.summary import exit_code, is_over, summary_lines, summary_object
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 from tests.support.typist import Typist
@@ -213,6 +220,130 @@ def test_a_standing_verdict_is_exit_code_10_and_told_with_what_to_do() -> None:
     assert "rank 2" in verdict
     assert "frozen" in verdict
     assert lines[lines.index(verdict) + 1].startswith("  thaw it")
+
+
+def test_status_prints_a_verdict_once_with_what_to_do_below(capsys: pytest.CaptureFixture[str]) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.freeze(2, at_step=10)
+    sim.run_until(lambda: bool(sim.verdicts()), within_s=60)
+    view = sim.view()
+
+    _print_status(view, is_json=False)
+
+    lines = capsys.readouterr().out.splitlines()
+    (verdict,) = view.verdicts()
+    assert lines[0].endswith(verdict.text)
+    assert lines[1] == f"  {verdict.hint}"
+    assert sum(verdict.text in line for line in lines) == 1
+    assert "  rank 2 on demo-1: frozen" in "\n".join(lines)
+
+
+class TypedTerminal(io.StringIO):
+    """Standard error of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+async def test_who_watches_on_a_terminal_reads_at_once_what_is_waited_for(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = TypedTerminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("TERM", "xterm")
+    while_waiting: list[str] = []
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+
+    async def first_view(_session: object) -> View:
+        while_waiting.append(written.getvalue())
+        return sim.view()
+
+    monkeypatch.setattr(hosts, "first_view", first_view)
+
+    await hosts.look(Ended(sim.view), lambda _view: None, is_watching=False)  # type: ignore[arg-type]
+
+    assert while_waiting[0].endswith("rankdeck demo: waiting for the first reports") is is_terminal
+    assert written.getvalue().endswith("\r\x1b[K" if is_terminal else "")
+
+
+class ClosedConsole:
+    """A console whose user has left at once, after one look."""
+
+    def __init__(self, session: Ended, settings: ConsoleSettings) -> None:  # noqa: ARG002 - as the console
+        self.ui = SimpleNamespace(own_view=session.view())
+        self.failure = None
+        self.printed: list[str] = []
+
+    async def run_async(self) -> None:
+        await asyncio.sleep(0)
+
+
+class Ended(SimSource):
+    """A session that has nothing to report when the user leaves."""
+
+    evidence_notices = ()
+    started_at_s = 0.0
+    watched_job = ""
+
+    async def start(self) -> None:
+        """It was started before."""
+
+    def farewell(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill", "none"])
+async def test_who_leaves_the_console_after_the_end_of_the_job_reads_how_it_ended(
+    ending: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    if ending != "none":
+        sim.stop() if ending == "stop" else sim.kill(1)
+        sim.run_until(lambda: is_over(sim.view()), 60)
+        sim.run(2)
+    monkeypatch.setattr("app.tui.console.Console", ClosedConsole)
+
+    await show_session(Ended(sim.view), ConsoleSettings())
+
+    headline = sim.view().headline().text
+    assert (
+        capsys.readouterr().err.splitlines()
+        == {
+            "stop": [f"rankdeck: INFO  {headline}"],
+            "kill": ["rankdeck: job demo: failed, exit code 1", f"rankdeck: CRITICAL  {headline}"],
+            "none": [],
+        }[ending]
+    )
+
+
+def test_a_warning_that_is_no_verdict_yet_is_exit_code_0_and_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.run(15)
+    sim.ranks[2].slow_factor = 10_000.0
+    sim.run_until(lambda: max((wait.waited_s for wait in sim.view().barriers()), default=0.0) > 6.0, within_s=60)
+
+    _print_status(sim.view(), is_json=False)
+
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "WARNING  ranks 0-1, 3 wait" in first
+    assert first.endswith("; no alarm before 10 s")
+    assert exit_code(sim.view()) is ExitCode.WELL
+    sim.run(10)
+    assert "no alarm" not in sim.view().headline().text
+    assert exit_code(sim.view()) is ExitCode.VERDICT_STANDS
+
+
+def test_a_training_is_not_ok_before_its_ranks_were_compared_for_some_seconds() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.run_to_step(20)
+    early = sim.view().headline()
+    assert (early.severity, early.text.endswith("; not judged yet")) == (Severity.QUIET, True)
+
+    sim.run_until(lambda: sim.view().headline().severity is Severity.OK, within_s=30)
+    assert "judged" not in sim.view().headline().text
+    assert sim.view().headline().text.startswith("4 ranks training, step")
 
 
 def test_a_fault_that_was_not_named_is_a_failure_whatever_else_stands() -> None:

@@ -58,17 +58,22 @@ def test_directories_are_the_command_s_or_each_host_s_own() -> None:
 
 
 def test_where_no_host_has_an_agent_one_line_says_what_starts_them(capsys: pytest.CaptureFixture[str]) -> None:
-    away: dict[str, AppError] = {name: NoAgentError(name, "none serves there", "up") for name in wanted().names}
+    away: dict[str, AppError] = {
+        name: NoAgentError(name, "nothing is known of jobs there", "up") for name in wanted().names
+    }
 
     with pytest.raises(AppError) as caught:
         _print_unreachable(away, wanted(), is_in_the_way=True)
 
-    assert caught.value.whole == "no agent serves on gpu1, gpu2 and cpu1 (start them: rankdeck up)"
+    assert caught.value.whole == "no agent runs on gpu1, gpu2 and cpu1 (start them: rankdeck up)"
     assert (caught.value.exit_code, capsys.readouterr().err) == (3, "")
 
 
 def test_where_hosts_are_away_for_several_reasons_each_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    away = {"gpu1": NoAgentError("gpu1", "none serves there"), "gpu2": HostUnreachableError("gpu2", "no route")}
+    away = {
+        "gpu1": NoAgentError("gpu1", "nothing is known of jobs there"),
+        "gpu2": HostUnreachableError("gpu2", "no route"),
+    }
 
     with pytest.raises(AppError, match="2 of 3 hosts cannot take part"):
         _print_unreachable(away, wanted(), is_in_the_way=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,6 +93,22 @@ def test_who_interrupts_before_the_start_reads_that_no_job_was_started(monkeypat
 
     assert isinstance(result.exception, click.Abort)
     assert result.stderr.splitlines()[1] == "rankdeck: no job was started"
+
+
+def test_who_starts_a_job_and_leaves_reads_its_name_and_then_what_to_type_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start(_session: object) -> None:
+        """It starts."""
+
+    monkeypatch.setattr(run_command, "_start", start)
+    session = SimpleNamespace(farewell=lambda: "rankdeck: job gpt goes on; watch it: rankdeck attach gpt")
+
+    @click.command()
+    def leave() -> None:
+        run_command._start_and_leave(session, SimpleNamespace(names=["h1"]), "gpt", is_json=False)  # type: ignore[arg-type]
+
+    assert CliRunner().invoke(leave).output.splitlines() == ["gpt", session.farewell()]
 
 
 @pytest.mark.parametrize("option", ["--nnodes", "--rdzv_endpoint", "--rdzv-id", "--tee", "--log_dir", "--no-python"])

@@ -548,27 +548,30 @@ def test_a_node_whose_agent_has_ended_is_not_said_to_be_out_of_reach() -> None:
     cluster = Cluster(["gpu1", "gpu2"])
     cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), 12.0)
     cluster.apply("gpu2", node_report(1, workers=[], jobs=[]), 0.0)
-    cluster.put_unreachable("gpu2", UnreachableReason("none serves there (rankdeck up gpu2)", UnreachableKind.AGENT))
+    cluster.put_unreachable(
+        "gpu2", UnreachableReason("nothing is known of jobs there (rankdeck up gpu2)", UnreachableKind.AGENT)
+    )
     view = View(cluster, Diagnoser().observe(cluster, 12.0), 12.0)
 
-    assert view.headline().text == "no agent on gpu2 for 12 s: none serves there (rankdeck up gpu2)"
-    assert [row.trouble for row in view.nodes()] == ["", "no agent: none serves there (rankdeck up gpu2)"]
+    assert view.headline().text == "no agent on gpu2 for 12 s: nothing is known of jobs there (rankdeck up gpu2)"
+    assert [row.trouble for row in view.nodes()] == ["", "no agent: nothing is known of jobs there (rankdeck up gpu2)"]
 
 
 def test_of_several_nodes_each_is_told_by_what_it_lacks_and_since_when() -> None:
     cluster = Cluster(["gpu1", "gpu2", "gpu3", "gpu4"])
     for name, last_report_s in (("gpu1", 2.0), ("gpu2", 0.0), ("gpu3", 4.0)):
         cluster.apply(name, node_report(1, workers=[], jobs=[]), last_report_s)
-    cluster.put_unreachable("gpu1", UnreachableReason("none serves there", UnreachableKind.AGENT))
+    cluster.put_unreachable("gpu1", UnreachableReason("nothing is known of jobs there", UnreachableKind.AGENT))
     cluster.put_unreachable("gpu2", UnreachableReason("no route to host"))
-    cluster.put_unreachable("gpu3", UnreachableReason("none serves there", UnreachableKind.AGENT))
+    cluster.put_unreachable("gpu3", UnreachableReason("nothing is known of jobs there", UnreachableKind.AGENT))
     cluster.put_unreachable(
         "gpu4", UnreachableReason("the agent speaks wire version 1, this console 2", UnreachableKind.FITTING_AGENT)
     )
     view = View(cluster, Diagnoser().observe(cluster, 12.0), 12.0)
 
     assert view.headline().text == (
-        "no connection to gpu2 for 12 s: no route to host; no agent on gpu1 and gpu3 for 10 s: none serves there; "
+        "no connection to gpu2 for 12 s: no route to host; "
+        "no agent on gpu1 and gpu3 for 10 s: nothing is known of jobs there; "
         "no agent that fits on gpu4: the agent speaks wire version 1, this console 2"
     )
 
@@ -578,13 +581,15 @@ def test_what_is_said_of_the_ranks_of_a_node_without_an_agent_is_that_its_agent_
     sim.run_to_step(30)
     cluster, diagnoser = heard_of_only(sim, "demo-0")
     cluster.put_unreachable(
-        "demo-1", UnreachableReason("none serves there (rankdeck up demo-1)", UnreachableKind.AGENT)
+        "demo-1", UnreachableReason("nothing is known of jobs there (rankdeck up demo-1)", UnreachableKind.AGENT)
     )
 
     (verdict,) = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s).verdicts()
 
     assert verdict.cause is Cause.NODE_LOST
-    assert verdict.text.startswith("no agent on demo-1: none serves there (rankdeck up demo-1); what ranks 2-3 do")
+    assert verdict.text.startswith(
+        "no agent on demo-1: nothing is known of jobs there (rankdeck up demo-1); what ranks 2-3 do"
+    )
 
 
 def test_a_node_that_was_never_reached_is_not_blamed_for_a_job_that_it_has_no_part_in() -> None:

@@ -82,7 +82,7 @@ def test_a_rank_that_may_have_work_elsewhere_is_an_alarm_only_after_longer(
     finding, text = found(rank(0, WAITS, seconds=seconds), one)
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, severity, [1])
-    assert ("to be sure, look longer: --looks 12" in text) is (severity is Severity.WARNING)
+    assert ("no alarm yet; to be sure, look longer: --looks 12" in text) is (severity is Severity.WARNING)
 
 
 @pytest.mark.parametrize("state", ["S", "D"])

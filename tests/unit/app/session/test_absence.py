@@ -19,7 +19,7 @@ from app.session.reconnector import unreachable_reason_of
 @pytest.mark.parametrize(
     ("error", "unreachable_kind"),
     [
-        (NoAgentError("h1", "none serves there"), UnreachableKind.AGENT),
+        (NoAgentError("h1", "nothing is known of jobs there"), UnreachableKind.AGENT),
         (AgentUnreachableError("h1", "/nfs/python does not run there"), UnreachableKind.ANSWER),
         (IncompatibleAgentError("h1", "it speaks wire version 1"), UnreachableKind.FITTING_AGENT),
         (HostUnreachableError("h1", "it does not answer in time"), UnreachableKind.CONNECTION),

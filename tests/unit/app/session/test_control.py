@@ -219,8 +219,23 @@ async def test_a_stop_reaches_the_nodes_that_answer_and_says_that_others_do_not(
     silent, other = road(num_nodes=2), road(num_nodes=2)
     silent.answers[GetStatus] = unreachable("n0")
     told = await control_over(n0=silent, n1=other).stop("j", is_agreed=False)
-    assert told == "job j was asked by SIGTERM to end; only n1 of its 2 nodes could be asked"
+    assert told == "job j was asked to end; only n1 of its 2 nodes could be asked"
     assert (other.kinds(), silent.heard) == (["Stop"], [])
+
+
+@pytest.mark.parametrize(
+    "detail", ["stopping by SIGTERM; what is left in 30 s is killed", "stopping after a step and a checkpoint"]
+)
+async def test_a_stop_reports_how_the_node_ends_the_job_whatever_was_asked(detail: str) -> None:
+    node = road()
+    stopping = job_status(job_id="j", state=JobState.STOPPING, attempt=0, num_nodes=1, detail=detail)
+
+    def stop() -> Reply:
+        node.status = stopping
+        return Accepted()
+
+    node.answers[Stop] = stop
+    assert await control_over(n0=node).stop("j", is_agreed=True) == f"job j is {detail}"
 
 
 async def test_a_job_that_only_a_silent_node_may_know_is_not_said_to_be_unknown() -> None:

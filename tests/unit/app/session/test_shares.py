@@ -11,7 +11,8 @@ from agent.wire.commands import PrepareAgain, decode_command, encode_command
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import RootCause
 from app.errors import UsageError
-from app.session.remote_job import end_states, even_split, has_loss_pattern, next_attempt
+from app.session.remote_job import end_states, even_split, has_loss_pattern, next_attempt, started_text
+from tests.support.jobs import make_spec
 
 
 def status(node_rank: int, share: int, first_rank: int, world_size: int, **changes: object) -> JobStatus:
@@ -32,6 +33,17 @@ def status(node_rank: int, share: int, first_rank: int, world_size: int, **chang
 def two_nodes(**changes: object) -> dict[str, JobStatus]:
     """Return a job of three ranks on `a` and one on `b`, which comes first; the changes are b's."""
     return {"b": status(1, 1, 3, 4, **changes), "a": status(0, 3, 0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "num_ranks", "text"),
+    [
+        (0, 1, "job train started on gpu1 with 1 rank"),
+        (1, 4, "job train started on gpu1 with 4 ranks (attempt 1: a job of this name ran there before)"),
+    ],
+)
+def test_a_name_that_is_used_again_is_explained_with_its_attempt(attempt: int, num_ranks: int, text: str) -> None:
+    assert started_text(make_spec(attempt=attempt, world_size=num_ranks), "gpu1") == text
 
 
 @given(st.integers(1, 10_000), st.integers(1, 200))

@@ -276,6 +276,24 @@ def test_a_missing_rank_is_a_warning_once_others_have_waited_a_second() -> None:
     assert console.view().ranks([1])[0].severity is Severity.WARNING
 
 
+@pytest.mark.parametrize("seed", [22, 25, 29])
+def test_in_the_first_second_of_a_hang_no_rank_is_missing_that_is_only_on_its_way(seed: int) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, seed=seed)
+    culprit = seed % 8
+    sim.run(6 + 0.07 * seed)
+    sim.freeze(culprit)
+    missing: list[list[int]] = []
+    waited_s = 0.0
+    while waited_s < 2.0:
+        sim.run(0.05)
+        rows = sim.view().barriers()
+        missing += [row.missing for row in rows]
+        assert not [row for row in rows if row.is_settled and not row.missing]
+        waited_s = max((row.waited_s for row in rows), default=0.0)
+
+    assert {tuple(ranks) for ranks in missing} == {(), (culprit,)}
+
+
 def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:
     console = Console()
     console.receive("b", *(worker_report(rank, rank_report(rank, groups=[group_report(5, 2.0)])) for rank in (2, 3)))
@@ -288,7 +306,7 @@ def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:
     assert (row.where, row.missing_where) == ("train.py:42 in train_step", "data.py:7 in load")
     assert row.text == "ranks 0, 2-3 wait in all_reduce #5 for rank 1, 6.0 s"
     assert row.severity is Severity.WARNING
-    assert view.headline().text == f"{row.text}; rank 1 is loading data"
+    assert view.headline().text == f"{row.text}; rank 1 is loading data; no alarm before 10 s"
     assert view.headline().severity is Severity.WARNING
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from signal import Signals
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from agent.jobs.lifecycle import LauncherFailed, WorkerExited
-from agent.jobs.root_cause import Failure, failure_of_worker, first_of, launcher_end_text, worker_end_text
+from agent.jobs.root_cause import TOGETHER_S, Failure, failure_of_worker, first_of, launcher_end_text, worker_end_text
 from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+from agent.wire.logs import INTERRUPTED, LOST_PEER
 
 if TYPE_CHECKING:
     from ddpcore.wire import RankReport
@@ -34,6 +36,10 @@ MAX_WHY_CHARS = 1024
 """Longest text of the reasons why ranks have no probe."""
 RIVAL_S = 5.0
 """Seconds after its last report for which a second process of a rank is shown."""
+
+
+INTERRUPTED_CODE = 128 + Signals.SIGINT
+"""Exit code of a shell, and by custom of a program, that SIGINT has ended."""
 
 
 class Action(StrEnum):
@@ -59,9 +65,31 @@ class Member(msgspec.Struct):
     """The exception that ends it, as its probe has reported."""
     is_ending: bool = False
     """Its probe has sent its last report: the interpreter ends."""
-    has_failed: bool = False
+    exit: WorkerExited | None = None
+    """Its end, as far as it is known."""
+    ended_s: float = 0.0
+    interrupted_s: float | None = None
+    """Time at which it was known that SIGINT ends it."""
     why_mute: str | None = None
     """Why it has no probe; None for one that has."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.exit is not None and self.exit.code != 0
+
+    def note_interrupt(self, now_s: float) -> None:
+        """Note whether SIGINT ends it."""
+        by_signal = self.exit is not None and Signals.SIGINT in {self.exit.signal, (self.exit.code or 0) - 128}
+        if self.interrupted_s is None and (by_signal or self.raised.startswith(INTERRUPTED)):
+            self.interrupted_s = now_s
+
+    def follows(self, interrupt_s: float) -> bool:
+        """Return whether it may have ended because SIGINT ended others, or its launcher, at that time."""
+        assert self.exit is not None
+        if self.exit.signal == Signals.SIGTERM or LOST_PEER.search(self.raised):
+            return self.ended_s >= interrupt_s - TOGETHER_S
+        is_killed = self.exit.signal == Signals.SIGKILL or self.exit.code is self.exit.signal is None
+        return is_killed and self.ended_s >= interrupt_s
 
 
 class Seen(Protocol):
@@ -100,6 +128,8 @@ class AdoptedJob:
         self.exit_code: int | None = None
         self.cause = ""
         self.failure: Failure | None = None
+        self.is_interrupted = False
+        """SIGINT has ended it, as Ctrl-C sends it to the launcher and the ranks."""
         self._due: deque[tuple[float, Action]] = deque()
         """What is done next, and when, if the job has not ended by then."""
         self._idle_since_s: float | None = None
@@ -129,7 +159,7 @@ class AdoptedJob:
         environment: then all ranks join again by their next reports.
         """
         known = next((rank for rank, member in self.members.items() if member.pid == seen.pid), None)
-        if seen.attempt > self.attempt or self.has_ended:
+        if seen.attempt > self.attempt or self.has_ended or self.is_interrupted:
             return known is None
         if known is not None:
             return (seen.rank, seen.world_size) != (known, self.world_size)
@@ -138,7 +168,8 @@ class AdoptedJob:
 
     def is_of(self, seen: Seen) -> bool:
         """Return whether a rank under this job's name belongs to this run."""
-        return not self.has_ended and (seen.attempt, seen.world_size) == (self.attempt, self.world_size)
+        is_over = self.has_ended or self.is_interrupted
+        return not is_over and (seen.attempt, seen.world_size) == (self.attempt, self.world_size)
 
     def take(self, report: RankReport, pid: int, now_s: float) -> bool:
         """Take a report of this run; return whether it is of a rank that is a member now."""
@@ -153,6 +184,7 @@ class AdoptedJob:
             return False
         member.why_mute = None
         member.raised, member.is_ending = report.raised or member.raised, report.is_ending
+        member.note_interrupt(now_s)
         return True
 
     def add_mute(self, rank: int, pid: int, why: str) -> bool:
@@ -177,8 +209,9 @@ class AdoptedJob:
         if code is None and signal is None and (member.is_ending or member.raised):
             code = 1 if member.raised else 0
         found = FoundFailure(FailureText(exception=member.raised), rank) if member.raised else None
-        event = WorkerExited(rank, code, signal, found)
-        member.has_failed = code != 0
+        event = member.exit = WorkerExited(rank, code, signal, found)
+        member.ended_s = now_s
+        member.note_interrupt(now_s)
         if member.has_failed and not self.is_stopping:
             failure = failure_of_worker(event, now_s, self.failure)
             if first_of(self.failure, failure) is failure:
@@ -217,7 +250,8 @@ class AdoptedJob:
             self._idle_since_s = None
             return self._what_is_due(now_s)
         self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
-        if not lives_launcher:
+        # An interrupt is reported before the end: what ended since then, ended by it.
+        if not self._note_interrupt(exit_code, self._idle_since_s) and not lives_launcher:
             self._end(exit_code, now_s)
             return []
         return self._what_is_due(now_s)
@@ -261,6 +295,34 @@ class AdoptedJob:
                 self._due.append((max(now_s, at_s) + GRACE_S, Action.KILL))
         return due
 
+    def _note_interrupt(self, launcher_code: int | None, idle_s: float) -> bool:
+        """Begin to stop if SIGINT has ended this job's ranks here or its launcher, and nothing has failed by itself.
+
+        Ranks of `torch.multiprocessing` get SIGINT also when their launcher is killed (torch 2.13, spawn.py, `_wrap`).
+
+        Args:
+            launcher_code: Exit code of the launcher, None while it runs.
+            idle_s: Time at which the last rank ended.
+        """
+        if self.is_stopping:
+            return False
+        by_launcher = launcher_code in {-Signals.SIGINT, INTERRUPTED_CODE}
+        ranks = {rank: one.interrupted_s for rank, one in self.members.items() if one.interrupted_s is not None}
+        began_s = min(ranks.values(), default=idle_s)
+        failed = [member for member in self.members.values() if member.has_failed]
+        # A launcher that is a rank has its end.
+        signals = {None, Signals.SIGINT, Signals.SIGTERM, *(member.exit.signal for member in failed if member.exit)}
+        is_launcher_killed = launcher_code is not None and launcher_code < 0 and -launcher_code not in signals
+        by_others = [member for member in failed if member.interrupted_s is None]
+        has_failure = is_launcher_killed or not all(member.follows(began_s) for member in by_others)
+        if has_failure or not (ranks or by_launcher):
+            return False
+        who = "" if by_launcher or ranks.keys() == self.members.keys() else f": {_ranks_text(sorted(ranks))}"
+        self.is_interrupted, self.failure, self.cause = True, None, f"interrupted by SIGINT{who}"
+        # Consoles date an end and its beginning by different reports.
+        self._go(JobState.STOPPING, min([began_s, *(member.ended_s for member in failed)]) - TOGETHER_S)
+        return True
+
     def _end(self, exit_code: int | None, now_s: float) -> None:
         self.exit_code = exit_code
         was_stopping = self.is_stopping
@@ -275,14 +337,13 @@ class AdoptedJob:
 
     def _why_mute(self) -> str:
         """Return why ranks have no probe: `python -I`, or `rank 1: python -I; rank 3: torch not imported`."""
-        ranks: dict[str, list[str]] = {}
+        ranks: dict[str, list[int]] = {}
         for rank, member in sorted(self.members.items()):
             if member.why_mute:
-                ranks.setdefault(member.why_mute, []).append(str(rank))
+                ranks.setdefault(member.why_mute, []).append(rank)
         if len(ranks) <= 1:
             return "".join(ranks)
-        texts = (f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {why}" for why, of in ranks.items())
-        return "; ".join(texts)[:MAX_WHY_CHARS]
+        return "; ".join(f"{_ranks_text(of)}: {why}" for why, of in ranks.items())[:MAX_WHY_CHARS]
 
     def _detail(self, now_s: float) -> str:
         if self.has_ended or self.cause:
@@ -301,3 +362,7 @@ class AdoptedJob:
         if self._idle_since_s is not None and now_s - self._idle_since_s > LAUNCHER_END_S:
             return "all its ranks here have ended; their launcher has not"
         return ""
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

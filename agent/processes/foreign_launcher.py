@@ -7,6 +7,7 @@ rank's highest ancestor that was started with the launch plug-in on its PYTHONPA
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -92,7 +93,8 @@ def marked_launchers(directory: Path) -> set[int]:
         if pid.isdigit() and shim.stat_fields(int(pid))[_STARTED : _STARTED + 1] == [started_ticks.encode()]:
             found.add(int(pid))
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a full or read-only disk it stays
+                path.unlink()
     return found
 
 

@@ -389,7 +389,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
     # All by the same request: the launcher, once ended, reports whether it was its own. SIGINT never is.
     by = {death.exit.signal for death in unrequested}
-    is_asked = len(unrequested) > 1 and by <= ASKED_SIGNALS
+    is_asked = by <= ASKED_SIGNALS and (len(unrequested) > 1 or by == {signal.SIGINT})
     patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s
     # A rank that times out has waited for another: it is no cause, even where the other is unknown. Neither is a victim
     # that lost a connection.

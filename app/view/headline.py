@@ -173,7 +173,8 @@ def _ended(job: JobModel, row: JobRow) -> Headline:
     text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
     progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}{_loss(row)}"
     if row.state not in {"failed", "lost"}:
-        return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + progress)
+        why = f" ({row.detail})" if row.state == "stopped" and row.detail else ""
+        return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + why + progress)
     code = "" if row.exit_code is None else f" (exit code {row.exit_code})"
     return _line(Severity.CRITICAL, f"{text}{code}{_detail(row)}")
 

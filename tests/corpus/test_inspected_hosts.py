@@ -42,7 +42,7 @@ def running(desk: Desk, program: Program) -> Iterator[None]:
     network = desk.network
     fault = network.directory / "shared" / f"{program.name}.fault"
     source = network.directory / "source"
-    variables = (f"FAULT_AT={fault}", f"PYTHONPATH={source}", "OMP_NUM_THREADS=1")
+    variables = (f"FAULT_AT={fault}", f"PYTHONPATH={source}", f"TMPDIR={fault.parent}", "OMP_NUM_THREADS=1")
     argv = (str(source / PROGRAMS / program.path.name), program.mode)
     second = program.ranks // 2
     shares = (program.ranks - second, second)
@@ -80,4 +80,5 @@ def test_a_hang_over_two_hosts_is_named_by_their_user(program: Program, desk: De
 
     verdict = judged(program, tuple(job["culprits"]), job["text"])
     assert verdict == "right" or (verdict == "partly" and program.name in NOT_FROM_OUTSIDE), job["text"]
-    assert {rank["host"] for rank in job["ranks"]} == set(HOSTS)
+    is_whole = not job["missing"]  # ranks that have ended are not seen
+    assert {rank["host"] for rank in job["ranks"]} == set(HOSTS) or not is_whole

@@ -133,7 +133,7 @@ def test_a_job_without_any_probe_is_seen_by_its_processes_and_other_commands_are
 
 
 @pytest.mark.ranks
-def test_ctrl_c_at_the_terminal_ends_the_launcher_as_ever_and_the_job_is_told(house: DemoHouse) -> None:
+def test_ctrl_c_at_the_terminal_ends_the_launcher_as_ever_and_is_no_failure(house: DemoHouse) -> None:
     (house.home / "train.py").write_text(TRAIN)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     terminal, slave = pty.openpty()
@@ -152,7 +152,9 @@ def test_ctrl_c_at_the_terminal_ends_the_launcher_as_ever_and_the_job_is_told(ho
         until(lambda: "2 ranks" in run(house, *RANKDECK, "status", "typed")[1], END_S, "its ranks are seen")
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(END_S) != 0
-        until(lambda: "failed" in run(house, *RANKDECK, "status", "typed")[1], END_S, "its end is seen")
+        until(lambda: "job typed: stopped" in run(house, *RANKDECK, "status", "typed")[1], END_S, "its end is seen")
+    code, stdout, _ = run(house, *RANKDECK, "status", "typed")
+    assert (code, "interrupted by SIGINT" in stdout, "CRITICAL" in stdout) == (0, True, False), stdout
     said = os.read(terminal, 65536).decode(errors="replace")
     os.close(terminal)
     assert "the ranks of this command are watched" in said

@@ -118,17 +118,22 @@ def test_one_line_runs_a_program_on_all_nodes_and_ends_with_its_exit_code(cluste
 @pytest.mark.slow
 def test_tasks_of_srun_that_exec_has_prepared_are_one_job_over_their_nodes(cluster: SlurmCluster) -> None:
     (cluster.home / "task.py").write_text(TASK)
-    tasks = f"--nodes=2 --ntasks=4 --ntasks-per-node=2 --overcommit {RANKDECK} exec -- {sys.executable} task.py"
+    # The last one has no probe.
+    task = f"{RANKDECK} exec -- {sys.executable} $( [ $SLURM_PROCID = 3 ] && echo -I ) task.py"
+    tasks = f"--nodes=2 --ntasks=4 --ntasks-per-node=2 --overcommit sh -c '{task}'"
     job_id = cluster.submit(f"export MASTER_ADDR=$(hostname -i); srun {tasks}; echo srun ended with $?", "--nodes=2")
     where = ("--host", "h1", "--host", "h2", "--python", sys.executable)
 
-    def ranks() -> list[tuple[int, str, bool]]:
+    def ranks() -> list[tuple[int, str, str]]:
         printed = cluster.rankdeck("status", f"slurm-{job_id}-0", "--json", *where, codes=tuple(range(20)))
         found = json.loads(printed)["ranks"] if printed.startswith("{") else []
-        return [(rank["rank"], rank["node"], (rank["step"] or 0) > 2) for rank in found]
+        return [(rank["rank"], rank["node"], "trains" if (rank["step"] or 0) > 2 else rank["detail"]) for rank in found]
 
-    expected = [(0, "h1", True), (1, "h1", True), (2, "h2", True), (3, "h2", True)]
-    until(lambda: ranks() == expected, START_S, "its ranks train")
+    def is_seen(found: list[tuple[int, str, str]]) -> bool:
+        return found[:3] == expected and found[3][:2] == (3, "h2") and found[3][2].startswith("no probe (python -I)")
+
+    expected = [(0, "h1", "trains"), (1, "h1", "trains"), (2, "h2", "trains")]
+    until(lambda: is_seen(ranks()), START_S, "its ranks train, and the last one is seen")
     (cluster.home / "end").touch()
     until(lambda: "srun ended with 0" in cluster.output(job_id), START_S, f"job {job_id} ends")
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")

@@ -157,6 +157,21 @@ def test_the_rank_that_raises_is_the_cause_and_the_launcher_has_its_own_exit_cod
         assert "rank 1 exited with code 1: ValueError: boom" in status.detail
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_ctrl_c_is_an_interrupt_and_no_failure(launcher: str, agent: RunningAgent, tmp_path: Path) -> None:
+    with Launched(tmp_path, agent, launcher) as job:
+        agent.wait_until(trains, END_S, "both ranks train")
+        job.alive()
+        os.killpg(job.process.pid, signal.SIGINT)
+
+        report = agent.wait_until(is_(JobState.STOPPED), END_S, "it is interrupted")
+        assert job.process.wait(END_S) in {1, -signal.SIGINT}
+        status = status_of(report)
+        assert status is not None
+        assert (status.detail, status.root_cause) == ("interrupted by SIGINT", None)
+        until(lambda: job.alive() == [], END_S, "nothing of it is left")
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow), "shell"])
 @pytest.mark.parametrize("command", [Stop(NAME), pytest.param(Kill(NAME), marks=pytest.mark.slow)])
 def test_a_stop_and_a_kill_leave_no_process(

@@ -13,6 +13,7 @@ from tests.support.node_reports import rank_report
 
 WORLD = 4
 PIDS = st.integers(100, 107)
+ENDS = [(0, None), (3, None), (None, 2), (None, 9), (None, 15), (None, None)]
 MAX_TICK_S = 20.0
 
 
@@ -37,7 +38,7 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         report = rank_report(rank, world, pid=pid, attempt=attempt, is_adopted=True)
         if self.job.is_succeeded_by(report):
             known = [number for number, member in self.job.members.items() if member.pid == pid]
-            is_other = world != self.job.world_size or (known and known != [rank])
+            is_other = world != self.job.world_size or (known and known != [rank]) or self.job.is_interrupted
             assert attempt > self.job.attempt or self.job.has_ended or is_other
             self.job = AdoptedJob(report, self.now_s)
             self.wanted_s = self.killed_s = None
@@ -46,14 +47,15 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         before = self.job.members.get(rank)
         was_heard = before is not None and before.why_mute is None
         was_running = before is not None and was_heard and not before.has_ended and before.pid != pid
-        is_of_this_run = not self.job.has_ended and (attempt, world) == (self.job.attempt, self.job.world_size)
+        is_over = self.job.has_ended or self.job.is_interrupted
+        is_of_this_run = not is_over and (attempt, world) == (self.job.attempt, self.job.world_size)
         is_taken = self.job.take(report, pid, self.now_s)
         assert is_taken == (is_of_this_run and self.job.members[rank].pid == pid)
         assert not (is_taken and was_running), "a rank that runs is replaced by another process"
 
     @rule(rank=st.integers(0, WORLD - 1), why=st.sampled_from(["python -E", "python -I"]))
     def see_without_a_probe(self, rank: int, why: str) -> None:
-        if self.job.has_ended:
+        if self.job.has_ended or self.job.is_interrupted:
             return
         before = self.job.members.get(rank)
         is_taken = self.job.add_mute(rank, 200 + rank, why)
@@ -62,7 +64,9 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         assert rank in self.job.ranks
 
     @rule(
-        data=st.data(), how=st.sampled_from([(0, None), (3, None), (None, 9), (None, None)]), last_report=st.booleans()
+        data=st.data(),
+        how=st.sampled_from(ENDS),
+        last_report=st.booleans(),
     )
     def end(self, data: st.DataObject, how: tuple[int | None, int | None], last_report: bool) -> None:
         running = [rank for rank, member in self.job.members.items() if not member.has_ended]
@@ -93,7 +97,7 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         self.carry_out(actions)
         assert self.job.has_ended or Action.KILL in actions
 
-    @rule(passed_s=st.floats(0.0, MAX_TICK_S), code=st.sampled_from([None, 0, 1, -15]))
+    @rule(passed_s=st.floats(0.0, MAX_TICK_S), code=st.sampled_from([None, 0, 1, -15, -2]))
     def tick(self, passed_s: float, code: int | None) -> None:
         self.now_s += passed_s
         exit_code = None if self.lives_launcher else code
@@ -116,6 +120,11 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         has_failed = any(member.has_failed for member in self.job.members.values())
         assert not (status.state is JobState.SUCCEEDED and (has_failed or status.exit_code not in {0, None}))
         assert status.state is not JobState.FAILED or status.detail
+        ends = [member.exit for member in self.job.members.values() if member.exit is not None]
+        if status.state in {JobState.STOPPING, JobState.STOPPED} and self.wanted_s is None:
+            assert self.job.is_interrupted
+            assert all(end.code != 3 for end in ends), "a failure is hidden"
+            assert any(end.signal == 2 for end in ends) or self.job.exit_code == -2 or not self.job.has_ended
 
 
 TestAdoptedInTheWorld = AdoptedInTheWorld.TestCase

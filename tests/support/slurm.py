@@ -84,6 +84,7 @@ class SlurmCluster:
     def argv(self, host: str, *words: str) -> list[str]:
         """Return what runs a command in the shared home, as a login to a host does."""
         environment = {"HOME": str(self.home), "USER": "root", "PATH": PATH, "LANG": "C.UTF-8", "TERM": "dumb"}
+        environment |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         variables = [f"{name}={value}" for name, value in environment.items()]
         return [*self.network[host].inside(), "env", "-i", "-C", str(self.home), *variables, *words]
 

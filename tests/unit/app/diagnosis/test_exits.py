@@ -63,6 +63,14 @@ def test_ranks_that_sigint_has_ended_are_all_named_once_their_launcher_may_have_
     assert culprits(sorted_out(interrupted[1], end(0, 10.4, code=1, error=LOST), end(2, 10.6, signal=15))) == [1]
 
 
+def test_others_may_follow_the_first_rank_that_ctrl_c_has_ended() -> None:
+    interrupted = end(1, 10.0, signal=2)
+    assert culprits(sorted_out(interrupted)) == []
+    assert culprits(sorted_out(interrupted, now_s=50.0)) == [1]
+    over = ExitContext(NEVER, has_other_cause=False, called_less=frozenset(), now_s=12.0, is_over=True)
+    assert culprits(sort_out({1: interrupted}, over, Thresholds())) == [1]
+
+
 def test_a_death_that_looks_like_a_consequence_waits_for_its_cause() -> None:
     early = sorted_out(end(0, 10.0, code=1, error=LOST), now_s=10.5)
     late = sorted_out(end(0, 10.0, code=1, error=LOST), end(1, 10.1, signal=15), now_s=11.5)

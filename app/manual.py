@@ -19,6 +19,7 @@ TOPICS = (
     "slurm",
     "launchers",
     "exec",
+    "inspect",
     "rehearsal",
     "doctor",
     "verdicts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from hypothesis import settings
 from tests.support.warm_ranks import template_pid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 pytest_plugins = [
     "tests.support.compiled",
@@ -43,6 +44,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 LEAK_GRACE_S = 30.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect garbage seldom while a million objects that stay are made, and never look at those again."""
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 20)
+    result = yield
+    gc.set_threshold(*usual)
+    gc.freeze()
+    return result
 
 
 @pytest.fixture(autouse=True)

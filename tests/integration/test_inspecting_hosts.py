@@ -181,8 +181,6 @@ def test_a_damaged_py_spy_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_console_shows_it_over_two_hosts_and_a_signal_ends_it(desk: Desk) -> None:
     shared = desk.network.directory / "shared"
-    shared.mkdir()
-    shutil.chown(shared, USER, USER)
     hosts = named("alice@h1", "alice@h2")
     assert desk.run("up", "alice@h1", "alice@h2")[0] == 0
     with training(desk.network, shared) as launchers:

@@ -160,7 +160,9 @@ def test_alone_it_says_what_to_type_first_and_for_hosts_without_agents_what_star
     (shell.directory / "rankdeck.toml").write_text('[[node]]\nhost = "localhost"\n')
     code, stdout, stderr = shell.run()
     assert (code, stdout) == (3, "")
-    assert stderr.endswith("nothing is known of jobs there (rankdeck up localhost)\n")
+    # Ranks that other tests have started may be offered before.
+    assert "nothing is known of jobs there (" in stderr
+    assert stderr.endswith("rankdeck up localhost)\n")
 
     (shell.directory / "rankdeck.toml").write_text("[[node]\n")
     code, stdout, stderr = shell.run()

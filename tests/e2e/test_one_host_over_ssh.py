@@ -106,7 +106,7 @@ def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays
     _, said = follower.communicate(timeout=SOON_S)
     assert follower.returncode == 130
     assert "job gpt goes on" in said
-    assert "rankdeck attach --host h1" in said
+    assert "rankdeck attach gpt --host h1" in said
 
     assert desk.json("stop", "gpt", "--host", "h1")["state"] == "stopped"
     assert desk.json("down", "h1")["num_jobs_left"] == 0

@@ -21,6 +21,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+REACHED_S = 120.0
 PROGRAM = """
 import os, sys, time
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -46,8 +47,10 @@ def main() -> None:
         try:
             at = [network.directory / f"at{number}" for number in range(num_hosts)]
             until(lambda: all(path.exists() for path in at), IMPORT_S + 5 * num_hosts, "all ranks")
+            # Of 32 hosts of a new network 16 are not reached for half a minute; why is not known.
+            until(lambda: measure(desk, num_hosts), REACHED_S, "an inspection of all hosts")
             for _ in range(repeats):
-                measure(desk, num_hosts)
+                assert measure(desk, num_hosts)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -67,16 +70,20 @@ def start(network: Network) -> list[subprocess.Popen[bytes]]:
     return ranks
 
 
-def measure(desk: Desk, num_hosts: int) -> None:
+def measure(desk: Desk, num_hosts: int) -> bool:
+    """Print what one inspection takes; return whether it has seen every host."""
     argv = desk.argv("inspect", "--json", *named(*desk.network.hosts))
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(argv, env=desk.environment, cwd=desk.directory, capture_output=True, check=False, text=True)
     took_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     (job,) = json.loads(done.stdout)["jobs"]
-    assert (len(job["ranks"]), job["culprits"]) == (num_hosts, [1]), done.stderr
-    load = os.getloadavg()[0]
-    print(f"{num_hosts} hosts: {took_s:.2f} s, {cpu_s:.2f} s of CPU in the console; load {load:.1f}", flush=True)
+    num_seen, load = len(job["ranks"]), os.getloadavg()[0]
+    print(
+        f"{num_seen} of {num_hosts} hosts: {took_s:.2f} s, {cpu_s:.2f} s of CPU in the console; load {load:.1f}",
+        flush=True,
+    )
+    return num_seen == num_hosts and job["culprits"] == [1]
 
 
 if __name__ == "__main__":

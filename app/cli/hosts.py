@@ -289,9 +289,11 @@ def inspect(*, wanted: HostsWanted, which: str | None, is_json: bool, **how: Any
     if wanted.hub is not None:
         raise UsageError("inspect does not go through a relay", "name the hosts: --relay none --host gpu1")
     spy, evidence = own_py_spy(), how["evidence"]
+    if how["is_read_only"] and not how["is_on_screen"]:
+        raise UsageError("--read-only is for --console: without it inspect only looks", "leave it out")
     if how["is_on_screen"]:
-        if which is not None or is_json or how["is_watching"] or evidence is not None:
-            raise UsageError("--console takes no job and no other output", "its key i goes from job to job")
+        if which is not None or is_json or how["is_watching"] or how["asks_nccl"] or evidence is not None:
+            raise UsageError("--console takes no job, no --nccl and no other output", "its key i goes from job to job")
         _show_inspection(wanted, how["settings"], is_read_only=how["is_read_only"])
     if evidence is not None:
         _write(evidence, {}, is_new=True)

@@ -46,6 +46,8 @@ def find_peer_waits(
     # A rank whose program is over waits no more: what its GPU stood in by its last report may be done.
     ranks = np.flatnonzero(job.has_peer_wait & is_current & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
+    # A full queue of a GPU holds up a collective that is in the recorder: nobody starts a communicator there.
+    recorded = {rank for wait in in_collectives for rank in wait.waiting.tolist()}
     for rank in ranks:
         report = _report_of(job, rank)
         if report is None or report.peer_wait is None or not report.peer_wait.calls:
@@ -53,7 +55,7 @@ def find_peer_waits(
         call = report.peer_wait.calls[0]
         if call.op not in met:
             waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting)))
-        elif call.group == DEFAULT_GROUP and not any(rank in wait.waiting for wait in in_collectives):
+        elif call.group == DEFAULT_GROUP and not (call.op == NEW_COMMUNICATOR and rank in recorded):
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     meetings = [wait for op, since_s in met.items() for wait in _meeting(job, op, since_s, (facts, now_s))]
     return [_with_all_that_could_send(job, wait, (*in_collectives, *waits, *meetings)) for wait in waits] + meetings

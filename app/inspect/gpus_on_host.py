@@ -161,7 +161,7 @@ def ask_ras(pid: int, youngest_s: float) -> dict[str, Any]:
             time.sleep(RAS_PERIOD_S)
             answers.append(answer(address, own_pid(pid)))
         if not all(answers):
-            trouble = f"nobody answers for this job at {address[:100]}"
+            trouble = f"no rank of this job answers at {address[:100]}, or with more than {MAX_ANSWER >> 20} MiB"
     return {"version": version, "answers": [text for text in answers if text], "trouble": trouble}
 
 

@@ -218,6 +218,6 @@ def last_line(link: AgentLink, program: str, *arguments: str, given: bytes = b""
     done = link.run_python(["-I", "-c", program, *arguments], timeout_s, given)
     if done.exit_code:
         raise HostUnreachableError(
-            link.host, f"{clean(link.python)} cannot look at its ranks: {clean(done.error_text, LINE_LIMIT)}"
+            link.host, f"its {clean(link.python)} ends with an error: {clean(done.error_text, LINE_LIMIT)}"
         )
     return done.stdout.decode(errors="replace").rstrip("\n").rpartition("\n")[2]

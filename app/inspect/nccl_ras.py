@@ -9,6 +9,7 @@ Source: NCCL's src/ras/client_support.cc. Its JSON lacks a comma in `missing_ran
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -79,6 +80,7 @@ class Behind(msgspec.Struct, frozen=True):
     """Kinds of collectives whose counts differ."""
 
 
+@lru_cache(maxsize=2)
 def decoded(text: str) -> RasAnswer | None:
     """Return an answer as JSON; None for anything else."""
     begin = text.find("{")

@@ -286,7 +286,7 @@ class Session:
 
     def own_pids(self) -> dict[str, set[int]]:
         """Return the pids of the ranks that each node's agent reports; may be called from any thread."""
-        reports = {name: node.report for name, node in self._cluster.nodes.items()}
+        reports = {name: node.report for name, node in list(self._cluster.nodes.items())}
         return {
             name: set() if report is None else {worker.pid for worker in report.workers}
             for name, report in reports.items()

@@ -81,8 +81,8 @@ def _mismatch_hint(verdict: Verdict) -> str:
     if verdict.meetings:
         return "give all ranks one MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and each its own RANK"
     ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
-    for op in ops & MEETING_HINTS.keys():
-        return MEETING_HINTS[op]
+    if meetings := ops & MEETING_HINTS.keys():
+        return MEETING_HINTS[min(meetings)]
     if ops and verdict.aborted:
         return "give the receive a tensor as large as that of the send, in shape and element type"
     if ops:

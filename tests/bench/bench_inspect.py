@@ -47,7 +47,7 @@ def main() -> None:
         try:
             at = [network.directory / f"at{number}" for number in range(num_hosts)]
             until(lambda: all(path.exists() for path in at), IMPORT_S + 5 * num_hosts, "all ranks")
-            # Of 32 hosts of a new network 16 are not reached for half a minute; why is not known.
+            # The job's connections fill the table of neighbours that all namespaces share: some are away at first.
             until(lambda: measure(desk, num_hosts), REACHED_S, "an inspection of all hosts")
             for _ in range(repeats):
                 assert measure(desk, num_hosts)

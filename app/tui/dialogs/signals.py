@@ -70,7 +70,6 @@ class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
             classes="dialog",
         )
         body.border_title = Text("Send a signal: rankdeck did not start this job")
-        body.border_subtitle = "Enter goes on, arrows choose, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:

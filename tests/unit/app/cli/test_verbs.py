@@ -74,3 +74,19 @@ def test_help_and_version_wait_for_nothing_that_trains_or_paints() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--console --nccl", "--console takes no job"),
+        ("--console --json", "--console takes no job"),
+        ("--console train.py", "--console takes no job"),
+        ("--read-only", "--read-only is for --console"),
+    ],
+)
+def test_options_of_inspect_that_would_do_nothing_are_refused(options: str, why: str) -> None:
+    caught = CliRunner().invoke(rankdeck, ["inspect", "--no-config", *shlex.split(options)]).exception
+
+    assert isinstance(caught, UsageError)
+    assert str(caught).startswith(why)

@@ -733,3 +733,23 @@ def test_a_rank_that_does_not_come_to_the_start_of_a_communicator_is_named(
         other = group_report(5, float(second)) if waits_too else group_report(4)
         found = watched.receive(*there, watched.tick(2, other))
     assert causes(found) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("op", "waits_for_communicator"), [("ncclCommInitRank", False), ("new_group", True), ("monitored_barrier", True)]
+)
+def test_a_rank_whose_collective_is_recorded_starts_no_communicator(op: str, waits_for_communicator: bool) -> None:
+    # NCCL holds a rank up in a call that is recorded when the GPU's queue is full. An asynchronous collective may be
+    # pending, too, while a rank makes a group.
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 5):
+        watched.now_s += 1.0
+        meets = PeerWait([PeerCall(op, None)], float(second))
+        found = watched.receive(
+            *(watched.tick(rank, group_report(5, float(second)), peer_wait=meets) for rank in (0, 1, 3)),
+            watched.tick(2, group_report(4)),
+        )
+    ops = {wait.op for wait in found.waits}
+    assert (op in ops) is waits_for_communicator
+    assert "all_reduce" in ops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -42,6 +43,10 @@ for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME", "COLUMNS", "LI
 # The tests start thousands of Python processes: each would compile our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell starts what runs in its background with Ctrl-C ignored, and every program of a test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_GRACE_S = 30.0
 

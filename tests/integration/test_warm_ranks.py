@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import warm_ranks
 from tests.support.warm_ranks import PATIENCE_S, WarmRanks, run_ranks, try_ranks
 
 
@@ -58,3 +59,12 @@ def test_a_rank_can_be_killed_and_the_rest_ends_with_the_test() -> None:
         with pytest.raises(AssertionError, match=r"ranks \[0\] have not ended"):
             ranks.outcomes(timeout_s=0.5)
         assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_ranks_that_start_too_slowly_fail_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(warm_ranks, "START_S", 0.0)
+        with pytest.raises(TimeoutError):
+            WarmRanks(add_up, 2, 10)
+
+    assert run_ranks(add_up, 2, 10) == [21.0] * 2

@@ -1,17 +1,19 @@
 """Which of the long tests a run takes: by default none of those marked slow, chaos or reported.
 
 `pytest -m "slow or chaos"` runs all of these two kinds, `-m fault` every fault of the fault matrix, and a test that is
-named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a twentieth of
-the slow and chaos tests runs with the rest, another one for another commit, and besides it all that test code which
-the commit changes (RANKDECK_CHANGED_FILES).
-A twentieth, since a tenth takes more than three of the eight minutes that `.ci/run` may take on two cores.
+named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then one of
+`NUM_SHARES` equal shares of the slow and chaos tests runs with the rest, another one for another commit, and besides it
+all that test code which the commit changes (RANKDECK_CHANGED_FILES).
+A share of a twentieth takes two of the eight minutes that `.ci/run` may take on two cores.
 
-`long_tests.txt` names more slow tests: of the tests of a file that each took longer than `LONG_S` in a whole run all
-but the shortest. `python -m tests.support.long_tests build/test-durations.txt` adds those of another run.
+`long_tests.txt` has the worker-seconds of the slow and chaos tests, by which shares are equal. It also names more slow
+tests: of the tests of a file that each took longer than `LONG_S` in a whole run all but the shortest.
+`python -m tests.support.long_tests build/test-durations.txt` takes the seconds of another run and adds its long tests.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import sys
 import zlib
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from _pytest.mark.structures import ParameterSet
@@ -35,7 +37,7 @@ LONG = frozenset({"slow", "chaos", "reported"})
 """Marks of tests that do not run unless `-m` names the mark."""
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
-NUM_SHARES = 20
+NUM_SHARES = 40
 LONG_S = 1.4
 """Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")
@@ -68,10 +70,12 @@ CODE_OF_TESTS = {
     "tests/integration/test_collecting": ("ddpcore/collecting.py", "ddpcore/samplers/"),
     "tests/integration/test_compiled_": ("ddpcore/parallel/",),
     "tests/integration/test_console_": ("app/session/",),
+    "tests/integration/test_control": ("app/session/", "app/fleet/", "agent/jobs/"),
     "tests/integration/test_elastic_": ("agent/jobs/",),
     "tests/integration/test_engine": ("ddpcore/engine",),
     "tests/integration/test_examples": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_faults_": ("ddpcore/probe/faults",),
+    "tests/integration/test_fewer_calls": ("app/diagnosis/", "ddpcore/probe/"),
     "tests/integration/test_first_": ("ddpcore/barriers/",),
     "tests/integration/test_fleet": ("app/fleet/", "agent/jobs/"),
     "tests/integration/test_full_disk_": ("agent/logs/",),
@@ -86,6 +90,7 @@ CODE_OF_TESTS = {
     "tests/integration/test_loader_": ("ddpcore/engine",),
     "tests/integration/test_local_": ("app/fleet/", "app/session/"),
     "tests/integration/test_loop_": ("ddpcore/engine",),
+    "tests/integration/test_memory_growth": ("agent/node_state/", "app/diagnosis/"),
     "tests/integration/test_moved_": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_opening": ("ddpcore/process_group/",),
     "tests/integration/test_prepared_": ("agent/jobs/",),
@@ -96,24 +101,31 @@ CODE_OF_TESTS = {
     "tests/integration/test_samplers_": ("ddpcore/samplers/",),
     "tests/integration/test_schedules": ("ddpcore/engine",),
     "tests/integration/test_slurm_": ("agent/serve.py", "agent/wire/slurm.py", "app/slurm/"),
+    "tests/integration/test_slow_link": ("app/fleet/", "agent/transport/"),
     "tests/integration/test_ssh": ("app/ssh/",),
     "tests/integration/test_stack_": ("app/stacks/", "agent/processes/"),
     "tests/integration/test_stacks_": ("app/stacks/", "agent/processes/", "ddpcore/probe/stack"),
+    "tests/integration/test_systemd_": ("agent/service/",),
     "tests/integration/test_torch_": ("ddpcore/probe/torch_faults", "ddpcore/probe/faults"),
     "tests/integration/test_types_": ("ddpcore/__init__.py", "ddpcore/samplers/", "ddpcore/engine/engine.py"),
+    "tests/integration/test_unseen_": ("agent/processes/", "app/diagnosis/"),
     "tests/integration/test_unmodified_": ("ddpcore/launch_plugin/", "ddpcore/probe/"),
     "tests/integration/test_web_": ("app/web/",),
     "tests/integration/test_weighted_": ("ddpcore/parallel/", "ddpcore/examples/"),
+    "tests/integration/test_whose_verdict": ("app/diagnosis/", "app/view/"),
     "tests/integration/test_wrap_": ("ddpcore/parallel/",),
     "tests/property/": ("app/diagnosis/", "ddpcore/probe/"),
     "tests/tui/": ("app/tui/", "app/view/view.py", "app/view/", "app/view/rows.py"),
+    "tests/unit/agent/logs/": ("agent/logs/",),
     "tests/unit/agent/processes/": ("agent/processes/",),
     "tests/unit/app/": ("app/diagnosis/", "app/recording/history.py", "app/recording/"),
     "tests/unit/app/diagnosis/": ("app/diagnosis/", "app/model/", "agent/node_state/", "ddpcore/probe/"),
     "tests/unit/ddpcore/test_adoption": ("ddpcore/adoption.py", "ddpcore/launch"),
     "tests/unit/ddpcore/barriers/": ("ddpcore/barriers/",),
+    "tests/unit/ddpcore/probe/": ("ddpcore/probe/",),
     "tests/unit/ddpcore/checkpoint/": ("ddpcore/checkpoint/",),
     "tests/unit/ddpcore/samplers/": ("ddpcore/samplers/",),
+    "tests/unit/test_second_run": ("tests/support/second_run.py",),
 }
 """Beginnings of tests' names, and of the files that they test the most: the longest that fits counts."""
 
@@ -127,7 +139,7 @@ class Share:
 
     def takes(self, nodeid: str) -> bool:
         """Whether this test is of the commit's share, or tests what it changes, or is itself changed."""
-        if zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
+        if dealt().get(nodeid, zlib.crc32(nodeid.encode()) % NUM_SHARES) == self.number:
             return True
         return any(file.startswith(_watched_by(nodeid)) for file in self.changed_files)
 
@@ -187,20 +199,47 @@ def _watched_by(nodeid: str) -> tuple[str, ...]:
 
 
 @cache
-def listed() -> frozenset[str]:
-    """Return the tests of `long_tests.txt`."""
-    return frozenset(LISTED.read_text().splitlines())
+def listed() -> dict[str, float]:
+    """Return the worker-seconds of each test of `long_tests.txt`."""
+    rows = (line.split(None, 1) for line in LISTED.read_text().splitlines())
+    return {nodeid: float(seconds) for seconds, nodeid in rows}
 
 
-def long_ones(durations: str) -> set[str]:
-    """Return the tests of a run that are to be slow, by the text of build/test-durations.txt."""
-    rows = [line.split(None, 1) for line in durations.partition("# seconds, test\n")[2].splitlines()]
+@cache
+def dealt() -> dict[str, int]:
+    """Return the number of the share of each listed test: the longest first, each to the share with the least."""
+    shares = [(0.0, number) for number in range(NUM_SHARES)]
+    share_of_test: dict[str, int] = {}
+    for nodeid, seconds in sorted(listed().items(), key=lambda item: (-item[1], item[0])):
+        held_s, number = shares[0]
+        heapq.heapreplace(shares, (held_s + seconds, number))
+        share_of_test[nodeid] = number
+    return share_of_test
+
+
+def long_ones(durations: Mapping[str, float], known: Iterable[str]) -> set[str]:
+    """Return the tests of a run that are to be slow besides the known ones."""
     files: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-    for seconds, nodeid in rows:
-        if float(seconds) > LONG_S and nodeid not in listed():
-            files[nodeid.partition("::")[0]].append((float(seconds), nodeid))
+    for nodeid, seconds in durations.items():
+        if seconds > LONG_S and nodeid not in known:
+            files[nodeid.partition("::")[0]].append((seconds, nodeid))
     return {nodeid for tests in files.values() for _, nodeid in sorted(tests)[1:]}
 
 
+def seconds_of(durations: str) -> dict[str, float]:
+    """Return the worker-seconds of each test by the text of build/test-durations.txt."""
+    rows = (line.split(None, 1) for line in durations.partition("# seconds, test\n")[2].splitlines())
+    return {nodeid: float(seconds) for seconds, nodeid in rows}
+
+
+def relisted(durations: Mapping[str, float], *, are_all_long: bool) -> dict[str, float]:
+    """Return the list with what a run adds; of a run of the long tests alone nothing else stays."""
+    if are_all_long:
+        return dict(durations)
+    added = long_ones(durations, listed())
+    return listed() | {nodeid: seconds for nodeid, seconds in durations.items() if nodeid in added | listed().keys()}
+
+
 if __name__ == "__main__":
-    LISTED.write_text("\n".join(sorted(listed() | long_ones(Path(sys.argv[1]).read_text()))) + "\n")
+    found = relisted(seconds_of(Path(sys.argv[1]).read_text()), are_all_long="--all" in sys.argv[2:])
+    LISTED.write_text("".join(f"{seconds:.1f} {nodeid}\n" for nodeid, seconds in sorted(found.items())))

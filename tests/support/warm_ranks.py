@@ -105,7 +105,13 @@ class WarmRanks:
         (self.directory / "args.pickle").write_bytes(pickle.dumps(args))
         self._template = _template()
         self._template.ask(request)
-        self.pids: list[int] = self._template.answer(START_S)["pids"]
+        try:
+            self.pids: list[int] = self._template.answer(START_S)["pids"]
+        except BaseException:
+            # Its late answers would be taken for those of the next test.
+            self._template.kill()
+            shutil.rmtree(self.directory)
+            raise
         self._statuses: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -119,7 +125,10 @@ class WarmRanks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._collect(PATIENCE_S)
-        self._template.ask({"done": True})
+        if len(self._statuses) < len(self.pids):
+            self._template.kill()
+        else:
+            self._template.ask({"done": True})
         shutil.rmtree(self.directory)
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -252,6 +261,11 @@ class _Template:
     def end(self) -> None:
         self._ours.close()
         self.process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """End it with its ranks: the next test has another one."""
+        self.process.kill()
+        self.end()
 
 
 _the_template: _Template | None = None

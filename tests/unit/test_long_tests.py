@@ -12,10 +12,12 @@ from tests.support.long_tests import (
     LONG_S,
     NUM_SHARES,
     Share,
+    dealt,
     is_taken,
     listed,
     long_ones,
     one_in,
+    seconds_of,
     share_of,
 )
 
@@ -44,6 +46,16 @@ def test_as_many_commits_as_there_are_shares_run_each_test_once() -> None:
     assert share_of("", "a.py") is None
 
 
+def test_shares_are_of_equal_length() -> None:
+    lengths_s = [
+        sum(listed()[nodeid] for nodeid, of in dealt().items() if of == number) for number in range(NUM_SHARES)
+    ]
+
+    assert set(dealt()) == set(listed())
+    assert max(lengths_s) - min(lengths_s) <= max(listed().values())
+    assert max(lengths_s) < 1.2 * min(lengths_s)
+
+
 def test_a_commit_runs_all_that_test_what_it_changes() -> None:
     share = Share(NUM_SHARES, ("README.md", "agent/jobs/job.py", "tests/e2e/test_relay.py"))
 
@@ -61,7 +73,7 @@ def test_a_commit_that_changes_the_diagnosis_runs_all_stories_and_another_one_it
     of_diagnosis, of_another = Share(0, ("app/diagnosis/waits.py",)), Share(0, ("app/ssh/login.py",))
 
     assert all(is_taken(nodeid, {"slow"}, "", of_diagnosis) for nodeid in nodeids)
-    assert 1 <= sum(is_taken(nodeid, {"slow"}, "", of_another) for nodeid in nodeids) <= 6
+    assert sum(is_taken(nodeid, {"slow"}, "", of_another) for nodeid in nodeids) <= 6
     assert not is_taken("tests/corpus/reported/test_reported.py::test_x", {"reported"}, "", of_diagnosis)
 
 
@@ -89,7 +101,8 @@ def test_every_beginning_is_one_of_files_that_are_there() -> None:
 def test_of_the_long_tests_of_a_file_the_shortest_stays_in_every_run() -> None:
     seconds = {"a.py::x": 9 * LONG_S, "a.py::y[1 of 2]": 2 * LONG_S, "a.py::z": LONG_S / 2, "b.py::only": 3 * LONG_S}
 
-    assert long_ones(table(seconds)) == {"a.py::x"}
+    assert long_ones(seconds_of(table(seconds)), {}) == {"a.py::x"}
+    assert long_ones(seconds, {"a.py::x"}) == set()
 
 
 def test_what_is_listed_as_long_is_of_files_that_are_there_and_runs_when_the_code_it_tests_changes() -> None:

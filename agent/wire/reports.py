@@ -26,6 +26,7 @@ from agent.wire.codec import (
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
+from agent.wire.signals import Readings
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 5
@@ -145,6 +146,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     has not been looked for, nobody is seen to listen, or it is another node."""
     memory: MemoryReport | None = None
     """None of a node that does not look at it; of a rank that has ended, how it grew last."""
+    signals: Readings = {}
+    """Signals of its process and of its GPU."""
 
 
 class ControlReport(msgspec.Struct, frozen=True, gc=False):
@@ -174,6 +177,10 @@ class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     agent_rss_bytes: Count = 0
     host: HostReport = HostReport()
     gpus: GpusReport = GpusReport()
+    signals: Readings | None = None
+    """Signals of the host; None of an agent that takes none, of ranks either."""
+    nic: Name = ""
+    """Network interface that carries most bytes; empty where none is known."""
     log_seq: Count = 0
     """Number of log lines read so far; the latest line has `seq == log_seq`."""
     log_losses: list[LogLoss] = []

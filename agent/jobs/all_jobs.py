@@ -49,7 +49,7 @@ from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
 from agent.logs.traceback_text import FailureText
 from agent.processes.leftovers import ANYBODYS, Leftovers
-from agent.processes.memory_reader import OomKills
+from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
@@ -412,7 +412,8 @@ class Jobs:
 
     def _on_worker_end(self, ended: WorkerEnded) -> None:
         launch, how, now_s = self._known[ended.job_id], ended.exit, time.monotonic()
-        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else self._oom_kills.recent(now_s))
+        oom_kills = self._oom_kills.recent(now_s) if ended.cgroup_kills is None else ended.cgroup_kills
+        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else oom_kills)
         self._feed(launch, WorkerExited(ended.rank, how.code, how.signal, found))
         self._on_change()
 

@@ -107,6 +107,8 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     rank: int
     exit: ExitReport
     """Report of its end, with an age of 0."""
+    cgroup_kills: int | None = None
+    """Processes that the kernel killed in its cgroup just before, for want of memory; None where that is not known."""
 
 
 class RankPrinted(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from agent.wire.codec import (
     LongText,
     MalformedMessageError,
 )
+from agent.wire.ends import EndFacts
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
@@ -63,7 +64,9 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     last_line: LongText = ""
     """What it wrote last to standard error, if it left no exception and ended with a code."""
     oom_kills: Count = 0
-    """How many processes of the node the kernel killed for want of memory in the seconds before a bad end."""
+    """How many processes the kernel killed for want of memory in the seconds before a bad end: of the rank's cgroup
+    where the kernel counts these, else of the node."""
+    facts: EndFacts = EndFacts()
 
     @property
     def error_text(self) -> str:

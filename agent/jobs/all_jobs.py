@@ -47,7 +47,9 @@ from agent.jobs.rank_stacks import OutsideLooks, StackTaker
 from agent.jobs.rank_watch import RankWatch, StoreListeners
 from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
+from agent.logs.full_disk import FullDisks
 from agent.logs.traceback_text import FailureText
+from agent.node_state.observations import DiskFound
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
@@ -102,11 +104,12 @@ class Jobs:
         self.logs = self._watch.logs
         self._space = LogSpace(state_dir.jobs_dir)
         self._oom_kills = OomKills()
+        self._full_disks = FullDisks()
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._stacks = StackTaker()
         self._outside = OutsideLooks(state, self._stacks.py_spy)
         self._listeners = StoreListeners(state)
-        self.adopted = AdoptedJobs(state, state_dir.path, self._known, on_change)
+        self.adopted = AdoptedJobs(state, state_dir.path, self._known, self._full_disks.suspect, on_change)
         """Jobs that no agent has launched."""
 
     def adopt(self) -> None:
@@ -223,6 +226,8 @@ class Jobs:
         self._watch.read_logs()
         self._space.look(now_s)
         self._oom_kills.look(now_s)
+        for sought, disk in self._full_disks.take():
+            self._state.apply(DiskFound(sought.job_id, sought.rank, disk), now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -247,6 +252,7 @@ class Jobs:
         self._outside.close()
         self._listeners.close()
         self._watch.close()
+        self._full_disks.close()
         self.adopted.close()
         self._known.close()
 
@@ -423,6 +429,9 @@ class Jobs:
         if how.code != 0:
             found = launch.failure_of(rank) or self._space.failure_of(rank) or launch.last_failure_of(rank, how.code)
         text = found.text if found else FailureText()
+        if how.code != 0:
+            error = text.exception or text.last_line
+            self._full_disks.suspect(ended.job_id, rank, error, how.signal, launch.job.spec.workdir)
         how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
         self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found

@@ -13,6 +13,7 @@ import msgspec
 from agent.node_state.gpu_ranks import AFTER_END_S, Home, RankProcess, gpu_fault, gpu_reports, num_visible_gpus
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.observations import (
+    DiskFound,
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
@@ -152,6 +153,8 @@ class NodeState:
                 self._on_sample(observation, now_s)
             case WorkerEnded():
                 self._on_end(observation, now_s)
+            case DiskFound():
+                self._on_disk(observation)
             case RankPrinted():
                 self._on_output(observation, now_s)
             case SeenFromOutside(job_id=job_id, rank=rank):
@@ -336,6 +339,13 @@ class NodeState:
         worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
         self._growth.end(end.job_id, end.rank)
         self._look_at_home(worker)
+
+    def _on_disk(self, found: DiskFound) -> None:
+        job = self._jobs.get(found.job_id)
+        worker = job.workers.get(found.rank) if job else None
+        if worker is not None and worker.exit is not None:
+            facts = msgspec.structs.replace(worker.exit.facts, disk=found.disk)
+            worker.exit = msgspec.structs.replace(worker.exit, facts=facts)
 
     def _look_at_home(self, worker: _Worker) -> None:
         """Add to a bad end what happened to the rank's GPU, as far as the latest sample shows it."""

@@ -46,6 +46,8 @@ class MemoryReader:
         self._found: list[Cgroup] = []
         self._rlimits: dict[LimitKind, int] = {}
         self._read_s = self._searched_s = float("-inf")
+        self._membership = ""
+        """The cgroups of the process, as the kernel writes them; one that is moved counts there from then on."""
         self._last: MemorySampled | None = None
         self._limits: dict[str, LimitReport] = {}
         """Limits of its cgroups as they were read last."""
@@ -57,10 +59,14 @@ class MemoryReader:
             return self._last
         self._read_s = now_s
         try:
-            if now_s - self._searched_s >= SEARCH_PERIOD_S:
-                self._searched_s = now_s
+            membership = (self._proc / str(self._pid) / "cgroup").read_text()
+            status = self._status(self._pid)
+            is_due = now_s - self._searched_s >= SEARCH_PERIOD_S or membership != self._membership
+            # One that ends gives up its memory first, and seems to be in the root's cgroup (version 1) then.
+            if is_due and b"VmRSS" in status:
+                self._searched_s, self._membership = now_s, membership
                 self._search()
-            self._last = self._read()
+            self._last = self._read(status)
         except (OSError, ValueError):
             self._last = None
         self._kills.look(now_s)
@@ -77,8 +83,7 @@ class MemoryReader:
         self._kills.follow(levels, self._found)
         self._rlimits = self._process_limits()
 
-    def _read(self) -> MemorySampled:
-        status = self._status(self._pid)
+    def _read(self, status: dict[bytes, int]) -> MemorySampled:
         tree_bytes = status.get(b"VmRSS", 0) + status.get(b"VmSwap", 0) + sum(map(self._private, self._children))
         limits = [limit for cgroup in self._found if (limit := _sampled(cgroup)) is not None]
         self._limits.update((limit.key, limit.report) for limit in limits)
@@ -123,7 +128,7 @@ class MemoryReader:
 
     def _all_cgroups(self) -> Iterator[Cgroup]:
         """Yield the directories from the process's cgroup up to the root that this machine shows."""
-        for line in (self._proc / str(self._pid) / "cgroup").read_text().splitlines():
+        for line in self._membership.splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if number == "0" and not controllers:

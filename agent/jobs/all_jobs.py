@@ -55,6 +55,7 @@ from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
+from agent.wire.ends import Sender
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.secret_mask import masked_spec
 from ddpcore.wire_launch import INBOX_SOCKET
@@ -105,6 +106,8 @@ class Jobs:
         self._space = LogSpace(state_dir.jobs_dir)
         self._oom_kills = OomKills()
         self._full_disks = FullDisks()
+        self._sent: dict[tuple[str, int, int], int] = {}
+        """Signals that operators have had sent, by job, attempt and rank."""
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._stacks = StackTaker()
         self._outside = OutsideLooks(state, self._stacks.py_spy)
@@ -226,8 +229,8 @@ class Jobs:
         self._watch.read_logs()
         self._space.look(now_s)
         self._oom_kills.look(now_s)
-        for sought, disk in self._full_disks.take():
-            self._state.apply(DiskFound(sought.job_id, sought.rank, disk), now_s)
+        for failed, disk in self._full_disks.take():
+            self._state.apply(DiskFound(failed.job_id, failed.rank, disk), now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -338,6 +341,7 @@ class Jobs:
             case SignalWorker(rank=rank, signal=number):
                 if not self._watch.workers.send_signal(job_id, rank, number):
                     return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
+                self._sent[job_id, launch.job.spec.attempt, rank] = number
                 self._watch.sample(launch.job_id)
                 self._on_change()
             case AskProbe(rank=rank, request=request):
@@ -432,6 +436,9 @@ class Jobs:
         if how.code != 0:
             error = text.exception or text.last_line
             self._full_disks.suspect(ended.job_id, rank, error, how.signal, launch.job.spec.workdir)
+        sent = self._sent.pop((ended.job_id, launch.job.spec.attempt, rank), None)
+        if sent is not None and sent == how.signal:
+            how = msgspec.structs.replace(how, facts=msgspec.structs.replace(how.facts, sender=Sender.RANKDECK))
         how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
         self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found

@@ -34,8 +34,11 @@ _PATH = re.compile(r"'(?P<path>/?[^'\n]+)'\"?$")
 _SIGBUS = 7
 _UNESCAPED = re.compile(r"\\(\d{3})")
 _SKIPPED_TYPES = frozenset(
-    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts efivarfs fusectl hugetlbfs iso9660 mqueue nsfs proc "
-    "pstore rpc_pipefs securityfs squashfs sysfs tracefs".split()
+    {
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "fusectl"),
+        *("hugetlbfs", "iso9660", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "squashfs", "sysfs"),
+        "tracefs",
+    }
 )
 MAX_MOUNTS = 256
 NEARLY = 0.05
@@ -46,7 +49,7 @@ MAX_PENDING = 64
 
 
 class Suspicion(NamedTuple):
-    """What an error says of the file system that a rank has written to."""
+    """The file system that a rank has written to, as far as its error shows it."""
 
     limit: DiskLimit | None
     """None where the reason is not given: only a file system that is full now explains it."""
@@ -80,7 +83,7 @@ def find_full_disk(sought: Suspicion, workdir: str, mountinfo: str = "/proc/self
     """Return the file system that a rank could not write to; None where none is known to be full. Blocks.
 
     Args:
-        sought: What its error says.
+        sought: What its error shows.
         workdir: Directory from which a relative path begins; empty where it is not known.
         mountinfo: The list of mounted file systems.
     """
@@ -151,7 +154,7 @@ def _mounts(mountinfo: str) -> Iterator[str]:
     for line in Path(mountinfo).read_text(errors="replace").splitlines()[:MAX_MOUNTS]:
         head, _, tail = line.partition(" - ")
         fields, options = head.split(), tail.split()
-        if len(fields) < 6 or not options or options[0] in _SKIPPED_TYPES or "ro" in fields[5].split(","):  # noqa: PLR2004
+        if len(fields) < 6 or not options or options[0] in _SKIPPED_TYPES or "ro" in fields[5].split(","):
             continue
         yield _UNESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
 
@@ -159,5 +162,5 @@ def _mounts(mountinfo: str) -> Iterator[str]:
 def _mount_of(path: str, mounts: list[str]) -> str:
     """Return the mount of a path, which need not exist any more; empty where it is on none that can be written."""
     whole = os.path.normpath(path)
-    above = [mount for mount in mounts if mount == "/" or whole == mount or whole.startswith(f"{mount}/")]
+    above = [mount for mount in mounts if mount in ("/", whole) or whole.startswith(f"{mount}/")]
     return max(above, key=len, default="")

@@ -1,7 +1,7 @@
 """Whether the kernel, or systemd-oomd, has killed a process for want of memory, and at which limit.
 
-`OomKills` counts the kills of the whole machine, `CgroupKills` those in the cgroups of one process. Only the second can
-tell a rank's from another program's, and a cgroup's limit from the machine's.
+`OomKills` counts the kills of the whole machine, `CgroupKills` those in the cgroups of one process. Only the second
+distinguish a rank's from another program's, and a cgroup's limit from the machine's.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (memory.events counts a cgroup and those below it: `oom_kill` where a
 process was killed, whatever the reason; memory.events.local `oom` where its own limit was the reason), cgroup-v1/
@@ -111,7 +111,7 @@ class CgroupKills:
             self._counts.popleft()
 
     def killing(self, now_s: float, limits: Mapping[str, LimitReport]) -> Killing | None:
-        """Return what was killed in the last seconds; None where the cgroup does not tell.
+        """Return what was killed in the last seconds; None where that is not known.
 
         Args:
             now_s: Now.
@@ -149,10 +149,10 @@ def _number(path: Path, key: bytes) -> int | None:
     """Return the number behind a key in a file; None where there is none, or the cgroup is gone."""
     try:
         for line in path.read_bytes().splitlines():
-            words = line.split()
-            if words[:-1] == ([key] if key else []):
-                return int(words[-1])
-    except (OSError, ValueError, IndexError):
+            *keys, number = line.split()
+            if keys == ([key] if key else []):
+                return int(number)
+    except (OSError, ValueError):
         return None
     return None
 

@@ -64,4 +64,3 @@ class EndFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """That cgroup, or the one in which systemd-oomd has killed."""
     disk: FullDisk | None = None
     sender: Sender | None = None
-

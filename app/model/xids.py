@@ -100,7 +100,7 @@ _ORDER = (Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM, Blame.FABRIC, None)
 _OWN_BLAMES = frozenset({Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM})
 
 NEAR_S = 60.0
-"""Seconds before a rank's end in which an error counts that it hears of at its next CUDA call."""
+"""Seconds before a rank's end in which an error counts that its next CUDA call raises."""
 LASTING_S = 3600.0
 """Seconds before a rank's end in which an error counts after which its GPU runs nothing: a process group's timeout, 10
 or 30 minutes by default, ends a rank that hangs."""
@@ -171,6 +171,6 @@ def _explains(xid: Xid, *, is_ended_by_others: bool) -> bool:
 
 
 def is_gpu_at_fault(end: ExitReport) -> bool:
-    """Return whether an error of a rank's own GPU ended it, whatever its exception says of its peers."""
+    """Return whether an error of a rank's own GPU ended it, whatever its exception reports of its peers."""
     cause = gpu_cause(end)
     return cause is not None and cause.is_own

@@ -30,7 +30,7 @@ _GONE_TEXTS = {GpuCondition.LOST: "is lost", GpuCondition.RESET_REQUIRED: "needs
 _ACTION_HINTS = {
     Action.FIX_PROGRAM: "as a rule the program did this: run it with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer",
     Action.RESTART_JOB: "restart the job; if the GPU does it again, replace it: ask its vendor",
-    Action.RESET_GPU: "end what uses {gpu}, then nvidia-smi --gpu-reset -i {index}; if that does not help, reboot {node}",
+    Action.RESET_GPU: "end what uses {gpu}, then nvidia-smi --gpu-reset -i {index}; if that fails, reboot {node}",
     Action.REBOOT_NODE: "drain {node} and reboot it, or switch it off and on; if it happens again, ask its vendor",
     Action.CHECK_LINKS: "see nvidia-smi nvlink --errorcounters{on}, its Fabric Manager and the GPU at the other end",
     Action.CHECK_POWER: "check the power cables of {gpu}",
@@ -78,7 +78,7 @@ def end_parts(verdict: Verdict) -> list[str]:
     if end.facts.disk is not None:
         parts.append(_disk_text(end.facts.disk))
     if end.facts.sender is Sender.RANKDECK:
-        parts.append("rankdeck sent that signal, as an operator asked")
+        parts.append("an operator had rankdeck send that signal")
     return parts
 
 
@@ -189,6 +189,6 @@ def _path_text(path: str) -> str:
 
 
 def _cgroup_text(path: str) -> str:
-    """Return `its cgroup job_12/step_0`: the last two of its names tell whose it is."""
+    """Return `its cgroup job_12/step_0`: the last two of its names show whose it is."""
     names = [name for name in path.split("/") if name]
     return f"its cgroup {_path_text('/'.join(names[-2:]))}" if names else "its cgroup"

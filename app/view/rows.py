@@ -268,7 +268,7 @@ class EndRow(msgspec.Struct, frozen=True):
     xids: list[int]
     """Its Xid errors, the gravest first."""
     blame: str
-    """Of the first one: hardware, driver, program, fabric."""
+    """Whose fault the first one is: hardware, driver, program, fabric."""
     action: str
     """NVIDIA's first advice: fix_program, restart_job, reset_gpu, reboot_node, check_links, check_power."""
     memory_limit_bytes: int | None

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from agent.wire.commands import Accepted, Commit, InjectFault, Kill, Prepare, RefusalReason, Refused, Stop
-from agent.wire.ends import DiskLimit, FullDisk
+from agent.wire.ends import DiskLimit, FullDisk, Sender
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from agent.wire.reports import NodeReport, ProcessState
@@ -255,7 +255,7 @@ def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: Running
     report = agent.wait_until(process_is(1, ProcessState.EXITED), END_S, "rank 1 has exited")
     end = report.workers[1].exit
     assert end is not None
-    assert (end.code, end.signal) == (None, 9)
+    assert (end.code, end.signal, end.facts.sender) == (None, 9, Sender.RANKDECK)
     report = agent.wait_until(has_ended, START_S, "the job has ended")
     (job,) = report.jobs
     assert (job.state, job.exit_code, job.detail) == (JobState.FAILED, 1, "rank 1 was killed by SIGKILL")

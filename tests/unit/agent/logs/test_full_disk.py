@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,12 +22,19 @@ POSITION = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected
     ("error", "signal", "expected"),
     [
         ("OSError: [Errno 28] No space left on device", None, Suspicion(SPACE, "")),
-        ("OSError: [Errno 28] No space left on device: '/scratch/run 7/a.pt'", None, Suspicion(SPACE, "/scratch/run 7/a.pt")),
+        (
+            "OSError: [Errno 28] No space left on device: '/scratch/run 7/a.pt'",
+            None,
+            Suspicion(SPACE, "/scratch/run 7/a.pt"),
+        ),
         ("OSError: [Errno 28] No space left on device: '/tmp/big' -> 'out/b'", None, Suspicion(SPACE, "out/b")),
         ("RuntimeError: write(): fd 3 failed with No space left on device", None, Suspicion(SPACE, "")),
         (
-            "safetensors._safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device "
-            "(os error 28)",
+            (
+                "safetensors._safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on "
+                "device "
+                "(os error 28)"
+            ),
             None,
             Suspicion(SPACE, ""),
         ),
@@ -37,8 +42,11 @@ POSITION = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected
         ("OSError: [Errno 122] Disk quota exceeded: '/home/ada/a.pt'", None, Suspicion(QUOTA, "/home/ada/a.pt")),
         (POSITION, None, Suspicion(None, "")),
         (
-            "RuntimeError: [enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/0: "
-            "file write failed",
+            (
+                "RuntimeError: [enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file "
+                "data/0: "
+                "file write failed"
+            ),
             None,
             Suspicion(None, ""),
         ),
@@ -92,9 +100,10 @@ def test_of_two_that_are_full_the_one_of_the_job_is_named_or_none(tmp_path: Path
 
 def test_a_file_system_without_inodes_is_named_as_that(tmp_path: Path) -> None:
     with small_disk(tmp_path / "a", 2**20, num_inodes=4) as disk:
+        for number in range(disk.stat().st_nlink, 5):
+            (disk / f"{number}").mkdir()
         with pytest.raises(OSError, match="No space left") as raised:
-            for number in range(9):
-                (disk / f"{number}").mkdir()
+            (disk / "one more").mkdir()
         found = suspicion(f"OSError: {raised.value}", None)
         assert found is not None
         assert find_full_disk(found, "") == FullDisk(str(disk), DiskLimit.INODES, 2**20, 2**20)

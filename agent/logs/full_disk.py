@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from signal import SIGBUS
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.slow_reader import SlowReader
@@ -31,7 +32,6 @@ _FAILED_WRITE = re.compile(
 _BUS_ERROR = re.compile(r"killed by signal: Bus error|insufficient shared memory")
 _PATH = re.compile(r"'(?P<path>/?[^'\n]+)'\"?$")
 """The last path behind a message: of two, it is the one that is written."""
-_SIGBUS = 7
 _UNESCAPED = re.compile(r"\\(\d{3})")
 _SKIPPED_TYPES = frozenset(
     {
@@ -68,7 +68,7 @@ class Sought(NamedTuple):
 
 def suspicion(error: str, signal: int | None) -> Suspicion | None:
     """Return which file system may have been full when a rank failed; None where its end speaks of something else."""
-    if signal == _SIGBUS or _BUS_ERROR.search(error):
+    if signal == SIGBUS or _BUS_ERROR.search(error):
         return Suspicion(None, SHM)
     found = _PATH.search(error.strip())
     path = found["path"] if found else ""

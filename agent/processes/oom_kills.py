@@ -1,7 +1,7 @@
-"""Whether the kernel, or systemd-oomd, has killed a process for want of memory, and at which limit.
+"""Whether the kernel, or oomd, has killed a process for want of memory, and at which limit.
 
 `OomKills` counts the kills of the whole machine, `CgroupKills` those in the cgroups of one process. Only the second
-distinguish a rank's from another program's, and a cgroup's limit from the machine's.
+distinguishes a rank's from another program's, and a cgroup's limit from the machine's.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (memory.events counts a cgroup and those below it: `oom_kill` where a
 process was killed, whatever the reason; memory.events.local `oom` where its own limit was the reason), cgroup-v1/
@@ -80,7 +80,7 @@ class Killing(NamedTuple):
     num: int
     """How many the kernel killed; 0 if it killed none."""
     facts: EndFacts
-    """At which limit, or by systemd-oomd."""
+    """At which limit, or by oomd."""
 
 
 class _Counts(NamedTuple):
@@ -123,7 +123,7 @@ class CgroupKills:
         now = self._read(now_s)
         by_oomd = next((one for one in now.oomd if now.oomd[one] > before.oomd.get(one, 0)), None)
         if by_oomd is not None:
-            return Killing(0, EndFacts(cgroup=by_oomd.name, sender=Sender.SYSTEMD_OOMD))
+            return Killing(0, EndFacts(cgroup=by_oomd.name, sender=Sender.OOMD))
         if now.kills is None or before.kills is None:
             return None
         num = max(0, now.kills - before.kills)

@@ -50,8 +50,8 @@ class Sender(StrEnum):
 
     RANKDECK = "rankdeck"
     """An operator's `rankdeck fault`, through this node's agent."""
-    SYSTEMD_OOMD = "systemd_oomd"
-    """systemd's guard against memory pressure."""
+    OOMD = "oomd"
+    """A guard against memory pressure: systemd-oomd, or Meta's oomd, which leaves the same mark."""
 
 
 class EndFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -61,6 +61,6 @@ class EndFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     memory_limit: LimitReport | None = None
     """Limit of a cgroup at which the kernel killed a process of the rank's; its use is as it was before."""
     cgroup: FilePath = ""
-    """That cgroup, or the one in which systemd-oomd has killed."""
+    """That cgroup, or the one in which oomd has killed."""
     disk: FullDisk | None = None
     sender: Sender | None = None

@@ -46,8 +46,8 @@ def is_out_of_memory(end: ExitReport | None) -> bool:
 
 
 def is_killed_by_kernel(end: ExitReport) -> bool:
-    """Return whether the kernel, or systemd-oomd, killed the rank or its loader while the node ran out of memory."""
-    if not end.oom_kills and end.facts.sender is not Sender.SYSTEMD_OOMD:
+    """Return whether the kernel, or oomd, killed the rank or its loader while the node ran out of memory."""
+    if not end.oom_kills and end.facts.sender is not Sender.OOMD:
         return False
     return end.signal == SIGKILL or _KILLED_CHILD.search(end.error_text) is not None
 

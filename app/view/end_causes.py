@@ -90,8 +90,8 @@ def explains_loss(end: ExitReport) -> bool:
 
 def memory_limit_text(end: ExitReport) -> str:
     """Return at which limit the kernel killed: `when its cgroup job_12/step_0 was at its limit (8.0 GiB)`."""
-    if end.facts.sender is Sender.SYSTEMD_OOMD:
-        return f"by systemd-oomd, since memory was short in {_cgroup_text(end.facts.cgroup)}"
+    if end.facts.sender is Sender.OOMD:
+        return f"by oomd, since memory was short in {_cgroup_text(end.facts.cgroup)}"
     limit = end.facts.memory_limit
     if limit is None:
         return "when the kernel was out of memory"

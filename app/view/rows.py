@@ -278,7 +278,7 @@ class EndRow(msgspec.Struct, frozen=True):
     disk_limit: str
     """space, inodes or quota."""
     sender: str
-    """Who sent the signal: rankdeck, systemd_oomd."""
+    """Who sent the signal: rankdeck, oomd."""
 
 
 class VerdictRow(msgspec.Struct, frozen=True):

@@ -156,7 +156,7 @@ def test_the_counts_of_another_cgroup_are_not_compared_with(tmp_path: Path) -> N
     assert kills.killing(10.1, {}) is None
 
 
-def test_systemd_oomd_leaves_its_mark(tmp_path: Path) -> None:
+def test_oomd_leaves_its_mark(tmp_path: Path) -> None:
     cgroups, kills = Cgroups(tmp_path), CgroupKills()
     leaf, above = cgroups.v2("user.slice/run.scope"), cgroups.v2("user.slice")
     try:
@@ -169,4 +169,4 @@ def test_systemd_oomd_leaves_its_mark(tmp_path: Path) -> None:
 
     os.setxattr(above.path, "user.oomd_ooms", b"3")
 
-    assert kills.killing(10.2, {}) == Killing(0, EndFacts(cgroup="/user.slice", sender=Sender.SYSTEMD_OOMD))
+    assert kills.killing(10.2, {}) == Killing(0, EndFacts(cgroup="/user.slice", sender=Sender.OOMD))

@@ -138,8 +138,8 @@ SENTENCES: list[tuple[Verdict, str, str]] = [
         ),
     ),
     (
-        verdict(EndFacts(cgroup="/user.slice", sender=Sender.SYSTEMD_OOMD), signal=9),
-        "rank 2 on n1 was killed by SIGKILL, by systemd-oomd, since memory was short in its cgroup user.slice",
+        verdict(EndFacts(cgroup="/user.slice", sender=Sender.OOMD), signal=9),
+        "rank 2 on n1 was killed by SIGKILL, by oomd, since memory was short in its cgroup user.slice",
         "see the Memory view: fewer loader workers, smaller batches or fewer ranks on n1 need less",
     ),
     (

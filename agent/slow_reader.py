@@ -42,6 +42,11 @@ class SlowReader(Generic[Answer]):
         self._wanted.put((key, read))
         return True
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no read is running."""
+        return self._is_free.is_set()
+
     def last(self, key: Hashable, stale_s: float | None = None) -> Answer | None:
         """Return the last answer under that key, also during a new read of it; None if there is no fresh one."""
         found = self._answers.get(key)

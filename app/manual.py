@@ -23,6 +23,7 @@ TOPICS = (
     "rehearsal",
     "doctor",
     "verdicts",
+    "ends",
     "evidence",
     "settings",
     "keys",

@@ -122,12 +122,17 @@ class AdoptedJobs:
         state: NodeState,
         state_dir: Path,
         launched: Container[str],
+        suspect_disk: Callable[[str, int, str, int | None, str], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`launched` holds the names of jobs that agents have launched; `on_change` is called for what is news."""
+        """`launched` holds the names of jobs that agents have launched; `on_change` is called for what is news.
+
+        `suspect_disk` is `FullDisks.suspect`.
+        """
         self._state = state
         self._dir = state_dir / ADOPTED_DIR
         self._launched = launched
+        self._suspect_disk = suspect_disk
         self._on_change = on_change
         self._runs: dict[str, AdoptedRun] = {}
         self._launchers: dict[int, _Looks] = {}
@@ -319,6 +324,8 @@ class AdoptedJobs:
         error = event.found.text.exception if event.found else ""
         how = msgspec.structs.replace(ended.exit, code=event.code, signal=event.signal, error=error)
         self._state.apply(msgspec.structs.replace(ended, exit=how), now_s)
+        if event.code != 0:
+            self._suspect_disk(run.job_id, ended.rank, error, event.signal, "")
         if event.code != 0 and not run.job.has_ended:
             # The launcher may end the others soon: what they have called is reported before.
             self._ask_all(run, ReportNow(run.new_request_id()))

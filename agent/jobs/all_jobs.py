@@ -47,12 +47,15 @@ from agent.jobs.rank_stacks import OutsideLooks, StackTaker
 from agent.jobs.rank_watch import RankWatch, StoreListeners
 from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
+from agent.logs.full_disk import FullDisks
 from agent.logs.traceback_text import FailureText
+from agent.node_state.observations import DiskFound
 from agent.processes.leftovers import ANYBODYS, Leftovers
-from agent.processes.memory_reader import OomKills
+from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
+from agent.wire.ends import Sender
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.secret_mask import masked_spec
 from ddpcore.wire_launch import INBOX_SOCKET
@@ -102,11 +105,14 @@ class Jobs:
         self.logs = self._watch.logs
         self._space = LogSpace(state_dir.jobs_dir)
         self._oom_kills = OomKills()
+        self._full_disks = FullDisks()
+        self._sent: dict[tuple[str, int, int], int] = {}
+        """Signals that operators have had sent, by job, attempt and rank."""
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._stacks = StackTaker()
         self._outside = OutsideLooks(state, self._stacks.py_spy)
         self._listeners = StoreListeners(state)
-        self.adopted = AdoptedJobs(state, state_dir.path, self._known, on_change)
+        self.adopted = AdoptedJobs(state, state_dir.path, self._known, self._full_disks.suspect, on_change)
         """Jobs that no agent has launched."""
 
     def adopt(self) -> None:
@@ -223,6 +229,8 @@ class Jobs:
         self._watch.read_logs()
         self._space.look(now_s)
         self._oom_kills.look(now_s)
+        for failed, disk in self._full_disks.take():
+            self._state.apply(DiskFound(failed.job_id, failed.rank, disk), now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -247,6 +255,7 @@ class Jobs:
         self._outside.close()
         self._listeners.close()
         self._watch.close()
+        self._full_disks.close()
         self.adopted.close()
         self._known.close()
 
@@ -332,6 +341,7 @@ class Jobs:
             case SignalWorker(rank=rank, signal=number):
                 if not self._watch.workers.send_signal(job_id, rank, number):
                     return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
+                self._sent[job_id, launch.job.spec.attempt, rank] = number
                 self._watch.sample(launch.job_id)
                 self._on_change()
             case AskProbe(rank=rank, request=request):
@@ -412,7 +422,8 @@ class Jobs:
 
     def _on_worker_end(self, ended: WorkerEnded) -> None:
         launch, how, now_s = self._known[ended.job_id], ended.exit, time.monotonic()
-        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else self._oom_kills.recent(now_s))
+        oom_kills = self._oom_kills.recent(now_s) if ended.cgroup_kills is None else ended.cgroup_kills
+        found = self._log_end(launch, ended, now_s, 0 if how.code == 0 else oom_kills)
         self._feed(launch, WorkerExited(ended.rank, how.code, how.signal, found))
         self._on_change()
 
@@ -422,6 +433,12 @@ class Jobs:
         if how.code != 0:
             found = launch.failure_of(rank) or self._space.failure_of(rank) or launch.last_failure_of(rank, how.code)
         text = found.text if found else FailureText()
+        if how.code != 0:
+            error = text.exception or text.last_line
+            self._full_disks.suspect(ended.job_id, rank, error, how.signal, launch.job.spec.workdir)
+        sent = self._sent.pop((ended.job_id, launch.job.spec.attempt, rank), None)
+        if sent is not None and sent == how.signal:
+            how = msgspec.structs.replace(how, facts=msgspec.structs.replace(how.facts, sender=Sender.RANKDECK))
         how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
         self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found

@@ -4,19 +4,29 @@ A rank's home is the GPU that its local rank is in what the rank may see (CUDA_V
 memory there; else the GPU where it holds most, unless another rank is at home there. A rank that holds memory on the
 home of another and not on a home of its own alone is foreign there: the usual result of a CUDA call before
 `torch.cuda.set_device`.
+
+`gpu_fault` returns what happened to the home of a rank that has ended badly.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.wire.machine import MAX_HOLDERS, GpuHolder, GpuReport, JobRank
+from agent.wire.ends import GpuFault
+from agent.wire.machine import MAX_HOLDERS, MAX_XIDS, GpuCondition, GpuHolder, GpuReport, JobRank, Xid
 from ddpcore.process_group.visible_devices import PhysicalGpu, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.node_state.gpu_sample import GpuProcess, SampledGpu
+    from agent.wire.machine import GpuFigures
+
+AFTER_END_S = 5.0
+"""Seconds after a rank's end in which an error of its GPU may still be logged: the driver meets a dead GPU as it takes
+a process down, and a sample comes once a second."""
+GONE = frozenset({GpuCondition.LOST, GpuCondition.RESET_REQUIRED})
+"""Conditions in which a GPU runs nothing. One that NVML may not read is none of them."""
 
 
 class RankProcess(NamedTuple):
@@ -155,3 +165,35 @@ def _meant(process: GpuProcess, gpus: Sequence[PhysicalGpu], rank: RankProcess) 
     if len(visible) == 1:
         return gpus.index(visible[0].gpu)
     return gpus.index(visible[rank.local_rank].gpu) if rank.local_rank < len(visible) else None
+
+
+class Home(NamedTuple):
+    """The GPU that a rank is at home on."""
+
+    gpu: int
+    """Index by PCI bus."""
+    uuid: str
+
+    def is_(self, gpu: GpuFigures) -> bool:
+        """Return whether that is this GPU: one that is lost may have no name left, and the others new numbers."""
+        return gpu.uuid == self.uuid or (gpu.index == self.gpu and not gpu.uuid)
+
+
+def gpu_fault(gpu: GpuFigures, known: GpuFault | None, alive_s: float, ended_s: float, sampled_s: float) -> GpuFault:
+    """Return what happened to a GPU from when a rank was first seen to a little after its end.
+
+    Args:
+        gpu: Its figures, with the ages of errors at the time of the sample.
+        known: What was known of it before: an error that comes again later does not change when it came first.
+        alive_s: Time at which the rank was first seen.
+        ended_s: Time of its end.
+        sampled_s: Time of the sample.
+    """
+    xids = {xid.code: xid for xid in known.xids} if known else {}
+    for xid in gpu.xids:
+        at_s = sampled_s - xid.age_s
+        if alive_s <= at_s <= ended_s + AFTER_END_S:
+            xids.setdefault(xid.code, Xid(xid.code, xid.times, max(0.0, ended_s - at_s)))
+    is_gone = gpu.condition in GONE and sampled_s <= ended_s + AFTER_END_S
+    condition = gpu.condition if is_gone else known.condition if known else GpuCondition.OK
+    return GpuFault(gpu.index, condition, sorted(xids.values(), key=lambda xid: xid.age_s)[:MAX_XIDS])

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from agent.node_state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.node_state.gpu_ranks import AFTER_END_S, Home, RankProcess, gpu_fault, gpu_reports, num_visible_gpus
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.observations import (
+    DiskFound,
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
@@ -31,7 +32,7 @@ from agent.node_state.observations import (
 )
 from agent.node_state.progress import CpuUse, Progress
 from agent.node_state.waits import Lateness
-from agent.wire.machine import GpusReport, GpuWatchState, JobRank, MemoryReport
+from agent.wire.machine import GpuCondition, GpusReport, GpuWatchState, JobRank, MemoryReport
 from agent.wire.reports import (
     WIRE_VERSION,
     ControlReport,
@@ -72,6 +73,8 @@ class _Worker(msgspec.Struct):
     pss_bytes: int | None = None
     memory: MemorySampled | None = None
     exit: ExitReport | None = None
+    home: Home | None = None
+    """GPU that the rank was last at home on; kept after its end."""
 
 
 class OutsideWish(NamedTuple):
@@ -150,6 +153,8 @@ class NodeState:
                 self._on_sample(observation, now_s)
             case WorkerEnded():
                 self._on_end(observation, now_s)
+            case DiskFound():
+                self._on_disk(observation)
             case RankPrinted():
                 self._on_output(observation, now_s)
             case SeenFromOutside(job_id=job_id, rank=rank):
@@ -333,6 +338,26 @@ class NodeState:
         worker.process, worker.process_since_s = ProcessState.EXITED, now_s
         worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
         self._growth.end(end.job_id, end.rank)
+        self._look_at_home(worker)
+
+    def _on_disk(self, found: DiskFound) -> None:
+        job = self._jobs.get(found.job_id)
+        worker = job.workers.get(found.rank) if job else None
+        if worker is not None and worker.exit is not None:
+            facts = msgspec.structs.replace(worker.exit.facts, disk=found.disk)
+            worker.exit = msgspec.structs.replace(worker.exit, facts=facts)
+
+    def _look_at_home(self, worker: _Worker) -> None:
+        """Add to a bad end what happened to the rank's GPU, as far as the latest sample shows it."""
+        end, ended_s = worker.exit, worker.process_since_s
+        if end is None or end.code == 0 or worker.home is None or self._gpus_at_s > ended_s + AFTER_END_S:
+            return
+        figures = next((gpu.figures for gpu in self._gpus.gpus if worker.home.is_(gpu.figures)), None)
+        if figures is None:
+            return
+        fault = gpu_fault(figures, end.facts.gpu, worker.seen_at_s, ended_s, self._gpus_at_s)
+        if fault.xids or fault.condition is not GpuCondition.OK:
+            worker.exit = msgspec.structs.replace(end, facts=msgspec.structs.replace(end.facts, gpu=fault))
 
     def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
         """Find the rank behind each process that NVML knows, once a sample."""
@@ -352,6 +377,12 @@ class NodeState:
         }
         for held in gpu_held(gpus, reports):
             self._growth.take(held, now_s)
+        for gpu in gpus:
+            for owner in gpu.owners:
+                self._jobs[owner.job_id].workers[owner.rank].home = Home(gpu.figures.index, gpu.figures.uuid)
+        for job in self._jobs.values():
+            for worker in job.workers.values():
+                self._look_at_home(worker)
 
 
 def _belongs(report: RankReport, job: JobStatus) -> bool:

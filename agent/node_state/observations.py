@@ -14,6 +14,7 @@ from agent.wire.machine import (
 
 if TYPE_CHECKING:
     from agent.node_state.gpu_sample import GpuSample
+    from agent.wire.ends import FullDisk
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import ExitReport, ProcessState
     from ddpcore.wire import Place, RankReport
@@ -107,6 +108,16 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     rank: int
     exit: ExitReport
     """Report of its end, with an age of 0."""
+    cgroup_kills: int | None = None
+    """Processes that the kernel killed in its cgroup just before, for want of memory; None where that is not known."""
+
+
+class DiskFound(msgspec.Struct, frozen=True):
+    """The file system has been found on which a rank that has ended could not write."""
+
+    job_id: str
+    rank: int
+    disk: FullDisk
 
 
 class RankPrinted(msgspec.Struct, frozen=True):
@@ -149,6 +160,7 @@ Observation: TypeAlias = (
     | WorkerSeen
     | WorkerSampled
     | WorkerEnded
+    | DiskFound
     | SeenFromOutside
     | StorePortSeen
     | RankPrinted

@@ -5,24 +5,22 @@ worker's leak is its rank's. A limit counts what the kernel cannot give back: a 
 
 Source: proc_pid_statm(5), proc_pid_status(5), proc_pid_limits(5); Documentation/admin-guide/cgroup-v2.rst (memory.max,
 memory.current, memory.stat), cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes).
-
-`OomKills` counts how often the kernel has killed a process of this machine for want of memory.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from agent.node_state.observations import LimitSampled, MemorySampled
+from agent.processes.oom_kills import V1, V2, Cgroup, CgroupKills
 from agent.wire.machine import LimitKind, LimitReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.processes.oom_kills import Killing
 
 PERIOD_S = 1.0
 """Seconds between reads of what a rank holds, and of what its limits have used."""
@@ -39,29 +37,21 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class _Cgroup(msgspec.Struct, frozen=True):
-    """A directory whose limit holds for a process, and the names of its files."""
-
-    path: Path
-    limit_file: str
-    used_file: str
-    cache_keys: tuple[bytes, ...]
-
-
-_V2 = ("memory.max", "memory.current", (b"inactive_file", b"active_file"))
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_inactive_file", b"total_active_file"))
-
-
 class MemoryReader:
     """Reads the memory of one process; used from one thread."""
 
     def __init__(self, pid: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._pid, self._proc, self._cgroups = pid, proc, cgroups
         self._children: list[int] = []
-        self._found: list[_Cgroup] = []
+        self._found: list[Cgroup] = []
         self._rlimits: dict[LimitKind, int] = {}
         self._read_s = self._searched_s = float("-inf")
+        self._membership = ""
+        """The cgroups of the process, as the kernel writes them; one that is moved counts there from then on."""
         self._last: MemorySampled | None = None
+        self._limits: dict[str, LimitReport] = {}
+        """Limits of its cgroups as they were read last."""
+        self._kills = CgroupKills()
 
     def read(self, now_s: float) -> MemorySampled | None:
         """Return what is held, read again where that is due; None of a process that is gone."""
@@ -69,23 +59,34 @@ class MemoryReader:
             return self._last
         self._read_s = now_s
         try:
-            if now_s - self._searched_s >= SEARCH_PERIOD_S:
-                self._searched_s = now_s
+            membership = (self._proc / str(self._pid) / "cgroup").read_text()
+            status = self._status(self._pid)
+            is_due = now_s - self._searched_s >= SEARCH_PERIOD_S or membership != self._membership
+            # One that ends gives up its memory first, and seems to be in the root's cgroup (version 1) then.
+            if is_due and b"VmRSS" in status:
+                self._searched_s, self._membership = now_s, membership
                 self._search()
-            self._last = self._read()
+            self._last = self._read(status)
         except (OSError, ValueError):
             self._last = None
+        self._kills.look(now_s)
         return self._last
+
+    def killing(self, now_s: float) -> Killing | None:
+        """Return what was killed in the process's cgroup just before its end; None where that is not known."""
+        return self._kills.killing(now_s, self._limits)
 
     def _search(self) -> None:
         self._children = list(self._descendants())
-        self._found = [cgroup for cgroup in self._all_cgroups() if _limit_of(cgroup) is not None][:MAX_LIMITS]
+        levels = list(self._all_cgroups())
+        self._found = [cgroup for cgroup in levels if _limit_of(cgroup) is not None][:MAX_LIMITS]
+        self._kills.follow(levels, self._found)
         self._rlimits = self._process_limits()
 
-    def _read(self) -> MemorySampled:
-        status = self._status(self._pid)
+    def _read(self, status: dict[bytes, int]) -> MemorySampled:
         tree_bytes = status.get(b"VmRSS", 0) + status.get(b"VmSwap", 0) + sum(map(self._private, self._children))
         limits = [limit for cgroup in self._found if (limit := _sampled(cgroup)) is not None]
+        self._limits.update((limit.key, limit.report) for limit in limits)
         for kind, key in ((LimitKind.ADDRESS_SPACE, b"VmSize"), (LimitKind.DATA, b"VmData")):
             if kind in self._rlimits and key in status:
                 limits.append(LimitSampled(f"{kind} {self._pid}", LimitReport(kind, self._rlimits[kind], status[key])))
@@ -125,15 +126,15 @@ class MemoryReader:
             return found
         return found
 
-    def _all_cgroups(self) -> Iterator[_Cgroup]:
+    def _all_cgroups(self) -> Iterator[Cgroup]:
         """Yield the directories from the process's cgroup up to the root that this machine shows."""
-        for line in (self._proc / str(self._pid) / "cgroup").read_text().splitlines():
+        for line in self._membership.splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if number == "0" and not controllers:
-                root, names = self._cgroups, _V2
+                root, names = self._cgroups, V2
             elif "memory" in controllers.split(","):
-                root, names = self._cgroups / "memory", _V1
+                root, names = self._cgroups / "memory", V1
             else:
                 continue
             inside = root / path.lstrip("/")
@@ -141,7 +142,7 @@ class MemoryReader:
                 inside = root  # a container that sees only its own part, under the name that it has outside
             for directory in [inside, *inside.parents][:MAX_LEVELS]:
                 if directory.is_relative_to(root):
-                    yield _Cgroup(directory, *names)
+                    yield Cgroup(root, directory, names)
 
     def _process_limits(self) -> dict[LimitKind, int]:
         names = {b"Max address space": LimitKind.ADDRESS_SPACE, b"Max data size": LimitKind.DATA}
@@ -154,62 +155,24 @@ class MemoryReader:
         return limits
 
 
-def _limit_of(cgroup: _Cgroup) -> int | None:
+def _limit_of(cgroup: Cgroup) -> int | None:
     """Return the limit in bytes, None where there is none."""
     try:
-        text = (cgroup.path / cgroup.limit_file).read_bytes().strip()
+        text = (cgroup.path / cgroup.files.limit).read_bytes().strip()
     except OSError:
         return None
     return int(text) if text.isdigit() and 0 < int(text) < UNLIMITED_BYTES else None
 
 
-def _sampled(cgroup: _Cgroup) -> LimitSampled | None:
+def _sampled(cgroup: Cgroup) -> LimitSampled | None:
     limit_bytes = _limit_of(cgroup)
     if limit_bytes is None:
         return None
     try:
-        used_bytes = int((cgroup.path / cgroup.used_file).read_bytes())
+        used_bytes = int((cgroup.path / cgroup.files.used).read_bytes())
         stat = dict(line.split() for line in (cgroup.path / "memory.stat").read_bytes().splitlines())
     except (OSError, ValueError):
         return None
-    cache_bytes = sum(int(stat.get(key, 0)) for key in cgroup.cache_keys)
+    cache_bytes = sum(int(stat.get(key, 0)) for key in cgroup.files.cache_keys)
     used = LimitReport(LimitKind.CGROUP, limit_bytes, max(0, used_bytes - cache_bytes))
-    return LimitSampled(f"cgroup {cgroup.path}", used)
-
-
-LOOK_PERIOD_S = 1.0
-RECENT_S = 3.0
-"""Seconds before a rank's end that count: it is noticed immediately, but the killed process may be one it depends
-on."""
-_VMSTAT = Path("/proc/vmstat")
-_NAME = b"\noom_kill "
-
-
-class OomKills:
-    """Remembers the kernel's count over the last seconds. The count is the machine's, also seen from a container."""
-
-    def __init__(self, path: Path = _VMSTAT) -> None:
-        self._path = path
-        self._counts: deque[tuple[float, int]] = deque()
-
-    def look(self, now_s: float) -> None:
-        """Note the count, once a second; takes 0.1 ms."""
-        if self._counts and now_s - self._counts[-1][0] < LOOK_PERIOD_S:
-            return
-        self._counts.append((now_s, self._count()))
-        while now_s - self._counts[0][0] > RECENT_S:
-            self._counts.popleft()
-
-    def recent(self, now_s: float) -> int:
-        """Return how many processes were killed in the last seconds; 0 where the kernel does not show it."""
-        known = [count for at_s, count in self._counts if now_s - at_s <= RECENT_S + LOOK_PERIOD_S]
-        return max(0, self._count() - known[0]) if known else 0
-
-    def _count(self) -> int:
-        """Return the kernel's count since the machine began. Source: proc_vmstat(5), oom_kill, Linux 4.13."""
-        try:
-            text = self._path.read_bytes()
-        except OSError:
-            return 0
-        _, found, rest = text.partition(_NAME)
-        return int(rest.split(b"\n", 1)[0]) if found else 0
+    return LimitSampled(cgroup.key, used)

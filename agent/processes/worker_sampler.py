@@ -237,7 +237,12 @@ class WorkerSampler:
         status = int(fields[_EXIT_CODE]) if is_zombie else exit_status(worker.pidfd)
         self._close(worker)
         code = os.waitstatus_to_exitcode(status) if status is not None else None
-        self._on_end(worker_ended(job_id, rank, code))
+        killing = worker.memory.killing(time.monotonic()) if code != 0 else None
+        ended = worker_ended(job_id, rank, code)
+        if killing is not None:
+            exit_ = msgspec.structs.replace(ended.exit, oom_kills=killing.num, facts=killing.facts)
+            ended = msgspec.structs.replace(ended, exit=exit_, cgroup_kills=killing.num)
+        self._on_end(ended)
 
     def _close(self, worker: _Worker) -> None:
         if not worker.has_ended:

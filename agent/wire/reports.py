@@ -23,9 +23,11 @@ from agent.wire.codec import (
     LongText,
     MalformedMessageError,
 )
+from agent.wire.ends import EndFacts
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
+from agent.wire.signals import Readings
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 5
@@ -62,7 +64,9 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     last_line: LongText = ""
     """What it wrote last to standard error, if it left no exception and ended with a code."""
     oom_kills: Count = 0
-    """How many processes of the node the kernel killed for want of memory in the seconds before a bad end."""
+    """How many processes the kernel killed for want of memory in the seconds before a bad end: of the rank's cgroup
+    where the kernel counts these, else of the node."""
+    facts: EndFacts = EndFacts()
 
     @property
     def error_text(self) -> str:
@@ -145,6 +149,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     has not been looked for, nobody is seen to listen, or it is another node."""
     memory: MemoryReport | None = None
     """None of a node that does not look at it; of a rank that has ended, how it grew last."""
+    signals: Readings = {}
+    """Signals of its process and of its GPU."""
 
 
 class ControlReport(msgspec.Struct, frozen=True, gc=False):
@@ -174,6 +180,10 @@ class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     agent_rss_bytes: Count = 0
     host: HostReport = HostReport()
     gpus: GpusReport = GpusReport()
+    signals: Readings | None = None
+    """Signals of the host; None of an agent that takes none, of ranks either."""
+    nic: Name = ""
+    """Network interface that carries most bytes; empty where none is known."""
     log_seq: Count = 0
     """Number of log lines read so far; the latest line has `seq == log_seq`."""
     log_losses: list[LogLoss] = []

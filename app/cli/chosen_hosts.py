@@ -52,7 +52,7 @@ from app.paths import make_room_for_nodes
 from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
-from app.slurm.client import slurm_job_hosts, why_unreachable
+from app.slurm.client import slurm_job_hosts, why_ending, why_unreachable
 from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
 from app.ssh.config import THIS_MACHINE
 from app.text import nodes_text
@@ -175,6 +175,7 @@ def takes_hosts(
                 command(wanted=wanted._replace(entries=entries), **how)
                 return
             hub = stack.enter_context(through_relay(inventory, way, wanted.named_python, ssh_config))
+            stack.callback(_print_why_ending, slurm)
             if step is not None:
                 await_nodes(hub, step, lambda sentence: print_line(f"rankdeck: {sentence}"))
             entries = relayed_hosts(inventory, hub, names, exclude)
@@ -230,6 +231,12 @@ def _way_to_relay_of(slurm: str, way: RelayWay) -> RelayWay:
     python = way.python if named_python(way.python) or "RANKDECK_PYTHON" in os.environ else sys.executable
     host = THIS_MACHINE if first == socket.gethostname() else first
     return RelayWay(host, relay_directory(slurm), python, functools.partial(why_unreachable, slurm, host))
+
+
+def _print_why_ending(slurm: str) -> None:
+    """Print why Slurm ends the job whose nodes a command has used, where it does and that is known."""
+    if slurm and (sentence := why_ending(slurm)):
+        print_line(f"rankdeck: {sentence}")
 
 
 def link(wanted: HostsWanted, group: LinkGroup) -> None:

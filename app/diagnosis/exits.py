@@ -22,6 +22,7 @@ from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
 from app.model.farewells import REQUEST_SIGNALS, is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
+from app.model.xids import is_gpu_at_fault
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -367,8 +368,9 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     first_s = bad[0].at_s
     lost_connection = [death.rank for death in bad if has_lost_peer(death)]
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
-    own = [death for death in first if _has_own_cause(death, context, thresholds)]
-    if own:
+    own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
+    # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out before.
+    if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
         return Exits(own, lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
@@ -435,9 +437,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
 def timeout_of(death: Death) -> float | None:
     """Return the timeout in seconds that a rank's error names, None where it names none."""
     found = _TIMEOUT.search(death.exit.error_text)
-    if found is None:
-        return None
-    return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001)
+    return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001) if found else None
 
 
 def _by_time(death: Death) -> tuple[float, int]:

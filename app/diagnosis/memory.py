@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from agent.wire.ends import Sender
 from agent.wire.machine import GrowthReport, LimitKind
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def is_out_of_memory(end: ExitReport | None) -> bool:
 
 
 def is_killed_by_kernel(end: ExitReport) -> bool:
-    """Return whether the kernel killed the rank, or its loader, while the node ran out of memory."""
-    if not end.oom_kills:
+    """Return whether the kernel, or oomd, killed the rank or its loader while the node ran out of memory."""
+    if not end.oom_kills and end.facts.sender is not Sender.OOMD:
         return False
     return end.signal == SIGKILL or _KILLED_CHILD.search(end.error_text) is not None
 

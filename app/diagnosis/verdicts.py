@@ -19,6 +19,7 @@ from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.diagnosis.waits import that_go_on
 from app.model.job_model import PHASE_CODE
+from app.model.xids import gpu_cause
 from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that died first, those of one node and one end together."""
-    alike: dict[tuple[int, int | None, int | None, str, bool], list[Death]] = {}
+    alike: dict[tuple[object, ...], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
     are_few = len(set(owners)) <= MAX_NODES_NAMED
     for death, owner in zip(culprits, owners, strict=True):
@@ -353,10 +354,18 @@ def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Seque
         node = owner if are_few else -1
         # Each rank names itself first in NCCL's errors.
         error = re.sub(r"\d+", "", end.error) if " NCCL " in end.error else end.error
-        alike.setdefault((node, end.signal, end.code, error, bool(end.oom_kills)), []).append(death)
+        key = (node, end.signal, end.code, error, bool(end.oom_kills), *_facts_key(end))
+        alike.setdefault(key, []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
     return [_ended(evidence, deaths, victims) for deaths in alike.values()]
+
+
+def _facts_key(end: ExitReport) -> tuple[object, ...]:
+    """Return what distinguishes ends beside their own words, without figures that each rank has its own of."""
+    gpu, facts = gpu_cause(end), end.facts
+    codes = () if gpu is None else (gpu.condition, *sorted(xid.code for xid in gpu.xids))
+    return (codes, facts.cgroup, facts.sender, None if facts.disk is None else (facts.disk.path, facts.disk.limit))
 
 
 def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:

@@ -19,6 +19,26 @@ _NEXT = "squeue --me shows what runs"
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
 
 
+class _Ending(NamedTuple):
+    """Why Slurm ends a job."""
+
+    text: str
+    hint: str
+
+
+_ENDINGS = {
+    "TIMEOUT": _Ending("its time limit is over", "ask for more with --time; what has a checkpoint goes on from there"),
+    "DEADLINE": _Ending("its deadline has passed", "see --deadline of sbatch"),
+    "PREEMPTED": _Ending("a job of higher priority has preempted it", "sbatch --requeue starts it again by itself"),
+    "NODE_FAIL": _Ending("a node has failed", "submit it again, with --exclude and the node's name if it stays down"),
+    "OUT_OF_MEMORY": _Ending("it used more memory than it asked for", "ask for more with --mem"),
+    "CANCELLED": _Ending("it was cancelled, as by scancel", _NEXT),
+}
+"""Source: squeue(1), JOB STATE CODES."""
+_FIELD = re.compile(r"(\w+)=(\S*)")
+_NOT_SET = frozenset({"", "None", "N/A", "Unknown"})
+
+
 class SlurmJob(NamedTuple):
     """A job as `squeue` shows it."""
 
@@ -74,7 +94,30 @@ def why_unreachable(job_id: str, host: str) -> AppError | None:
         return HostUnreachableError(host, f"Slurm job {job_id} waits: {clean_name(state)}{because}")
     if state in RUNNING_STATES:
         return None
-    return AllocationEndedError(host, f"Slurm job {job_id} has ended: {clean_name(state)}{because}", _NEXT)
+    known = _ENDINGS.get(state, _Ending("", _NEXT))
+    text = f"; {known.text}" if known.text else ""
+    return AllocationEndedError(host, f"Slurm job {job_id} has ended: {clean_name(state)}{because}{text}", known.hint)
+
+
+def why_ending(job_id: str) -> str:
+    """Return why Slurm ends a job that still runs, as a sentence; empty where Slurm does not show it.
+
+    A job that ends is COMPLETING until its last process has ended: its state hides why. The reason and the time of
+    preemption show it, but not `scancel` (22.05, seen).
+    """
+    try:
+        fields = dict(_FIELD.findall(_slurm("scontrol", "show", "job", "--oneliner", job_id)))
+    except SessionError:
+        return ""
+    state = fields.get("JobState", "")
+    if fields.get("Reason") == "TimeLimit":
+        state = "TIMEOUT"
+    elif fields.get("Reason") == "NodeDown":
+        state = "NODE_FAIL"
+    elif fields.get("PreemptTime", "") not in _NOT_SET:
+        state = "PREEMPTED"
+    known = _ENDINGS.get(state)
+    return "" if known is None else f"Slurm ends job {job_id}: {known.text}; {known.hint}"
 
 
 def _jobs(job_id: str) -> list[SlurmJob]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from agent.wire.relay import INVITATION_FILE
 from app.errors import ExitCode, SessionError, UsageError
-from app.slurm.client import slurm_hostnames
+from app.slurm.client import slurm_hostnames, why_ending
 from app.text import clean
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ LAST_LOOK_S = 3.0
 """Seconds for other consoles to see how the job has ended: they ask once a second."""
 LEAVE_S = 15.0
 """Seconds after the end of this node's agent in which the job's end is seen, unless there is none to be seen."""
+WHY_LOOKS, WHY_PAUSE_S = 5, 1.0
+"""How often Slurm is asked why it ends a job, and the pause in seconds between."""
 INTERFACE_VARIABLE = "RANKDECK_INTERFACE"
 _AGENT = (sys.executable, "-P", "-m", "agent")
 
@@ -109,8 +111,13 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
         )
         undo.callback(_end_after_relay, relay, agent)
 
+        # Not in the handler: Slurm's controller may take its time to answer.
+        why = threading.Thread(target=_notify_why, args=(step.job_id, notify), name="slurm-why", daemon=True)
+
         def on_notice(number: int, _frame: FrameType | None) -> None:
             notify(f"Slurm sends {signal.Signals(number).name}: what runs here is stopped first")
+            if why.ident is None:
+                why.start()
             if agent.poll() is None:
                 agent.send_signal(signal.SIGTERM)
 
@@ -120,6 +127,15 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
         undo.callback(is_over.set)
         threading.Thread(target=_leave_after, args=(agent, is_over, notify), daemon=True).start()
         yield str(directory)
+
+
+def _notify_why(job_id: str, notify: Callable[[str], None]) -> None:
+    """Show why Slurm ends a job, where that is known: its controller may note it after the signal."""
+    for _ in range(WHY_LOOKS):
+        if sentence := why_ending(job_id):
+            notify(sentence)
+            return
+        time.sleep(WHY_PAUSE_S)
 
 
 def _leave_after(agent: subprocess.Popen[bytes], is_over: threading.Event, notify: Callable[[str], None]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.machine import GpuCondition, GpuWatchState, JobRank, ThrottleReason
 from app.diagnosis.causes import Severity
+from app.model.xids import BROKEN_XIDS, XIDS
 from app.text import LINE_LIMIT, bytes_text, clean, clean_name, finite, ranks_text, seconds_text
 from app.view.rows import Finding, GpuRow, HolderRow, NodeRow, XidRow
 
@@ -39,25 +40,6 @@ SLOW_TEXTS = {
     ThrottleReason.HW_POWER_BRAKE: "slowed by the power supply",
 }
 """Reasons worth showing: a busy GPU is always at its power cap, and a synchronised one follows another."""
-XID_TEXTS = {
-    13: "a kernel raised an exception",
-    31: "a kernel touched memory that it must not",
-    43: "a program's channel was stopped",
-    45: "a program was ended in the midst of its work",
-    48: "double-bit memory error",
-    63: "a faulty row of memory was replaced",
-    64: "a faulty row of memory could not be replaced",
-    74: "NVLink error",
-    79: "it has fallen off the bus",
-    92: "many single-bit memory errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "the GPU's own processor does not answer",
-    120: "the GPU's own processor failed",
-}
-"""Source: https://docs.nvidia.com/deploy/xid-errors/."""
-BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
-"""Errors that mean broken hardware or a dead driver; a program causes most others."""
 
 
 class Held(NamedTuple):
@@ -216,7 +198,7 @@ def _anomalies(figures: GpuFigures, gpu: GpuReport) -> Iterator[str]:
     if figures.condition is not GpuCondition.OK:
         yield CONDITION_TEXTS[figures.condition]
     for xid in figures.xids:
-        suffix = f" ({XID_TEXTS[xid.code]})" if xid.code in XID_TEXTS else ""
+        suffix = f" ({XIDS[xid.code].what})" if xid.code in XIDS else ""
         times = f" {xid.times} times, last" if xid.times > 1 else ""
         yield f"Xid {xid.code}{suffix}{times} {seconds_text(xid.age_s)} ago"
     foreign = sorted({holder.whose.rank for holder in gpu.holders if holder.is_foreign and holder.whose is not None})

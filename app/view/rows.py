@@ -259,6 +259,28 @@ class MemoryGrowthRow(msgspec.Struct, frozen=True):
     """Seconds for which it has grown steadily."""
 
 
+class EndRow(msgspec.Struct, frozen=True):
+    """What ended a rank, beside its own words; empty or None where it is not known."""
+
+    gpu: int | None
+    """Index of the GPU that brought the end about."""
+    gpu_state: str
+    xids: list[int]
+    """Its Xid errors, the gravest first."""
+    blame: str
+    """Whose fault the first one is: hardware, driver, program, fabric."""
+    action: str
+    """NVIDIA's first advice: fix_program, restart_job, reset_gpu, reboot_node, check_links, check_power."""
+    memory_limit_bytes: int | None
+    cgroup: str
+    disk: str
+    """Where the full file system is mounted."""
+    disk_limit: str
+    """space, inodes or quota."""
+    sender: str
+    """Who sent the signal: rankdeck, oomd."""
+
+
 class VerdictRow(msgspec.Struct, frozen=True):
     """A verdict: the cause, the culprits and the ranks that wait."""
 
@@ -281,6 +303,8 @@ class VerdictRow(msgspec.Struct, frozen=True):
     """Next step for the user, as text."""
     memory: MemoryGrowthRow | None = None
     """Growth of memory, for memory_growth, and for oom or a SIGKILL after growth."""
+    end: EndRow | None = None
+    """What the node knows of the end, for exited and oom."""
 
 
 class HolderRow(msgspec.Struct, frozen=True):

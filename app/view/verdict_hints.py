@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
 from app.text import clean_name, nodes_text, place_text, ranks_text, seconds_text
+from app.view.end_causes import end_hint, memory_limit_hint
 from app.view.memory import growth_hint
 from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_GROUP, Phase
 
@@ -29,7 +30,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
     on_node = f" on {node}" if node else ""
     if verdict.cause is Cause.EXITED:
-        return _exit_hint(verdict, on_node)
+        return end_hint(verdict) or _exit_hint(verdict, on_node)
     if verdict.cause is Cause.OOM:
         return _memory_hint(verdict, on_node)
     if verdict.cause is Cause.MEMORY_GROWTH:
@@ -138,7 +139,9 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
 def _memory_hint(verdict: Verdict, on_node: str) -> str:
     if verdict.exit is not None and is_of_gpu(verdict.exit):
         return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
-    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
+    less = f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
+    limit = "" if verdict.exit is None else memory_limit_hint(verdict.exit)
+    return f"{limit}; {less}" if limit else less
 
 
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:

@@ -24,6 +24,7 @@ from app.text import (
     signal_text,
     sizes_text,
 )
+from app.view.end_causes import end_parts, explains_loss, memory_limit_text
 from app.view.memory import growth_parts, past_growth_text
 from app.view.pace import input_bound_parts, slow_parts
 from app.view.verdict_hints import ROOT_ARGUMENT, child_text, not_exiting_parts, peer_text, standstill_parts
@@ -185,11 +186,11 @@ def _exited(verdict: Verdict) -> list[str]:
     else:
         how = f"ended{_after_step(verdict)}, it is not known how"
     error = "" if end is None else _error_text_of(end, verdict.culprits)
-    if end is not None and LOST_PEER.search(end.error_text):
+    if end is not None and LOST_PEER.search(end.error_text) and not explains_loss(end):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
     grew = past_growth_text(verdict.growth)
     victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
-    return [f"{who(verdict)} {how}{error}", grew, *victims, _last_seen(verdict)]
+    return [f"{who(verdict)} {how}{error}", grew, *end_parts(verdict), *victims, _last_seen(verdict)]
 
 
 def _is_about_to_end(end: ExitReport) -> bool:
@@ -210,7 +211,7 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
     assert end is not None
     was = "was" if len(verdict.culprits) == 1 else "were"
     held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
-    by_kernel = "when the kernel was out of memory"
+    by_kernel = memory_limit_text(end)
     if is_killed_by_kernel(end) and end.signal is not None:
         how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
     elif is_killed_by_kernel(end):

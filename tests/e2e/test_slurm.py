@@ -160,6 +160,44 @@ def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster
     assert f"Slurm job {job_id} has ended: CANCELLED" in ended
 
 
+def ended_by(cluster: SlurmCluster, job_id: str, *cause: str) -> str:
+    """Return what a console that is attached to a job shows once a command of Slurm has ended that."""
+    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
+    assert console.stderr is not None
+    while "ranks training" not in console.stderr.readline():
+        assert console.poll() is None
+    cluster.run(*cause)
+    stdout, stderr = console.communicate(timeout=END_S)
+    return stdout + stderr
+
+
+@pytest.mark.slow
+def test_a_preempted_job_leaves_a_checkpoint_and_consoles_show_why(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+    before = checkpoints(cluster)
+    why = f"Slurm ends job {job_id}: a job of higher priority has preempted it"
+    urgent = ("sbatch", "--nodes=2", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+
+    assert why in ended_by(cluster, job_id, *urgent)
+    until(lambda: cluster.state(job_id) == "PREEMPTED" and nothing_is_left(cluster), END_S, "all is over")
+
+    assert len(set(checkpoints(cluster)) - set(before)) == 1
+    ended = cluster.rankdeck("status", "--slurm", job_id, codes=(2, 3))
+    assert f"Slurm job {job_id} has ended: PREEMPTED; a job of higher priority has preempted it" in ended
+
+
+@pytest.mark.slow
+def test_a_failed_node_is_why_slurm_ends_a_job(cluster: SlurmCluster) -> None:
+    job_id = training(cluster, "--no-requeue")
+    down = ("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=broken")
+
+    assert f"Slurm ends job {job_id}: a node has failed" in ended_by(cluster, job_id, *down)
+    until(lambda: cluster.state(job_id) == "NODE_FAIL" and nothing_is_left(cluster), END_S, "all is over")
+
+    cluster.run("scontrol", "update", "NodeName=h2", "State=RESUME", codes=(0, 1))  # it may be back by itself
+    until(lambda: set(cluster.states().values()) == {"idle"}, END_S, "all nodes are idle")
+
+
 @pytest.mark.slow
 def test_a_requeued_job_goes_on_from_its_checkpoint(cluster: SlurmCluster) -> None:
     job_id = training(cluster)

@@ -13,12 +13,14 @@ import psutil
 import pytest
 
 from agent.wire.commands import Accepted, Commit, InjectFault, Kill, Prepare, RefusalReason, Refused, Stop
+from agent.wire.ends import DiskLimit, FullDisk, Sender
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from agent.wire.reports import NodeReport, ProcessState
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
+from tests.support.filesystems import small_disk
 from tests.support.jobs import make_local_spec
 from tests.support.ranks import PROGRAMS, is_alive
 from tests.support.subscriber import Subscriber
@@ -205,11 +207,13 @@ def memory_cgroup() -> Iterator[Path]:
 
 
 HUNGRY = """
-import os, sys, time, torch, torch.distributed as dist
+import os, sys
+if os.environ["RANK"] == "1":
+    open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 1:
-    open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
     while True:
         hoard = globals().setdefault("hoard", [])
         hoard.append(bytearray(os.urandom(1 << 20)) * 8)
@@ -227,7 +231,10 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_that(
     report = agent.wait_until(has_ended, START_S, "the job's end")
 
     (end,) = [worker.exit for worker in report.workers if worker.exit and worker.exit.signal == signal.SIGKILL]
-    assert end.oom_kills >= 1
+    assert end.oom_kills == 1
+    assert end.facts.memory_limit is not None
+    assert 690_000_000 < end.facts.memory_limit.limit_bytes <= 700_000_000
+    assert end.facts.cgroup == f"/{memory_cgroup.name}"
     until(lambda: (memory_cgroup / "cgroup.procs").read_text() == "", END_S, "nothing is left in it")
 
 
@@ -248,7 +255,7 @@ def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: Running
     report = agent.wait_until(process_is(1, ProcessState.EXITED), END_S, "rank 1 has exited")
     end = report.workers[1].exit
     assert end is not None
-    assert (end.code, end.signal) == (None, 9)
+    assert (end.code, end.signal, end.facts.sender) == (None, 9, Sender.RANKDECK)
     report = agent.wait_until(has_ended, START_S, "the job has ended")
     (job,) = report.jobs
     assert (job.state, job.exit_code, job.detail) == (JobState.FAILED, 1, "rank 1 was killed by SIGKILL")
@@ -403,3 +410,30 @@ def test_a_worker_that_is_not_torch_gets_the_jobs_variables(agent: RunningAgent,
         (0, "a 'b' $c train"),
         (1, "a 'b' $c train"),
     }
+
+
+SAVES = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    torch.save({"weights": torch.zeros(2**20)}, sys.argv[1] + "/a.pt")
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_on_a_full_disk_names_the_disk(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES)
+    with small_disk(tmp_path / "disk", 2**20) as disk:
+        agent.start_job(msgspec.structs.replace(spec, command=["saves.py", str(disk)]))
+
+        report = agent.wait_until(
+            lambda report: has_ended(report) and any(one.exit and one.exit.facts.disk for one in report.workers),
+            START_S,
+            "the job's end and the full disk",
+        )
+
+    (end,) = [worker.exit for worker in report.workers if worker.exit and worker.exit.facts.disk]
+    assert "iostream error" in end.error  # torch does not give the reason
+    assert end.facts.disk == FullDisk(str(disk), DiskLimit.SPACE, 2**20, 0)
+    assert report.workers[1].exit == end

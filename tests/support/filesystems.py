@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def small_disk(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Mount a file system of this size."""
+def small_disk(path: Path, num_bytes: int, num_inodes: int = 0) -> Iterator[Path]:
+    """Mount a file system of this size; 0 inodes are as many as it has by default."""
     path.mkdir()
-    _mount("-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(path))
+    _mount(
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={num_bytes}" + (f",nr_inodes={num_inodes}" if num_inodes else ""),
+        "tmpfs",
+        str(path),
+    )
     try:
         yield path
     finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent.node_state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu
-from agent.wire.machine import GpuFigures, HostReport, ThrottleReason
+from agent.wire.machine import GpuFigures, HostReport, ThrottleReason, Xid
 from ddpcore.wire import GpuMemoryReport
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ class SimGpus:
     Attributes:
         extra: By index: processes beside the ranks'.
         changes: By index: figures that differ.
+        xids: By index: code and time of each Xid error that its driver logs.
     """
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.extra: dict[int, list[GpuProcess]] = {}
         self.changes: dict[int, dict[str, Any]] = {}
+        self.xids: dict[int, list[tuple[int, float]]] = {}
         for rank in node.ranks:
             torch = (22 + rank.local_rank) * GIB
             uuid = gpu_uuid(node.node_rank, rank.local_rank)
@@ -52,16 +54,21 @@ class SimGpus:
         pid = next(held.pid for held in self._node.ranks if held.rank == rank)
         self.extra.setdefault(index, []).append(GpuProcess(pid, used_bytes))
 
-    def sample(self, _now_s: float) -> GpuSample:
+    def fail(self, index: int, code: int, at_s: float) -> None:
+        """Let the driver log an Xid error of a GPU; a sample reports its true age."""
+        self.xids.setdefault(index, []).append((code, at_s))
+
+    def sample(self, now_s: float) -> GpuSample:
         """Return what the sampler says."""
-        return GpuSample(SAMPLE_VERSION, 77, driver_version="550.127.05", gpus=[*map(self._gpu, range(self.num_gpus))])
+        gpus = [self._gpu(index, now_s) for index in range(self.num_gpus)]
+        return GpuSample(SAMPLE_VERSION, 77, driver_version="550.127.05", gpus=gpus)
 
     @property
     def num_gpus(self) -> int:
         """One a rank."""
         return len(self._node.ranks)
 
-    def _gpu(self, index: int) -> SampledGpu:
+    def _gpu(self, index: int, now_s: float) -> SampledGpu:
         rank = self._node.ranks[index]
         reserved = sum(told.reserved_bytes for told in rank.gpu_memory)
         processes = [] if rank.end is not None else [GpuProcess(rank.pid, reserved + CONTEXT_BYTES)]
@@ -82,6 +89,7 @@ class SimGpus:
             throttle_reasons=[ThrottleReason.SW_POWER_CAP],
             ecc_corrected_errors=0,
             ecc_uncorrected_errors=0,
+            xids=[Xid(code, 1, now_s - at_s) for code, at_s in self.xids.get(index, []) if at_s <= now_s],
         )
         return SampledGpu(msgspec.structs.replace(figures, **self.changes.get(index, {})), processes)
 

@@ -148,6 +148,10 @@ class SlurmCluster:
                 for name in self.nodes
             ),
             f"PartitionName=main Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP",
+            # Its jobs end those of the other partition, by SIGTERM at once and SIGKILL after `KillWait`.
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=CANCEL",
+            f"PartitionName=urgent Nodes={','.join(self.nodes)} PriorityTier=10 PreemptMode=OFF State=UP",
         ]
         return "\n".join(lines) + "\n"
 

@@ -41,7 +41,7 @@ async def test_a_rank_that_was_seen_without_a_probe_and_reports_under_another_na
     mark = marks / f"{rank.pid}-{stat_fields(rank.pid)[19].decode()}.exec"
     for path in (mark, marks / f"{rank.pid}-1.exec", marks / "no-mark.exec"):
         path.touch()
-    jobs = AdoptedJobs(NodeState("node", "epoch", "host", 1, 1), tmp_path, (), lambda: None)
+    jobs = AdoptedJobs(NodeState("node", "epoch", "host", 1, 1), tmp_path, (), lambda *_: None, lambda: None)
 
     jobs.tick()
     (status,) = jobs.statuses(0.0)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.node_state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.node_state.gpu_ranks import Home, RankProcess, gpu_fault, gpu_reports, num_visible_gpus
 from agent.node_state.gpu_sample import GpuProcess, SampledGpu
-from agent.wire.machine import GpuFigures, GpuReport, JobRank, MigInstance
+from agent.wire.ends import GpuFault
+from agent.wire.machine import GpuCondition, GpuFigures, GpuReport, JobRank, MigInstance, Xid
 
 GIB = 2**30
 
@@ -181,3 +182,46 @@ def test_what_only_cuda_knows_is_not_guessed() -> None:
     assert num_visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "0"}) is None
     parts = gpu_reports([gpu(0, migs=("MIG-1", "MIG-2"))], [])
     assert num_visible_gpus(parts, {}) is None
+
+
+def failed(*xids: Xid, condition: GpuCondition = GpuCondition.OK) -> GpuFigures:
+    return GpuFigures(3, "GPU-3", "H100", condition, xids=list(xids))
+
+
+def test_errors_of_a_home_are_dated_back_from_the_end_and_those_before_the_rank_are_left_out() -> None:
+    figures = failed(Xid(79, 1, 2.0), Xid(31, 4, 7.0), Xid(13, 1, 61.0))
+    assert gpu_fault(figures, None, alive_s=50.0, ended_s=106.0, sampled_s=110.0) == GpuFault(
+        3, xids=[Xid(79, 1, 0.0), Xid(31, 4, 3.0)]
+    )
+
+
+def test_an_error_that_comes_again_or_long_after_the_end_changes_nothing() -> None:
+    known = GpuFault(3, xids=[Xid(31, 1, 3.0)])
+    assert gpu_fault(failed(Xid(31, 2, 0.5)), known, alive_s=50.0, ended_s=100.0, sampled_s=101.0) == known
+    assert gpu_fault(failed(Xid(79, 1, 0.5)), known, alive_s=50.0, ended_s=100.0, sampled_s=106.0) == known
+
+
+@pytest.mark.parametrize(
+    ("condition", "sampled_s", "expected"),
+    [
+        (GpuCondition.LOST, 101.0, GpuCondition.LOST),
+        (GpuCondition.RESET_REQUIRED, 101.0, GpuCondition.RESET_REQUIRED),
+        (GpuCondition.LOST, 106.0, GpuCondition.OK),  # another program may have met it since
+        (GpuCondition.UNREADABLE, 101.0, GpuCondition.OK),
+        (GpuCondition.OK, 101.0, GpuCondition.OK),
+    ],
+)
+def test_a_gpu_that_is_gone_as_a_rank_ends_is_a_fault(
+    condition: GpuCondition, sampled_s: float, expected: GpuCondition
+) -> None:
+    fault = gpu_fault(failed(condition=condition), None, alive_s=50.0, ended_s=100.0, sampled_s=sampled_s)
+    assert fault == GpuFault(3, expected)
+
+
+def test_a_home_is_known_again_by_its_name_or_where_that_is_lost_by_its_number() -> None:
+    home = Home(3, "GPU-3")
+    assert home.is_(GpuFigures(3, "GPU-3"))
+    assert home.is_(GpuFigures(2, "GPU-3"))
+    assert home.is_(GpuFigures(3, ""))
+    assert not home.is_(GpuFigures(3, "GPU-4"))
+    assert not home.is_(GpuFigures(2, ""))

@@ -130,6 +130,26 @@ def test_a_process_that_is_gone_holds_nothing_and_new_limits_are_seen_in_time(ma
     assert reader.read(SEARCH_PERIOD_S + PERIOD_S) is None
 
 
+def test_a_process_that_is_moved_counts_in_its_new_cgroup_and_one_that_ends_in_its_last(machine: Machine) -> None:
+    machine.v2("job", 10 * MIB, 3 * MIB)
+    machine.v2("other", 20 * MIB, 3 * MIB)
+    cgroup, status = machine.proc / str(PID) / "cgroup", machine.proc / str(PID) / "status"
+    cgroup.write_text("0::/job\n")
+    reader = machine.reader()
+
+    def limits(now_s: float) -> list[int]:
+        found = reader.read(now_s)
+        assert found is not None
+        return [limit.report.limit_bytes for limit in found.limits]
+
+    assert limits(0.0) == [10 * MIB]
+    cgroup.write_text("0::/other\n")
+    assert limits(PERIOD_S) == [20 * MIB]
+    cgroup.write_text("0::/\n")
+    status.write_text("Name:\tpython\nState:\tZ (zombie)\n")
+    assert limits(2 * PERIOD_S) == [20 * MIB]
+
+
 def test_nonsense_in_these_files_is_no_error(machine: Machine) -> None:
     (machine.proc / str(PID) / "cgroup").write_text("0::/job\n")
     machine.v2("job", "many", 3)

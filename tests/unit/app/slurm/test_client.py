@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.errors import AllocationEndedError, AppError, HostUnreachableError, SessionError, UsageError
-from app.slurm.client import slurm_job_hosts, why_unreachable
+from app.slurm.client import slurm_job_hosts, why_ending, why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,13 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     [
         ("RUNNING|None|h[1-2]\n", None, ""),
         ("PENDING|BeginTime|\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
-        ("CANCELLED|None|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: CANCELLED"),
+        ("CANCELLED|None|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: CANCELLED; it was cancelled"),
+        (
+            "PREEMPTED|None|h[1-2]\n",
+            AllocationEndedError,
+            "has ended: PREEMPTED; a job of higher priority has preempted it",
+        ),
+        ("FAILED|NonZeroExitCode|h1\n", AllocationEndedError, "h1: Slurm job 7 has ended: FAILED (NonZeroExitCode)"),
         ("TIMEOUT|TimeLimit|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: TIMEOUT (TimeLimit)"),
         ("NODE\x1b_FAIL|a\x1b[2J|h1\n", AllocationEndedError, ""),
     ],
@@ -63,10 +69,38 @@ def test_a_job_that_squeue_does_not_know_has_ended_and_one_is_not_ended_by_a_con
         slurm_job_hosts("7")
 
 
+ENDING = "JobId=7 JobName=a.sh JobState=COMPLETING Reason={reason} Dependency=(null) PreemptTime={preempted} Nice=0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (ENDING.format(reason="TimeLimit", preempted="None"), "Slurm ends job 7: its time limit is over; ask for more"),
+        (ENDING.format(reason="NodeDown", preempted="None"), "Slurm ends job 7: a node has failed; submit it again"),
+        (
+            ENDING.format(reason="None", preempted="2026-11-26T23:24:25"),
+            "Slurm ends job 7: a job of higher priority has preempted it; sbatch --requeue",
+        ),
+        ("JobId=7 JobState=OUT_OF_MEMORY Reason=OutOfMemory\n", "Slurm ends job 7: it used more memory"),
+        (ENDING.format(reason="None", preempted="None"), ""),
+        ("JobId=7 JobState=RUNNING Reason=None PreemptTime=None\n", ""),
+        ("", ""),
+    ],
+)
+def test_why_slurm_ends_a_job_is_said_only_where_slurm_tells(
+    answer: Callable[..., None], text: str, sentence: str
+) -> None:
+    answer(text, "scontrol")
+
+    assert why_ending("7").startswith(sentence)
+    assert bool(why_ending("7")) is bool(sentence)
+
+
 def test_without_slurm_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert why_unreachable("7", "h1") is None
+    assert why_ending("7") == ""
     with pytest.raises(SessionError, match="squeue is not installed here"):
         slurm_job_hosts("7")
 

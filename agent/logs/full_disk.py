@@ -1,0 +1,166 @@
+"""Which file system was full, or over its quota, when a rank failed to write.
+
+An error names the path, or the call alone: `OSError: [Errno 28] No space left on device`. torch's and C++'s messages
+name neither (`unexpected pos 576 vs 534`). Where a path is missing, a file system counts that is full just then; where
+several are, none is named. `suspicion` reads the error; `find_full_disk` looks, and may hang where a server is gone.
+
+Source: `torch.save`, `torch.distributed.checkpoint`, numpy, safetensors, shutil on a full tmpfs, seen with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from signal import SIGBUS
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.slow_reader import SlowReader
+from agent.wire.ends import DiskLimit, FullDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHM = "/dev/shm"  # noqa: S108 - where torch and glibc put shared memory
+_NO_SPACE = re.compile(r"No space left on device|StorageFull|Not enough free space to write")
+_NO_QUOTA = re.compile(r"Disk quota exceeded|QuotaExceeded")
+_FAILED_WRITE = re.compile(
+    r"inline_container\.cc:\d+\] \. (?:unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing)"
+    r"|\bios(?:_base::failure|tream error)\b|basic_ios::clear"
+)
+"""Messages of a write that failed, the reason not given."""
+_BUS_ERROR = re.compile(r"killed by signal: Bus error|insufficient shared memory")
+_PATH = re.compile(r"'(?P<path>/?[^'\n]+)'\"?$")
+"""The last path behind a message: of two, it is the one that is written."""
+_UNESCAPED = re.compile(r"\\(\d{3})")
+_SKIPPED_TYPES = frozenset(
+    {
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "fusectl"),
+        *("hugetlbfs", "iso9660", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "squashfs", "sysfs"),
+        "tracefs",
+    }
+)
+MAX_MOUNTS = 256
+NEARLY = 0.05
+"""Free part from which a write that failed for want of space was too large, not one byte too much."""
+NONE_BYTES = 2**20
+STALE_S = 60.0
+MAX_PENDING = 64
+
+
+class Suspicion(NamedTuple):
+    """The file system that a rank has written to, as far as its error shows it."""
+
+    limit: DiskLimit | None
+    """None where the reason is not given: only a file system that is full now explains it."""
+    path: str
+    """Empty where it is not given."""
+
+
+class Sought(NamedTuple):
+    """A look that is due."""
+
+    job_id: str
+    rank: int
+    suspicion: Suspicion
+    workdir: str
+
+
+def suspicion(error: str, signal: int | None) -> Suspicion | None:
+    """Return which file system may have been full when a rank failed; None where its end speaks of something else."""
+    if signal == SIGBUS or _BUS_ERROR.search(error):
+        return Suspicion(None, SHM)
+    found = _PATH.search(error.strip())
+    path = found["path"] if found else ""
+    if _NO_QUOTA.search(error):
+        return Suspicion(DiskLimit.QUOTA, path)
+    if _NO_SPACE.search(error):
+        return Suspicion(DiskLimit.SPACE, path)
+    return Suspicion(None, "") if _FAILED_WRITE.search(error) else None
+
+
+def find_full_disk(sought: Suspicion, workdir: str, mountinfo: str = "/proc/self/mountinfo") -> FullDisk | None:
+    """Return the file system that a rank could not write to; None where none is known to be full. Blocks.
+
+    Args:
+        sought: What its error shows.
+        workdir: Directory from which a relative path begins; empty where it is not known.
+        mountinfo: The list of mounted file systems.
+    """
+    mounts = list(_mounts(mountinfo))
+    path = os.path.join(workdir, sought.path) if sought.path else ""  # noqa: PTH118 - no file of ours
+    mount = _mount_of(path, mounts) if path.startswith("/") else ""
+    if sought.limit is DiskLimit.QUOTA:
+        return FullDisk(mount, DiskLimit.QUOTA) if mount else None
+    if mount:
+        return _full(mount, NEARLY if sought.limit else 0.0)
+    full = [disk for one in mounts if (disk := _full(one, 0.0))]
+    here = _mount_of(workdir, mounts) if workdir.startswith("/") else ""
+    named = [disk for disk in full if disk.path == here] or full
+    return named[0] if len(named) == 1 else None
+
+
+class FullDisks:
+    """Looks for the file systems on which ranks could not write, one at a time; lives on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._reader: SlowReader[FullDisk | None] = SlowReader("rankdeck-disks", stale_s=STALE_S)
+        self._pending: list[Sought] = []
+        self._asked: Sought | None = None
+
+    def suspect(self, job_id: str, rank: int, error: str, signal: int | None, workdir: str) -> None:
+        """Have a look made for a rank that has failed, if its error speaks of a file system."""
+        found = suspicion(error, signal)
+        if found is not None and len(self._pending) < MAX_PENDING:
+            self._pending.append(Sought(job_id, rank, found, workdir))
+
+    def take(self) -> list[tuple[Sought, FullDisk]]:
+        """Return what has been found since; called now and then."""
+        if self._asked is None and self._pending:
+            first = self._pending[0]
+            if self._reader.ask(first, lambda: find_full_disk(first.suspicion, first.workdir)):
+                self._asked = first
+        if self._asked is None or not self._reader.is_free:
+            return []
+        asked, self._asked = self._asked, None
+        found = self._reader.last(asked)
+        self._reader.forget(asked)
+        # Ranks that save together fail together, and of one reason.
+        alike = [one for one in self._pending if one[2:] == asked[2:]]
+        self._pending = [one for one in self._pending if one[2:] != asked[2:]]
+        return [] if found is None else [(one, found) for one in alike]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _full(mount: str, nearly: float) -> FullDisk | None:
+    """Return a file system that is full, or of which less than a part is free; None of another one."""
+    try:
+        disk = os.statvfs(mount)
+    except OSError:
+        return None
+    total_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    if not total_bytes:
+        return None
+    if disk.f_files and not disk.f_favail:
+        return FullDisk(mount, DiskLimit.INODES, total_bytes, free_bytes)
+    is_full = free_bytes < min(NONE_BYTES, total_bytes / 100) or free_bytes < nearly * total_bytes
+    return FullDisk(mount, DiskLimit.SPACE, total_bytes, free_bytes) if is_full else None
+
+
+def _mounts(mountinfo: str) -> Iterator[str]:
+    """Yield where file systems are mounted that can be written. Source: proc_pid_mountinfo(5)."""
+    for line in Path(mountinfo).read_text(errors="replace").splitlines()[:MAX_MOUNTS]:
+        head, _, tail = line.partition(" - ")
+        fields, options = head.split(), tail.split()
+        if len(fields) < 6 or not options or options[0] in _SKIPPED_TYPES or "ro" in fields[5].split(","):
+            continue
+        yield _UNESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+
+
+def _mount_of(path: str, mounts: list[str]) -> str:
+    """Return the mount of a path, which need not exist any more; empty where it is on none that can be written."""
+    whole = os.path.normpath(path)
+    above = [mount for mount in mounts if mount in ("/", whole) or whole.startswith(f"{mount}/")]
+    return max(above, key=len, default="")

@@ -104,6 +104,7 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     sm_clock_hz: Count | None = None
     sm_clock_max_hz: Count | None = None
     memory_clock_hz: Count | None = None
+    memory_clock_max_hz: Count | None = None
     throttle_reasons: Annotated[list[ThrottleReason], msgspec.Meta(max_length=16)] = []
     ecc_corrected_errors: Count | None = None
     """Number since the driver was loaded; None where ECC is off."""
@@ -111,6 +112,25 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_row_remap_pending: bool | None = None
     """A faulty row of memory is replaced at the next reset."""
     has_row_remap_failed: bool | None = None
+    pcie_generation: Count | None = None
+    """Generation of its PCIe link at this moment; an idle GPU lowers it."""
+    pcie_generation_max: Count | None = None
+    """Highest generation of this GPU in this slot."""
+    pcie_generation_gpu_max: Count | None = None
+    """Highest generation of this GPU in any slot."""
+    pcie_width: Count | None = None
+    """Lanes of its PCIe link at this moment."""
+    pcie_width_max: Count | None = None
+    """Most lanes of this GPU in this slot."""
+    pcie_replays: Count | None = None
+    """Packets that the PCIe link has sent again since the driver was loaded."""
+    nvlinks: Count | None = None
+    """Number of its NVLinks; None without any."""
+    nvlinks_up: Count | None = None
+    nvlink_errors: Count | None = None
+    """Errors of all its NVLinks, of all kinds, since the driver was loaded."""
+    numa_node: Count | None = None
+    """NUMA node that it is attached to."""
     xids: Annotated[list[Xid], msgspec.Meta(max_length=MAX_XIDS)] = []
     """Xid errors, the latest first."""
     mig_instances: Annotated[list[MigInstance], msgspec.Meta(max_length=MAX_MIG_INSTANCES)] = []
@@ -134,6 +154,8 @@ class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Rank that it is, or that it descends from; None for processes of no job."""
     is_foreign: bool = False
     """True for a rank with a GPU of its own that holds memory on this one, which is another rank's."""
+    name: Word = ""
+    """Its name by the kernel, of at most 15 characters; empty where it cannot be read."""
 
 
 class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.machine.gpu_sampler import GpuProcesses
+from agent.machine.gpu_processes import GpuProcesses
 from agent.node_state.gpu_sample import GpuProcess
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def test_a_rank_in_a_container_is_told_whole(tmp_path: Path) -> None:
         rank=3,
         visible_devices="2,3",
         device_order="PCI_BUS_ID",
+        name="a) b) (c",
     )
 
 
@@ -66,7 +67,7 @@ def test_a_rank_of_another_agent_s_job_of_the_same_name_is_none_of_ours(tmp_path
 
     described = GpuProcesses("/run/inbox", str(tmp_path)).describe(900, None, "")
 
-    assert described == GpuProcess(900, visible_devices="1")
+    assert described == GpuProcess(900, visible_devices="1", name="a) b) (c")
 
 
 def test_a_process_outside_containers_has_no_inner_pids(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Signals: figures of a rank, its GPU or its host that may explain why the rank is slow.
 
-An agent smooths each one and notes when it last changed for good, so that a console can compare a rank with its peers
+An agent smooths each one and notes when it last changed lastingly, so that a console can compare a rank with its peers
 now, and with itself before. What is usual is left out of a report: a rate or a part of time near 0 (`RATES`).
 """
 

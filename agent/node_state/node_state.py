@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import msgspec
 
 from agent.node_state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.node_state.gpu_signals import GpuSignals
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.observations import (
     GpusSampled,
@@ -30,6 +31,7 @@ from agent.node_state.observations import (
     WorkerSeen,
 )
 from agent.node_state.progress import CpuUse, Progress
+from agent.node_state.signals import SignalTracks
 from agent.node_state.waits import Lateness
 from agent.wire.machine import GpusReport, GpuWatchState, JobRank, MemoryReport
 from agent.wire.reports import (
@@ -124,6 +126,8 @@ class NodeState:
         self._gpus = GpusReport()
         self._gpus_at_s = 0.0
         self._growth = MemoryGrowth()
+        self._signals = SignalTracks()
+        self._gpu_signals = GpuSignals()
         self.num_foreign_reports = 0
         """Number of reports of ranks that are not ours, or that are older than what is known."""
         self.has_news = False
@@ -197,7 +201,10 @@ class NodeState:
         host = self._host
         self.has_news = False
         workers = [
-            _worker_report(job, rank, worker, self._memory_of(job, rank, worker), now_s)
+            msgspec.structs.replace(
+                _worker_report(job, rank, worker, self._memory_of(job, rank, worker), now_s),
+                signals=self._signals.readings(JobRank(job.admitted.job_id, rank), now_s),
+            )
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
         ]
@@ -352,6 +359,8 @@ class NodeState:
         }
         for held in gpu_held(gpus, reports):
             self._growth.take(held, now_s)
+        for whose, signal, value in self._gpu_signals.values(gpus, now_s):
+            self._signals.take(whose, signal, value, now_s)
 
 
 def _belongs(report: RankReport, job: JobStatus) -> bool:

@@ -90,8 +90,9 @@ class KeptAnswers:
     else: of the last two the shorter counts. `shift_s` lets GPUs be asked at different times.
     """
 
-    def __init__(self, shift_s: float = 0.0) -> None:
+    def __init__(self, shift_s: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._shift_s = shift_s
+        self._clock = clock
         self._kept: dict[Hashable, _Kept] = {}
 
     def last(self, period_s: float, now_s: float, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -110,9 +111,9 @@ class KeptAnswers:
         kept = self._kept.get(key)
         if kept is not None and now_s < kept.due_s:
             return False
-        began_s = time.perf_counter()
+        began_s = self._clock()
         value = ask(call, *arguments)
-        took_s = time.perf_counter() - began_s
+        took_s = self._clock() - began_s
         cost_s = 0.0 if kept is None else min(took_s, kept.took_s)
         shift_s = self._shift_s if kept is None and period_s else 0.0
         self._kept[key] = _Kept(value, now_s + shift_s + max(period_s, cost_s / MOST_COST), took_s)

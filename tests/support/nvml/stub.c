@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    UNSCRIPTED = -1, SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
 enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_ANSWER = 16384, MAX_INTS = 512, POLL_MS = 5, NO_INSTANCE = -1 };
@@ -121,8 +121,8 @@ static int is_handle(const struct Device *device) {
     return ((uintptr_t)device - (uintptr_t)first) % sizeof *device == 0 && device->gpu < num_gpus();
 }
 
-/* Carries out the faults of an answer: returns a code, and leaves what is to be said in `answer`. */
-static int ask(const struct Device *device, const char *key, char *answer) {
+/* Carries out the faults of an answer: returns a code, UNSCRIPTED without one, and leaves what is to be said in `answer`. */
+static int ask_script(const struct Device *device, const char *key, char *answer) {
     char where[16], life[MAX_ANSWER];
     for (int has_waited = 0;;) {
         pthread_mutex_lock(&lock);
@@ -140,7 +140,7 @@ static int ask(const struct Device *device, const char *key, char *answer) {
         }
         pthread_mutex_unlock(&lock);
         if (code) return code;
-        if (!is_known) return NOT_SUPPORTED;
+        if (!is_known) return UNSCRIPTED;
         if (!strncmp(answer, "!hang", 5)) pause_ms(POLL_MS);
         else if (!strncmp(answer, "!late ", 6)) {
             char *rest;
@@ -153,6 +153,11 @@ static int ask(const struct Device *device, const char *key, char *answer) {
         else if (!strncmp(answer, "!exit ", 6)) _exit(atoi(answer + 6));
         else return SUCCESS;
     }
+}
+
+static int ask(const struct Device *device, const char *key, char *answer) {
+    int code = ask_script(device, key, answer);
+    return code == UNSCRIPTED ? NOT_SUPPORTED : code;
 }
 
 /* Reads at most `most` integers; one beyond 64 bits is the highest. */
@@ -229,8 +234,9 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) { return ask_text(NULL
 int nvmlSystemGetNVMLVersion(char *text, unsigned size) { return ask_text(NULL, "nvmlSystemGetNVMLVersion", text, size); }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    int code = ask_unsigned(NULL, "nvmlDeviceGetCount", count);
-    if (code != NOT_SUPPORTED) return code;
+    char answer[MAX_ANSWER];
+    int code = ask_script(NULL, "nvmlDeviceGetCount", answer);
+    if (code != UNSCRIPTED) return code ? code : ask_unsigned(NULL, "nvmlDeviceGetCount", count);
     pthread_mutex_lock(&lock);
     *count = num_gpus();
     pthread_mutex_unlock(&lock);
@@ -240,8 +246,8 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     char answer[MAX_ANSWER];
     if (!device || index >= MAX_GPUS) return INVALID_ARGUMENT;
-    int code = ask(&devices[index][0], "nvmlDeviceGetHandleByIndex", answer);
-    if (!code || code == NOT_SUPPORTED) *device = &devices[index][0], code = SUCCESS;
+    int code = ask_script(&devices[index][0], "nvmlDeviceGetHandleByIndex", answer);
+    if (!code || code == UNSCRIPTED) *device = &devices[index][0], code = SUCCESS;
     return code;
 }
 
@@ -335,8 +341,8 @@ int nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned
 int nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields) {
     char key[128], answer[MAX_ANSWER];
     if (!fields || count < 0) return INVALID_ARGUMENT;
-    int code = ask(device, "nvmlDeviceGetFieldValues", answer);
-    if (code && code != NOT_SUPPORTED) return code; /* A fault of the call as a whole. */
+    int code = ask_script(device, "nvmlDeviceGetFieldValues", answer);
+    if (code && code != UNSCRIPTED) return code; /* A fault of the call as a whole. */
     for (int at = 0; at < count; at++) {
         nvmlFieldValue_t *field = &fields[at];
         u64 value = 0;
@@ -397,8 +403,8 @@ int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pendi
 int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig) {
     char answer[MAX_ANSWER];
     if (!mig || index >= MAX_MIGS || !is_handle(device) || device->mig != NO_INSTANCE) return INVALID_ARGUMENT;
-    int code = ask(device + 1 + index, "nvmlDeviceGetUUID", answer);
-    if (code == NOT_SUPPORTED) return NOT_FOUND;
+    int code = ask_script(device + 1 + index, "nvmlDeviceGetUUID", answer);
+    if (code == UNSCRIPTED) return NOT_FOUND;
     if (!code) *mig = device + 1 + index;
     return code;
 }
@@ -438,8 +444,8 @@ int nvmlEventSetFree(nvmlEventSet_t set) {
 int nvmlDeviceRegisterEvents(nvmlDevice_t device, u64 types, nvmlEventSet_t set) {
     char answer[MAX_ANSWER];
     if (!set || !types) return INVALID_ARGUMENT;
-    int code = ask(device, "nvmlDeviceRegisterEvents", answer);
-    if (!code || code == NOT_SUPPORTED) set->is_registered[device->gpu] = 1, code = SUCCESS;
+    int code = ask_script(device, "nvmlDeviceRegisterEvents", answer);
+    if (!code || code == UNSCRIPTED) set->is_registered[device->gpu] = 1, code = SUCCESS;
     return code;
 }
 
@@ -453,9 +459,9 @@ int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned time
     char answer[MAX_ANSWER];
     if (!set || !data) return INVALID_ARGUMENT;
     for (double deadline_s = now_s() + timeout_ms / 1e3;;) {
-        int gpu = -1, code = ask(NULL, "nvmlEventSetWait", answer);
+        int gpu = -1, code = ask_script(NULL, "nvmlEventSetWait", answer);
         u64 xid = 0;
-        if (code && code != NOT_SUPPORTED) return code;
+        if (code && code != UNSCRIPTED) return code;
         pthread_mutex_lock(&lock);
         while (set->told < events(set->told, &gpu, &xid)) {
             set->told++;

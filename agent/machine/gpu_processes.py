@@ -7,6 +7,9 @@ so there a process is only believed to be on a GPU if it holds a device file of 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
+
+import msgspec
 
 from agent.node_state.gpu_sample import MAX_ANCESTORS, GpuProcess
 from ddpcore.wire import ENV_INBOX, ENV_JOB_ID
@@ -18,32 +21,62 @@ _MAX_ENVIRON_BYTES = 1 << 20
 _MAX_VISIBLE_CHARS = 4096
 
 
+class _Stat(NamedTuple):
+    """A process's name, parent and time of start in clock ticks; the time is 0 where it is not known."""
+
+    name: str
+    parent: int
+    start: int
+
+
 class GpuProcesses:
     """Reads what is needed of a process; of one that has ended, or is another user's, only the pid is known.
 
-    `inbox` is the mark of this agent's jobs: another agent may have a job of the same name.
+    `inbox` is the mark of this agent's jobs: another agent may have a job of the same name. An environment is read once
+    while NVML names its process in each sample: a program that starts another one in its place loses the GPU.
     """
 
     def __init__(self, inbox: str, proc: str = "/proc") -> None:
         self._inbox = os.fsencode(inbox)
         self._proc = proc
         self._must_prove = _link(f"{proc}/self/ns/pid") != _INITIAL_PID_NAMESPACE
+        self._stats: dict[int, _Stat] = {}
+        """What has been read in this sample: ranks share their ancestors."""
+        self._known: dict[tuple[int, int], GpuProcess] = {}
+        """Processes of the sample before, by pid and time of start."""
+        self._seen: dict[tuple[int, int], GpuProcess] = {}
+
+    def begin_sample(self) -> None:
+        """Forget what is true at one moment, and who was not named since the last call."""
+        self._stats.clear()
+        self._known, self._seen = self._seen, {}
 
     def describe(self, pid: int, used_bytes: int | None, mig_uuid: str) -> GpuProcess:
         """Return the process behind a pid of NVML."""
         if self._must_prove and not self._has_driver_open(pid):
             return GpuProcess(pid, used_bytes, mig_uuid)
+        stat = self._stat(pid)
+        key = (pid, stat.start)
+        facts = (self._known.get(key) or self._seen.get(key)) if stat.start else None
+        if facts is None:
+            facts = self._lasting_facts(pid)
+        if stat.start:
+            self._seen[key] = facts
+        return msgspec.structs.replace(
+            facts,
+            used_bytes=used_bytes,
+            mig_uuid=mig_uuid,
+            ancestors=self._ancestors(stat),
+            name=stat.name,
+        )
+
+    def _lasting_facts(self, pid: int) -> GpuProcess:
         environ = self._environ(pid)
         is_ours = environ.get(ENV_INBOX.encode()) == self._inbox
         rank = environ.get(b"RANK", b"") if is_ours else b""
         visible, order = environ.get(b"CUDA_VISIBLE_DEVICES"), environ.get(b"CUDA_DEVICE_ORDER")
-        name, ancestors = self._name_and_ancestors(pid)
         return GpuProcess(
             pid=pid,
-            used_bytes=used_bytes,
-            mig_uuid=mig_uuid,
-            name=name,
-            ancestors=ancestors,
             inner_pids=self._inner_pids(pid),
             job_id=_text(environ.get(ENV_JOB_ID.encode(), b""), 256) if is_ours else "",
             rank=int(rank) if rank.isdigit() and len(rank) < 10 else None,
@@ -63,20 +96,23 @@ class GpuProcesses:
         entries = self._read(pid, "environ").split(b"\0")
         return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
 
-    def _name_and_ancestors(self, pid: int) -> tuple[str, list[int]]:
-        name, parent = self._stat(pid)
-        ancestors: list[int] = []
-        while parent > 1 and parent not in ancestors and len(ancestors) < MAX_ANCESTORS:
-            ancestors.append(parent)
-            _, parent = self._stat(parent)
-        return name, ancestors
+    def _ancestors(self, stat: _Stat) -> list[int]:
+        found: list[int] = []
+        while stat.parent > 1 and stat.parent not in found and len(found) < MAX_ANCESTORS:
+            found.append(stat.parent)
+            stat = self._stat(stat.parent)
+        return found
 
-    def _stat(self, pid: int) -> tuple[str, int]:
-        """Return a process's name and its parent; the name may hold anything, parentheses and blanks included."""
-        line = self._read(pid, "stat")
-        end = line.rfind(b")")
-        fields = line[end + 1 :].split()
-        return _text(line[line.find(b"(") + 1 : max(0, end)], 64), int(fields[1]) if len(fields) > 1 else 0
+    def _stat(self, pid: int) -> _Stat:
+        """Source: proc_pid_stat(5). The name may hold anything, parentheses and blanks included."""
+        known = self._stats.get(pid)
+        if known is None:
+            line = self._read(pid, "stat")
+            end = line.rfind(b")")
+            fields = line[end + 1 :].split()
+            parent, start = (int(fields[at]) if len(fields) > at else 0 for at in (1, 19))
+            known = self._stats[pid] = _Stat(_text(line[line.find(b"(") + 1 : max(0, end)], 64), parent, start)
+        return known
 
     def _inner_pids(self, pid: int) -> list[int]:
         """Source: proc_pid_status(5), NSpid: the pid in each namespace, outermost first."""

@@ -89,6 +89,7 @@ class GpuSampler:
 
     def sample(self, now_s: float) -> GpuSample:
         """Sample every GPU."""
+        self._processes.begin_sample()
         gpus = [self._sampled(gpu, now_s) for gpu in self._gpus]
         return GpuSample(SAMPLE_VERSION, os.getpid(), driver_version=self._driver_version, gpus=gpus)
 

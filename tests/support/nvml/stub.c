@@ -24,7 +24,8 @@ enum {
     UNSCRIPTED = -1, SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
-enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_ANSWER = 16384, MAX_INTS = 512, POLL_MS = 5, NO_INSTANCE = -1 };
+enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_ANSWER = 16384, MAX_INTS = 512, POLL_MS = 5, EVENT_POLL_MS = 20, NO_INSTANCE = -1 };
+enum { NUM_SLOTS = 1 << 14, NUM_KEPT = NUM_SLOTS / 2 };
 
 typedef unsigned long long u64;
 typedef struct Device { int gpu, mig; } *nvmlDevice_t;
@@ -53,11 +54,34 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *script;
 static struct timespec script_time;
 static ino_t script_inode;
+static const char *slots[NUM_SLOTS]; /* Lines of the script, by the hash of WHERE and KEY. */
+static unsigned num_reloads;
 static int num_inits;
 static char generation[64];
 static struct Device devices[MAX_GPUS][MAX_MIGS + 1]; /* Of each GPU: itself, then its instances. */
 
 /* ---- The script ------------------------------------------------------------------------------------------------ */
+
+static unsigned slot_of(const char *start, size_t length) {
+    unsigned hash = 2166136261u;
+    while (length--) hash = (hash ^ (unsigned char)*start++) * 16777619u;
+    return hash % NUM_SLOTS;
+}
+
+/* Sorts the lines of the script into slots; the first of several with one key counts, as it is found first. */
+static void sort_in(void) {
+    int count = 0;
+    memset(slots, 0, sizeof slots);
+    for (char *line = script; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        size_t where = strcspn(line, "\t\n"), key = line[where] == '\t' ? strcspn(line + where + 1, "\t\n") : 0;
+        if (line[where + 1 + key] != '\t') continue;
+        if (!strncmp(line, "event\t", 6)) continue;
+        if (++count > NUM_KEPT) abort();
+        unsigned slot = slot_of(line, where + 1 + key + 1);
+        while (slots[slot]) slot = (slot + 1) % NUM_SLOTS;
+        slots[slot] = line;
+    }
+}
 
 static void reload(void) {
     const char *path = getenv("NVML_STUB");
@@ -73,17 +97,20 @@ static void reload(void) {
     text[length] = 0;
     free(script);
     script = text, script_time = found.st_mtim, script_inode = found.st_ino;
+    num_reloads++;
+    sort_in();
 }
 
 /* Copies the answer to a key; returns 0 where there is none. */
 static int look_up(const char *where, const char *key, char *answer) {
     char start[256];
-    int length = snprintf(start, sizeof start, "%s\t%s\t", where, key);
-    for (char *line = script; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        if (strncmp(line, start, length)) continue;
-        size_t size = strcspn(line + length, "\n");
+    size_t length = snprintf(start, sizeof start, "%s\t%s\t", where, key);
+    for (unsigned slot = slot_of(start, length); slots[slot]; slot = (slot + 1) % NUM_SLOTS) {
+        if (strncmp(slots[slot], start, length)) continue;
+        const char *found = slots[slot] + length;
+        size_t size = strcspn(found, "\n");
         if (size >= MAX_ANSWER) size = MAX_ANSWER - 1;
-        memcpy(answer, line + length, size);
+        memcpy(answer, found, size);
         answer[size] = 0;
         return 1;
     }
@@ -455,29 +482,40 @@ int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, u64 *types) {
     return SUCCESS;
 }
 
-int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
+static int take_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     char answer[MAX_ANSWER];
+    int gpu = -1, code = ask_script(NULL, "nvmlEventSetWait", answer);
+    u64 xid = 0;
+    if (code && code != UNSCRIPTED) return code;
+    pthread_mutex_lock(&lock);
+    while (set->told < events(set->told, &gpu, &xid)) {
+        set->told++;
+        if (gpu >= 0 && gpu < MAX_GPUS && set->is_registered[gpu]) break;
+        gpu = -1;
+    }
+    pthread_mutex_unlock(&lock);
+    if (gpu >= 0) {
+        *data = (nvmlEventData_t){&devices[gpu][0], 8, xid, ~0u, ~0u};
+        return SUCCESS;
+    }
+    for (gpu = 0; gpu < MAX_GPUS; gpu++) /* One lost GPU spoils a set, as NVML does. */
+        if (set->is_registered[gpu] && ask(&devices[gpu][0], "nvmlDeviceGetUUID", answer) == GPU_IS_LOST) return GPU_IS_LOST;
+    return TIMEOUT;
+}
+
+int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
     if (!set || !data) return INVALID_ARGUMENT;
+    unsigned seen = 0;
     for (double deadline_s = now_s() + timeout_ms / 1e3;;) {
-        int gpu = -1, code = ask_script(NULL, "nvmlEventSetWait", answer);
-        u64 xid = 0;
-        if (code && code != UNSCRIPTED) return code;
         pthread_mutex_lock(&lock);
-        while (set->told < events(set->told, &gpu, &xid)) {
-            set->told++;
-            if (gpu >= 0 && gpu < MAX_GPUS && set->is_registered[gpu]) break;
-            gpu = -1;
-        }
+        reload();
+        int is_new = num_reloads != seen;
+        seen = num_reloads;
         pthread_mutex_unlock(&lock);
-        if (gpu >= 0) {
-            *data = (nvmlEventData_t){&devices[gpu][0], 8, xid, ~0u, ~0u};
-            return SUCCESS;
-        }
-        for (gpu = 0; gpu < MAX_GPUS; gpu++) /* One lost GPU spoils a set, as NVML does. */
-            if (set->is_registered[gpu] && ask(&devices[gpu][0], "nvmlDeviceGetUUID", answer) == GPU_IS_LOST) return GPU_IS_LOST;
+        int code = is_new ? take_event(set, data) : TIMEOUT;
         double left_s = deadline_s - now_s();
-        if (left_s <= 0) return TIMEOUT;
-        pause_ms(left_s * 1e3 < POLL_MS ? 1 : POLL_MS);
+        if (code != TIMEOUT || left_s <= 0) return code;
+        pause_ms(left_s * 1e3 < EVENT_POLL_MS ? 1 + (long)(left_s * 1e3) : EVENT_POLL_MS);
     }
 }
 

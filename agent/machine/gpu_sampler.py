@@ -22,7 +22,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from agent.machine import nvml
 from agent.machine.gpu_processes import GpuProcesses
-from agent.machine.nvml import DriverGoneError, KeptAnswers, UnusableGpuError, ask
+from agent.machine.nvml import CONSTANT_S, SELDOM_S, DriverGoneError, KeptAnswers, UnusableGpuError, ask
 from agent.node_state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu, encode_sample
 from agent.processes.shim import set_parent_death_signal
 from agent.wire.machine import MAX_GPUS, MAX_HOLDERS, MAX_XIDS, GpuCondition, GpuFigures, Xid
@@ -32,10 +32,6 @@ MAX_EVENTS_A_SAMPLE = 256
 """Events taken in one sample: a GPU in trouble may log without pause, and the rest waits in the driver."""
 LISTEN_PAUSE_S = 5.0
 """Seconds before events are listened for again: what broke the last set may still be there."""
-SELDOM_S = 10.0
-"""Seconds between calls for figures that change seldom."""
-CONSTANT_S = 300.0
-"""Seconds between calls for what does not change while a driver runs: the first time there may be no answer."""
 _MAX_COUNT = 2**63 - 1
 DRIVER_GONE = "the NVIDIA driver was unloaded or restarted"
 _SINCE_LOADED = pynvml.NVML_VOLATILE_ECC
@@ -187,7 +183,6 @@ class GpuSampler:
             return kept.last(SELDOM_S, now_s, call, handle, *arguments)
 
         rows = seldom(pynvml.nvmlDeviceGetRemappedRows)
-        links = seldom(nvml.nvlinks)
         corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         return GpuFigures(
             index=gpu.place,
@@ -203,21 +198,13 @@ class GpuSampler:
             sm_clock_hz=nvml.hertz(ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)),
             sm_clock_max_hz=nvml.hertz(constant(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)),
             memory_clock_hz=nvml.hertz(ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM)),
-            memory_clock_max_hz=nvml.hertz(constant(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM)),
             throttle_reasons=nvml.throttle_reasons(handle),
             ecc_corrected_errors=nvml.count(seldom(pynvml.nvmlDeviceGetTotalEccErrors, corrected, _SINCE_LOADED)),
             ecc_uncorrected_errors=nvml.count(seldom(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, _SINCE_LOADED)),
             is_row_remap_pending=None if rows is None else bool(rows[2]),
             has_row_remap_failed=None if rows is None else bool(rows[3]),
-            pcie_generation=nvml.pcie(kept.fresh(now_s, pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
-            pcie_generation_max=nvml.pcie(constant(pynvml.nvmlDeviceGetMaxPcieLinkGeneration)),
-            pcie_generation_gpu_max=nvml.pcie(constant(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration)),
-            pcie_width=nvml.pcie(kept.fresh(now_s, pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)),
-            pcie_width_max=nvml.pcie(constant(pynvml.nvmlDeviceGetMaxPcieLinkWidth)),
-            pcie_replays=nvml.count_32(seldom(pynvml.nvmlDeviceGetPcieReplayCounter)),
-            nvlinks=None if links is None else links.num_links,
-            nvlinks_up=None if links is None else links.num_up,
-            nvlink_errors=None if links is None else links.errors,
+            pcie=nvml.pcie_link(kept, handle, now_s),
+            nvlinks=seldom(nvml.nvlinks),
             numa_node=constant(nvml.numa_node),
             xids=self._xids_of(gpu.uuid, now_s),
             mig_instances=[nvml.mig_instance(mig) for mig in migs],

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from agent.wire.machine import MAX_MIG_INSTANCES, GpuCondition, MigInstance, ThrottleReason
+from agent.wire.machine import MAX_MIG_INSTANCES, GpuCondition, MigInstance, NvLinks, PcieLink, ThrottleReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -72,6 +72,10 @@ def ask(call: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
+SELDOM_S = 10.0
+"""Seconds between calls for figures that change seldom."""
+CONSTANT_S = 300.0
+"""Seconds between calls for what does not change while a driver runs: the first time there may be no answer."""
 MOST_COST = 1 / 5000
 """Part of the time that one call of a GPU may take."""
 
@@ -125,7 +129,7 @@ def count(value: int | None) -> int | None:
     return value if value is not None and 0 <= value <= _MAX_COUNT else None
 
 
-def count_32(value: int | None) -> int | None:
+def _count_32(value: int | None) -> int | None:
     """Return what can be a count of 32 bits."""
     return value if value is not None and 0 <= value < _UNKNOWN_U32 else None
 
@@ -150,9 +154,22 @@ def hertz(megahertz: int | None) -> int | None:
     return megahertz * _MEGA if megahertz is not None and 0 <= megahertz < _MAX_MHZ else None
 
 
-def pcie(value: int | None) -> int | None:
+def _pcie(value: int | None) -> int | None:
     """Return a number of lanes, or a generation, that can be."""
     return value if value is not None and 0 < value <= _MAX_PCIE else None
+
+
+def pcie_link(kept: KeptAnswers, handle: Any, now_s: float) -> PcieLink | None:
+    """Return the PCIe link of a GPU, None where nothing of it is known."""
+    found = PcieLink(
+        generation=_pcie(kept.fresh(now_s, pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
+        width=_pcie(kept.fresh(now_s, pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)),
+        generation_max=_pcie(kept.last(CONSTANT_S, now_s, pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
+        width_max=_pcie(kept.last(CONSTANT_S, now_s, pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)),
+        generation_gpu_max=_pcie(kept.last(CONSTANT_S, now_s, pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle)),
+        replays=_count_32(kept.last(SELDOM_S, now_s, pynvml.nvmlDeviceGetPcieReplayCounter, handle)),
+    )
+    return None if found == PcieLink() else found
 
 
 def throttle_reasons(handle: Any) -> list[ThrottleReason]:
@@ -229,14 +246,6 @@ _OF_A_BLACKWELL_LINK = (208, 211, 215)
 _MAX_LINKS = 36
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of nvmlValue_t by nvmlValueType_t. Source of all of these: nvml.h of CUDA 12.9, NVML_FI_DEV_NVLINK_*."""
-
-
-class NvLinks(NamedTuple):
-    """NVLinks of a GPU, those that are up, and their errors since the driver was loaded."""
-
-    num_links: int
-    num_up: int
-    errors: int | None
 
 
 def nvlinks(handle: Any) -> NvLinks | None:

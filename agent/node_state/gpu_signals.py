@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.wire.machine import GpuCondition, ThrottleReason
+from agent.wire.machine import GpuCondition, PcieLink, ThrottleReason
 from agent.wire.signals import Signal
 
 if TYPE_CHECKING:
@@ -66,13 +66,16 @@ class GpuSignals:
         if figures.condition is not GpuCondition.OK:
             self._num_busy.pop(figures.index, None)
             return {}
+        pcie, links = figures.pcie or PcieLink(), figures.nvlinks
         found: dict[Signal, float | None] = {
             Signal.GPU_TEMPERATURE: figures.temperature_celsius,
             Signal.GPU_POWER_LIMIT: figures.power_limit_watts,
-            Signal.NVLINKS: figures.nvlinks_up,
+            Signal.NVLINKS: None if links is None else links.num_up,
             Signal.GPU_ROW_REMAP: _row_remap(figures),
-            Signal.PCIE_REPLAYS: self._rate(figures, Signal.PCIE_REPLAYS, figures.pcie_replays, now_s),
-            Signal.NVLINK_ERRORS: self._rate(figures, Signal.NVLINK_ERRORS, figures.nvlink_errors, now_s),
+            Signal.PCIE_REPLAYS: self._rate(figures, Signal.PCIE_REPLAYS, pcie.replays, now_s),
+            Signal.NVLINK_ERRORS: self._rate(
+                figures, Signal.NVLINK_ERRORS, None if links is None else links.errors, now_s
+            ),
             Signal.GPU_ECC_CORRECTED: self._rate(
                 figures, Signal.GPU_ECC_CORRECTED, figures.ecc_corrected_errors, now_s
             ),
@@ -82,8 +85,8 @@ class GpuSignals:
             found |= {
                 Signal.GPU_CLOCK: figures.sm_clock_hz,
                 Signal.GPU_MEMORY_CLOCK: figures.memory_clock_hz,
-                Signal.PCIE_WIDTH: figures.pcie_width,
-                Signal.PCIE_GENERATION: figures.pcie_generation,
+                Signal.PCIE_WIDTH: pcie.width,
+                Signal.PCIE_GENERATION: pcie.generation,
             }
         return {signal: float(value) for signal, value in found.items() if value is not None}
 

@@ -83,6 +83,33 @@ class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     memory_used_bytes: Count | None = None
 
 
+class PcieLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The PCIe link of a GPU; None is not known."""
+
+    generation: Count | None = None
+    """Generation at this moment; an idle GPU lowers it."""
+    width: Count | None = None
+    """Lanes at this moment."""
+    generation_max: Count | None = None
+    """Highest generation of this GPU in this slot."""
+    width_max: Count | None = None
+    """Most lanes of this GPU in this slot."""
+    generation_gpu_max: Count | None = None
+    """Highest generation of this GPU in any slot."""
+    replays: Count | None = None
+    """Packets sent again since the driver was loaded."""
+
+
+class NvLinks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The NVLinks of a GPU."""
+
+    num_links: Count
+    num_up: Count
+    """Those that are up."""
+    errors: Count | None = None
+    """Errors of all of them, of all kinds, since the driver was loaded."""
+
+
 class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Figures of a GPU by NVML."""
 
@@ -104,7 +131,6 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     sm_clock_hz: Count | None = None
     sm_clock_max_hz: Count | None = None
     memory_clock_hz: Count | None = None
-    memory_clock_max_hz: Count | None = None
     throttle_reasons: Annotated[list[ThrottleReason], msgspec.Meta(max_length=16)] = []
     ecc_corrected_errors: Count | None = None
     """Number since the driver was loaded; None where ECC is off."""
@@ -112,23 +138,9 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_row_remap_pending: bool | None = None
     """A faulty row of memory is replaced at the next reset."""
     has_row_remap_failed: bool | None = None
-    pcie_generation: Count | None = None
-    """Generation of its PCIe link at this moment; an idle GPU lowers it."""
-    pcie_generation_max: Count | None = None
-    """Highest generation of this GPU in this slot."""
-    pcie_generation_gpu_max: Count | None = None
-    """Highest generation of this GPU in any slot."""
-    pcie_width: Count | None = None
-    """Lanes of its PCIe link at this moment."""
-    pcie_width_max: Count | None = None
-    """Most lanes of this GPU in this slot."""
-    pcie_replays: Count | None = None
-    """Packets that the PCIe link has sent again since the driver was loaded."""
-    nvlinks: Count | None = None
-    """Number of its NVLinks; None without any."""
-    nvlinks_up: Count | None = None
-    nvlink_errors: Count | None = None
-    """Errors of all its NVLinks, of all kinds, since the driver was loaded."""
+    pcie: PcieLink | None = None
+    nvlinks: NvLinks | None = None
+    """None without any."""
     numa_node: Count | None = None
     """NUMA node that it is attached to."""
     xids: Annotated[list[Xid], msgspec.Meta(max_length=MAX_XIDS)] = []

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import pytest
 
 from agent.machine import sampler_care
-from agent.wire.machine import GpuCondition, GpusReport, GpuWatchState, ThrottleReason
+from agent.wire.machine import GpuCondition, GpusReport, GpuWatchState, NvLinks, PcieLink, ThrottleReason
 from tests.support.gpu_samplers import SamplerProcess, Ward, is_watching
 from tests.support.nvml.stub import (
     HW_SLOWDOWN,
@@ -65,6 +66,10 @@ def figures(sample: GpuSample, at: int = 0) -> GpuFigures:
     return sample.gpus[at].figures
 
 
+def width(found: GpuFigures) -> int | None:
+    return None if found.pcie is None else found.pcie.width
+
+
 def test_all_figures_of_an_h100_are_read_beside_those_of_gpus_that_have_few(start: Start) -> None:
     worn = h100(
         0,
@@ -89,11 +94,10 @@ def test_all_figures_of_an_h100_are_read_beside_those_of_gpus_that_have_few(star
     assert (found.uuid, found.name, found.condition) == (uuid(0), "NVIDIA H100 80GB HBM3", GpuCondition.OK)
     assert (found.memory_total_bytes, found.memory_used_bytes) == (80 * GIB, 56 * GIB)
     assert (found.sm_clock_hz, found.sm_clock_max_hz, found.memory_clock_hz) == (1.98e9, 1.98e9, 2.619e9)
-    assert (found.memory_clock_max_hz, found.power_watts, found.power_limit_watts) == (2.619e9, 612.4, 700.0)
+    assert (found.power_watts, found.power_limit_watts) == (612.4, 700.0)
     assert found.throttle_reasons == [ThrottleReason.HW_SLOWDOWN, ThrottleReason.HW_THERMAL]
-    assert (found.pcie_generation, found.pcie_generation_max, found.pcie_generation_gpu_max) == (3, 4, 5)
-    assert (found.pcie_width, found.pcie_width_max, found.pcie_replays) == (8, 16, 17)
-    assert (found.nvlinks, found.nvlinks_up, found.nvlink_errors) == (18, 17, 18 + 2**33)
+    assert found.pcie == PcieLink(3, 8, generation_max=4, width_max=16, generation_gpu_max=5, replays=17)
+    assert found.nvlinks == NvLinks(18, 17, 18 + 2**33)
     assert (found.is_row_remap_pending, found.has_row_remap_failed) == (True, False)
     held = {process.pid: process.used_bytes for process in sample.gpus[0].processes}
     assert held == {os.getpid(): 2**35, 4_000_000: None, 4_000_001: GIB}
@@ -102,8 +106,7 @@ def test_all_figures_of_an_h100_are_read_beside_those_of_gpus_that_have_few(star
 
     few = figures(sample, 1)
     assert (few.temperature_celsius, few.condition) == (41, GpuCondition.OK)
-    known = {few.pcie_width, few.pcie_replays, few.nvlinks, few.nvlinks_up, few.nvlink_errors, few.numa_node}
-    assert known == {None}
+    assert {few.pcie, few.nvlinks, few.numa_node} == {None}
 
 
 def test_values_that_cannot_be_are_not_known_and_the_sample_comes_through(start: Start) -> None:
@@ -121,10 +124,9 @@ def test_values_that_cannot_be_are_not_known_and_the_sample_comes_through(start:
         assert not found.temperature_celsius
         assert not found.power_watts
         assert not found.sm_clock_hz
-        assert not found.pcie_replays
-        assert {found.pcie_width, found.pcie_generation} == {None}
-        assert (found.nvlinks_up or 0) <= (found.nvlinks or 0) <= 36
-    assert figures(sample, 4).pcie_width == 16
+        assert found.pcie in {None, PcieLink(replays=0)}
+        assert found.nvlinks is None or found.nvlinks.num_up <= found.nvlinks.num_links <= 36
+    assert width(figures(sample, 4)) == 16
     assert [process.pid for process in sample.gpus[4].processes] == [U32]
 
 
@@ -145,13 +147,13 @@ def test_sixteen_gpus_are_told_and_one_that_falls_off_takes_no_other_along(start
 
 
 def test_a_call_that_becomes_dear_is_made_more_rarely_and_the_others_go_on(start: Start) -> None:
-    width = "nvmlDeviceGetCurrPcieLinkWidth"
+    call = "nvmlDeviceGetCurrPcieLinkWidth"
     sampler = start(h100(0))
-    assert figures(sampler.sample()).pcie_width == 16
+    assert width(figures(sampler.sample())) == 16
 
-    sampler.stub.change(0, **{width: {"late_ms": 50, "value": 8}})
-    sampler.sample_with(lambda sample: figures(sample).pcie_width == 8)
-    sampler.sample_with(lambda sample: figures(sample).pcie_width is None)
+    sampler.stub.change(0, **{call: {"late_ms": 50, "value": 8}})
+    sampler.sample_with(lambda sample: width(figures(sample)) == 8)
+    sampler.sample_with(lambda sample: width(figures(sample)) is None)
     sampler.stub.change(0, **{"nvmlDeviceGetTemperature(0)": 77})
     sampler.sample_with(lambda sample: figures(sample).temperature_celsius == 77)
 
@@ -231,25 +233,33 @@ OF_CALLS = {
     "nvmlDeviceGetClockInfo(1)": {"sm_clock_hz"},
     "nvmlDeviceGetClockInfo(2)": {"memory_clock_hz"},
     "nvmlDeviceGetMaxClockInfo(1)": {"sm_clock_max_hz"},
-    "nvmlDeviceGetMaxClockInfo(2)": {"memory_clock_max_hz"},
+    "nvmlDeviceGetMaxClockInfo(2)": set(),
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttle_reasons"},
     "nvmlDeviceGetTotalEccErrors(0, 0)": {"ecc_corrected_errors"},
     "nvmlDeviceGetTotalEccErrors(1, 0)": {"ecc_uncorrected_errors"},
     "nvmlDeviceGetRemappedRows": {"is_row_remap_pending", "has_row_remap_failed"},
     "nvmlDeviceGetMigMode": set(),
-    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
-    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_generation_max"},
-    "nvmlDeviceGetGpuMaxPcieLinkGeneration": {"pcie_generation_gpu_max"},
-    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
-    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_width_max"},
-    "nvmlDeviceGetPcieReplayCounter": {"pcie_replays"},
-    "nvmlDeviceGetFieldValues": {"nvlinks", "nvlinks_up", "nvlink_errors"},
-    f"nvmlDeviceGetFieldValues({NVLINK_STATE})": {"nvlinks_up"},
+    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie.generation"},
+    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie.generation_max"},
+    "nvmlDeviceGetGpuMaxPcieLinkGeneration": {"pcie.generation_gpu_max"},
+    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie.width"},
+    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie.width_max"},
+    "nvmlDeviceGetPcieReplayCounter": {"pcie.replays"},
+    "nvmlDeviceGetFieldValues": {f"nvlinks.{name}" for name in ("num_links", "num_up", "errors")},
+    f"nvmlDeviceGetFieldValues({NVLINK_STATE})": {"nvlinks.num_up"},
     f"nvmlDeviceGetFieldValues({NVLINK_CRC})": set(),
     "nvmlDeviceGetComputeRunningProcesses_v3": set(),
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": set(),
 }
 """Figures that come of each call."""
+
+
+def flat(found: GpuFigures) -> dict[str, Any]:
+    figures = msgspec.structs.asdict(found)
+    for name in ("pcie", "nvlinks"):
+        part = figures.pop(name)
+        figures |= {f"{name}.{key}": value for key, value in msgspec.structs.asdict(part).items()} if part else {}
+    return figures
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, UNKNOWN])
@@ -259,8 +269,7 @@ def test_a_call_without_an_answer_costs_its_own_figures_alone(start: Start, code
         some = calls[first : first + MOST_GPUS - 1]
         well = h100(0, nvmlDeviceGetCurrentClocksEventReasons=HW_SLOWDOWN)
         spoilt = [{**well, "nvmlDeviceGetUUID": uuid(at), call: {"error": code}} for at, call in enumerate(some, 1)]
-        whole, *others = (gpu.figures for gpu in start(well, *spoilt).sample().gpus)
+        whole, *others = (flat(gpu.figures) for gpu in start(well, *spoilt).sample().gpus)
 
-        names = [name for name in whole.__struct_fields__ if name not in {"index", "uuid"}]
-        lost = [{name for name in names if getattr(one, name) != getattr(whole, name)} for one in others]
+        lost = [{name for name in whole if one.get(name) != whole[name]} - {"index", "uuid"} for one in others]
         assert dict(zip(some, lost, strict=True)) == {call: OF_CALLS[call] for call in some}

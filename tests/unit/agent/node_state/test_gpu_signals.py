@@ -8,7 +8,16 @@ import pytest
 
 from agent.node_state.gpu_signals import RATE_S, GpuSignals, numa_nodes
 from agent.node_state.signals import SignalTracks
-from agent.wire.machine import GpuCondition, GpuFigures, GpuHolder, GpuReport, JobRank, ThrottleReason
+from agent.wire.machine import (
+    GpuCondition,
+    GpuFigures,
+    GpuHolder,
+    GpuReport,
+    JobRank,
+    NvLinks,
+    PcieLink,
+    ThrottleReason,
+)
 from agent.wire.signals import Signal
 
 GIB = 2**30
@@ -27,17 +36,14 @@ def holder(rank: int | None, pid: int = 0, **fields: Any) -> GpuHolder:
 
 def gpu(index: int, *, owners: tuple[int, ...] | None = None, holders: Any = None, **figures: Any) -> GpuReport:
     """Return a busy GPU with the rank of its index on it."""
-    known = {
+    known: dict[str, Any] = {
         "busy_frac": 0.97,
         "temperature_celsius": 61.0,
         "power_limit_watts": 700.0,
         "sm_clock_hz": 1_980_000_000,
         "memory_clock_hz": 2_619_000_000,
-        "pcie_generation": 5,
-        "pcie_width": 16,
-        "pcie_replays": 0,
-        "nvlinks_up": 18,
-        "nvlink_errors": 0,
+        "pcie": PcieLink(5, 16, replays=0),
+        "nvlinks": NvLinks(18, 18, 0),
         "ecc_corrected_errors": 0,
         "is_row_remap_pending": False,
         "has_row_remap_failed": False,
@@ -72,7 +78,7 @@ def test_a_busy_gpu_that_is_well_gives_its_levels_and_zeros() -> None:
 def test_an_idle_gpu_gives_no_clock_and_no_link_and_its_power_limit_slows_nobody() -> None:
     low: dict[str, Any] = {
         "sm_clock_hz": 345_000_000,
-        "pcie_generation": 1,
+        "pcie": PcieLink(1, 16),
         "throttle_reasons": [ThrottleReason.SW_POWER_CAP],
     }
     found = after(*[[gpu(0, busy_frac=0.0, **low)]] * 3)
@@ -119,7 +125,7 @@ def test_a_throttled_gpu_gives_the_cause_that_nvml_knows(reasons: list[ThrottleR
 
 def test_counters_become_rates_and_a_new_driver_begins_again() -> None:
     def replays(*counts: int) -> float | None:
-        return after(*([gpu(0, pcie_replays=count)] for count in counts), period_s=RATE_S / 2).get(
+        return after(*([gpu(0, pcie=PcieLink(replays=count))] for count in counts), period_s=RATE_S / 2).get(
             (0, Signal.PCIE_REPLAYS)
         )
 
@@ -132,7 +138,7 @@ def test_counters_become_rates_and_a_new_driver_begins_again() -> None:
 
 
 def test_errors_of_links_and_memory_are_rates_too() -> None:
-    samples = [[gpu(0, nvlink_errors=30 * at, ecc_corrected_errors=10 * at)] for at in range(2)]
+    samples = [[gpu(0, nvlinks=NvLinks(18, 18, 30 * at), ecc_corrected_errors=10 * at)] for at in range(2)]
     found = after(*samples, period_s=RATE_S)
 
     assert (found[0, Signal.NVLINK_ERRORS], found[0, Signal.GPU_ECC_CORRECTED]) == (3.0, 1.0)

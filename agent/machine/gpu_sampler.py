@@ -5,7 +5,7 @@ replaces (`agent.machine.gpu_watch`), why it holds nothing of the agent's, and w
 little: there is one on every node.
 
 A figure that a GPU or its driver does not have is None; a GPU that is lost is a state. A sampler whose driver is
-unloaded or replaced says so and ends.
+unloaded or replaced reports it and ends.
 """
 
 from __future__ import annotations

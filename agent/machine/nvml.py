@@ -1,4 +1,4 @@
-"""Calls of NVML, each of which may have no answer: what one GPU says, and how often it is worth to ask.
+"""Calls of NVML, each of which may have no answer: what one GPU answers, and how often it is worth to ask.
 
 A figure that a GPU or its driver does not have is None. Calls take from 2 microseconds to milliseconds, by GPU and
 driver. `KeptAnswers` asks for what changes seldom every few seconds, and for what proves dear less often.
@@ -90,7 +90,7 @@ class _Kept:
 class KeptAnswers:
     """Answers of one GPU by call, each asked for again when it is due.
 
-    A call that takes long is asked for more rarely than its period says. One long call may have waited for something
+    A call that takes long is made more rarely than its period. One long call may have waited for something
     else: of the last two the shorter counts. `shift_s` lets GPUs be asked at different times.
     """
 
@@ -218,7 +218,7 @@ def address(handle: Any) -> int:
 
 
 def numa_node(handle: Any, devices: str = "/sys/bus/pci/devices") -> int | None:
-    """Return the NUMA node that a GPU is attached to, None where the machine has but one or does not say.
+    """Return the NUMA node that a GPU is attached to, None where the machine has but one or it is not known.
 
     NVML writes a PCI domain in 8 digits, the kernel in 4, or in 5 where it needs them.
     """

@@ -2,6 +2,8 @@
 
 `Surroundings` looks for anomalies of the process now and then, on the probe's thread.
 
+`InterpreterWaits` adds up how long Python holds the program up: garbage collection, and the interpreter's lock.
+
 `versions` looks only at what the program itself has imported.
 
 `record_uncaught_errors` leaves the exception that ends the program where torchrun looks for it, and notes it for the
@@ -11,7 +13,9 @@ probe's last reports. The process may take seconds from there to its end: torch 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -21,21 +25,28 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpcore.probe.main_thread import PROGRAMS
 from ddpcore.probe.samples import Uncaught
 from ddpcore.probe.stack import CodeRoots, StackReader, sendable
 from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
+    import select
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from ddpcore.probe.stack import StackLine
+    from ddpcore.wire import RankReport
 
 FIRST_PERIOD_S = 2.0
 LONGEST_PERIOD_S = 32.0
 """Longest pause in seconds between looks, which double: anomalies are there from the beginning, and in a process with
 children a look takes 0.7 ms with 30 threads beside training."""
+
+WAKE_SLACK_S = 0.001
+"""Lateness in seconds of a wake-up that is the timer's."""
 
 GROUPLESS_STEPS = 10
 """Steps without a process group after which a rank trains on its own."""
@@ -58,6 +69,72 @@ _LAUNCHER_MODULES = frozenset(
 )
 _LAUNCHER_PROGRAMS = (b"/torchrun", b"/ft_launcher", b"/accelerate", b"/deepspeed")
 _JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
+
+
+class InterpreterWaits:
+    """Adds up the time that garbage collection takes, and that a thread which wakes waits for the interpreter's lock.
+
+    A collection tells its begin and its end to `gc.callbacks`, on the thread that it runs on: without collections there
+    is no cost. The lock is seen by how late the probe's thread wakes: who asks for it gets it after 5 ms from a thread
+    that runs Python, and from a call in C that keeps it when that returns. Time without a CPU is taken off, as the
+    kernel counts it. Source: proc_pid_schedstat, Documentation/scheduler/sched-stats.rst.
+    """
+
+    def __init__(self) -> None:
+        self.gc_pause_s = 0.0
+        self.gil_wait_s: float | None = None
+        self._collecting_since_s = 0.0
+        self._schedstat_fd: int | None = None
+
+    def begin(self) -> None:
+        """Begin, on the thread that will `wait`."""
+        gc.callbacks.append(self._on_collection)
+        with contextlib.suppress(OSError):
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._schedstat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.gil_wait_s = 0.0 if self._run_delay_s() is not None else None
+
+    def wait(self, wakes: select.poll, pause_s: float) -> list[tuple[int, int]]:
+        """Return what `wakes` has seen within a pause, and note how late the thread has woken if that is nothing."""
+        wait_ms = math.ceil(1000 * pause_s)
+        if self.gil_wait_s is None:
+            return wakes.poll(wait_ms)
+        delayed_s, began_s = self._run_delay_s(), time.monotonic()
+        seen = wakes.poll(wait_ms)
+        late_s = time.monotonic() - began_s - wait_ms / 1000
+        if not seen and late_s > WAKE_SLACK_S:
+            now_delayed_s = self._run_delay_s()
+            if delayed_s is not None and now_delayed_s is not None:
+                self.gil_wait_s += max(0.0, late_s - (now_delayed_s - delayed_s))
+        return seen
+
+    def added_to(self, report: RankReport) -> RankReport:
+        """Return a report with these times."""
+        return msgspec.structs.replace(report, gc_pause_s=self.gc_pause_s, gil_wait_s=self.gil_wait_s)
+
+    def end(self) -> None:
+        """End; no later collection counts."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._on_collection)
+        if self._schedstat_fd is not None:
+            os.close(self._schedstat_fd)
+            self._schedstat_fd = None
+
+    def _on_collection(self, moment: str, _: dict[str, int]) -> None:
+        if moment == "start":
+            self._collecting_since_s = time.perf_counter()
+        elif self._collecting_since_s:
+            self.gc_pause_s += time.perf_counter() - self._collecting_since_s
+
+    def _run_delay_s(self) -> float | None:
+        """Return how long this thread could run and had no CPU; None where the kernel does not count it."""
+        if self._schedstat_fd is None:
+            return None
+        try:
+            run_ns, delay_ns, _ = os.pread(self._schedstat_fd, 128, 0).split()
+        except (OSError, ValueError):
+            return None
+        return int(delay_ns) / 1e9 if int(run_ns) else None
 
 
 class Surroundings:

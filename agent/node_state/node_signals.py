@@ -33,8 +33,8 @@ class _Probed(msgspec.Struct, frozen=True):
 
     pid: int
     at_s: float
-    gc_pause_s: float
-    gil_wait_s: float | None
+    gc_pause_s: float | None
+    gil_held_s: float | None
 
 
 class _Rank(msgspec.Struct):
@@ -83,17 +83,18 @@ class NodeSignals:
         before = rank.probed
         if before is not None and before.pid == report.pid and now_s - before.at_s < REPORT_PERIOD_S:
             return
-        rank.probed = _Probed(report.pid, now_s, report.gc_pause_s, report.gil_wait_s)
+        rank.probed = _Probed(report.pid, now_s, report.gc_pause_s, report.gil_held_s)
         if before is None or before.pid != report.pid:
             return
         passed_s = now_s - before.at_s
-        pause = max(0.0, report.gc_pause_s - before.gc_pause_s) / passed_s
-        self.tracks.take(whose, Signal.GC_PAUSE, min(1.0, pause), now_s)
-        if report.gil_wait_s is not None and before.gil_wait_s is not None:
-            # Whoever holds the lock without a CPU makes the probe wait for it, too.
+        if report.gc_pause_s is not None and before.gc_pause_s is not None:
+            pause = max(0.0, report.gc_pause_s - before.gc_pause_s) / passed_s
+            self.tracks.take(whose, Signal.GC_PAUSE, min(1.0, pause), now_s)
+        if report.gil_held_s is not None and before.gil_held_s is not None:
+            # Who has no CPU keeps the lock for longer.
             steal = self._host.values.get(Signal.CPU_STEAL, 0.0) if self._host is not None else 0.0
-            wait = max(0.0, report.gil_wait_s - before.gil_wait_s) / passed_s - rank.starved - steal
-            self.tracks.take(whose, Signal.GIL_WAIT, min(1.0, max(0.0, wait)), now_s)
+            held = max(0.0, report.gil_held_s - before.gil_held_s) / passed_s - rank.starved - steal
+            self.tracks.take(whose, Signal.GIL_WAIT, min(1.0, max(0.0, held)), now_s)
 
     def interrupt(self, whose: JobRank) -> None:
         """Note that a rank is frozen: its probe waits for nothing else."""

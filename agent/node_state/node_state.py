@@ -304,12 +304,11 @@ class NodeState:
             self.num_foreign_reports += 1
             return
         job.lateness.take(report)
-        if report.arrivals:
-            report = msgspec.structs.replace(report, arrivals=[])
+        self._signals.take_report(report, now_s)
+        report = msgspec.structs.replace(report, arrivals=[], gc_pause_s=None, gil_held_s=None)
         self.has_news = self.has_news or (known is not None and _is_waiting(known[0]) != _is_waiting(report))
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
-        self._signals.take_report(report, now_s)
 
     def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
         worker = self._jobs[sample.job_id].workers[sample.rank]

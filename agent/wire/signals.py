@@ -33,7 +33,7 @@ class Signal(StrEnum):
     GC_PAUSE = "gc_pause"
     """Part of the time in Python's garbage collection."""
     GIL_WAIT = "gil_wait"
-    """Part of the time for which the probe's thread waited for Python's interpreter lock."""
+    """Part of the time for which Python's interpreter lock was held for 10 ms and more, as by a call in C."""
     LOG_LINES = "log_lines"
     """Lines a second that it printed."""
     # Of its GPU.

@@ -2,7 +2,7 @@
 
 `Surroundings` looks for anomalies of the process now and then, on the probe's thread.
 
-`InterpreterWaits` adds up how long Python holds the program up: garbage collection, and the interpreter's lock.
+`InterpreterWaits` adds up for how long garbage was collected, and the interpreter's lock was not to be had.
 
 `versions` looks only at what the program itself has imported.
 
@@ -45,8 +45,8 @@ LONGEST_PERIOD_S = 32.0
 """Longest pause in seconds between looks, which double: anomalies are there from the beginning, and in a process with
 children a look takes 0.7 ms with 30 threads beside training."""
 
-WAKE_SLACK_S = 0.001
-"""Lateness in seconds of a wake-up that is the timer's."""
+NUM_SWITCHES = 2.0
+"""Lateness of a wake-up, in switch intervals, from which the interpreter's lock was held for long."""
 
 GROUPLESS_STEPS = 10
 """Steps without a process group after which a rank trains on its own."""
@@ -72,45 +72,48 @@ _JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
 
 
 class InterpreterWaits:
-    """Adds up the time that garbage collection takes, and that a thread which wakes waits for the interpreter's lock.
+    """Adds up the time that garbage collection takes, and for which the interpreter's lock is held for long.
 
-    A collection tells its begin and its end to `gc.callbacks`, on the thread that it runs on: without collections there
-    is no cost. The lock is seen by how late the probe's thread wakes: who asks for it gets it after 5 ms from a thread
-    that runs Python, and from a call in C that keeps it when that returns. Time without a CPU is taken off, as the
-    kernel counts it. Source: proc_pid_schedstat, Documentation/scheduler/sched-stats.rst.
+    A collection calls `gc.callbacks` at its begin and its end, on the thread that it runs on: without collections there
+    is no cost. The lock is sampled: whoever asks for it gets it from a thread that runs Python after the switch
+    interval, 5 ms, and from a call in C that keeps it once that returns. So a probe's thread that wakes from a pause by
+    two intervals too late stands for a pause in which the lock was held. Time without a CPU does not count, as the
+    kernel shows it. Source: Documentation/scheduler/sched-stats.rst (/proc/PID/task/TID/schedstat).
     """
 
     def __init__(self) -> None:
-        self.gc_pause_s = 0.0
-        self.gil_wait_s: float | None = None
+        self.gc_pause_s: float | None = None
+        self.gil_held_s: float | None = None
         self._collecting_since_s = 0.0
         self._schedstat_fd: int | None = None
 
     def begin(self) -> None:
         """Begin, on the thread that will `wait`."""
+        self.gc_pause_s = 0.0
         gc.callbacks.append(self._on_collection)
         with contextlib.suppress(OSError):
             path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
             self._schedstat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.gil_wait_s = 0.0 if self._run_delay_s() is not None else None
 
     def wait(self, wakes: select.poll, pause_s: float) -> list[tuple[int, int]]:
-        """Return what `wakes` has seen within a pause, and note how late the thread has woken if that is nothing."""
+        """Return what `wakes` has seen within a pause; if nothing, note whether the thread has woken late."""
         wait_ms = math.ceil(1000 * pause_s)
-        if self.gil_wait_s is None:
-            return wakes.poll(wait_ms)
         delayed_s, began_s = self._run_delay_s(), time.monotonic()
+        if delayed_s is None:
+            return wakes.poll(wait_ms)
+        self.gil_held_s = self.gil_held_s or 0.0
         seen = wakes.poll(wait_ms)
         late_s = time.monotonic() - began_s - wait_ms / 1000
-        if not seen and late_s > WAKE_SLACK_S:
+        held_s = NUM_SWITCHES * sys.getswitchinterval()
+        if not seen and late_s > held_s:
             now_delayed_s = self._run_delay_s()
-            if delayed_s is not None and now_delayed_s is not None:
-                self.gil_wait_s += max(0.0, late_s - (now_delayed_s - delayed_s))
+            if now_delayed_s is not None and late_s - (now_delayed_s - delayed_s) > held_s:
+                self.gil_held_s += time.monotonic() - began_s
         return seen
 
     def added_to(self, report: RankReport) -> RankReport:
         """Return a report with these times."""
-        return msgspec.structs.replace(report, gc_pause_s=self.gc_pause_s, gil_wait_s=self.gil_wait_s)
+        return msgspec.structs.replace(report, gc_pause_s=self.gc_pause_s, gil_held_s=self.gil_held_s)
 
     def end(self) -> None:
         """End; no later collection counts."""
@@ -123,7 +126,7 @@ class InterpreterWaits:
     def _on_collection(self, moment: str, _: dict[str, int]) -> None:
         if moment == "start":
             self._collecting_since_s = time.perf_counter()
-        elif self._collecting_since_s:
+        elif self._collecting_since_s and self.gc_pause_s is not None:
             self.gc_pause_s += time.perf_counter() - self._collecting_since_s
 
     def _run_delay_s(self) -> float | None:

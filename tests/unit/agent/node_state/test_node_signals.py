@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NUM_CPUS = 8
 RANK = JobRank("train", 1)
-REPORT = RankReport(WIRE_VERSION, 1, 1, 2, 101, "train", 0, 1, Phase.FORWARD, gil_wait_s=0.0)
+REPORT = RankReport(WIRE_VERSION, 1, 1, 2, 101, "train", 0, 1, Phase.FORWARD, gc_pause_s=0.0, gil_held_s=0.0)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def waits(signals: NodeSignals, wait_part: float, values: dict[Signal, float], s
     signals.take_host(HostSignals({Signal.CPU_STEAL: steal}, 0.0, 1.0, 0.0), 0.0)
     for second in range(30):
         signals.take_rank(RANK, RankSignals(values, 0.0), second)
-        signals.take_report(msgspec.structs.replace(REPORT, gil_wait_s=wait_part * second), second)
+        signals.take_report(msgspec.structs.replace(REPORT, gil_held_s=wait_part * second), second)
     return rank_value(signals, Signal.GIL_WAIT, 30.0)
 
 
@@ -96,14 +96,14 @@ def test_a_rank_that_was_frozen_has_not_waited_for_the_lock(signals: NodeSignals
         if 20 <= second < 40:
             signals.interrupt(RANK)
         else:
-            signals.take_report(msgspec.structs.replace(REPORT, gil_wait_s=20.0 * (second >= 40)), second)
+            signals.take_report(msgspec.structs.replace(REPORT, gil_held_s=20.0 * (second >= 40)), second)
 
     assert rank_value(signals, Signal.GIL_WAIT, 60.0) is None
 
 
 def test_a_probe_that_cannot_tell_waits_apart_reports_none(signals: NodeSignals) -> None:
     for second in range(30):
-        signals.take_report(msgspec.structs.replace(REPORT, gil_wait_s=None, gc_pause_s=0.5 * second), second)
+        signals.take_report(msgspec.structs.replace(REPORT, gil_held_s=None, gc_pause_s=0.5 * second), second)
 
     assert set(signals.of_rank(RANK, 30.0)) == {Signal.GC_PAUSE}
 

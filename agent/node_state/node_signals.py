@@ -13,6 +13,7 @@ import msgspec
 from agent.node_state.signals import SignalTracks
 from agent.wire.machine import JobRank
 from agent.wire.signals import Signal
+from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 REPORT_PERIOD_S = 1.0
 """Least time in seconds between two looks at what a probe has counted."""
+BEGINNINGS = frozenset({Phase.STARTING, Phase.JOINING})
 HOST = "host"
 """Key of the host's signals."""
 
@@ -46,8 +48,12 @@ class _Rank(msgspec.Struct):
     """Part of the last second for which it had no CPU, by the kernel or by a quota."""
     numa_nodes: frozenset[int] | None = None
     probed: _Probed | None = None
-    num_lines: int | None = None
-    """Lines printed since the last sample; None of a rank whose output is not followed."""
+    has_begun: bool = False
+    """True once its program has done more than to start."""
+    is_spanning: bool = False
+    """True while the next sample begins before that."""
+    num_lines: int = 0
+    """Lines printed since the last sample."""
 
 
 class NodeSignals:
@@ -62,24 +68,27 @@ class NodeSignals:
         self._jobs_cpu_s = 0.0
         """CPU time of all ranks and their child processes since the host's last sample."""
 
-    def take_rank(self, whose: JobRank, sample: RankSignals, now_s: float) -> None:
-        """Take a sample of a rank's process."""
+    def take_rank(self, whose: JobRank, sample: RankSignals, now_s: float, *, is_followed: bool = True) -> None:
+        """Take a sample of a rank's process; `is_followed`: what it prints is known."""
         rank = self._rank(whose)
         self._jobs_cpu_s += max(0.0, sample.tree_cpu_s - rank.tree_cpu_s)
         rank.tree_cpu_s, rank.numa_nodes = sample.tree_cpu_s, sample.numa_nodes
         values = sample.values
         rank.starved = values.get(Signal.CPU_WAIT, 0.0) + values.get(Signal.CPU_THROTTLED, 0.0)
-        for signal, value in values.items():
+        if is_followed and rank.sampled_s is not None and now_s > rank.sampled_s:
+            values = values | {Signal.LOG_LINES: rank.num_lines / (now_s - rank.sampled_s)}
+        for signal, value in values.items() if not rank.is_spanning else ():
             self.tracks.take(whose, signal, value, now_s)
-        if rank.sampled_s is not None and now_s > rank.sampled_s and rank.num_lines is not None:
-            self.tracks.take(whose, Signal.LOG_LINES, rank.num_lines / (now_s - rank.sampled_s), now_s)
-            rank.num_lines = 0
-        rank.sampled_s = now_s
+        rank.num_lines, rank.sampled_s, rank.is_spanning = 0, now_s, False
 
     def take_report(self, report: RankReport, now_s: float) -> None:
         """Take what a rank's probe has counted."""
         whose = JobRank(report.job_id, report.rank)
         rank = self._rank(whose)
+        if not rank.has_begun and report.phase not in BEGINNINGS:
+            # What a program does until its ranks have met is no measure of its training.
+            rank.has_begun, rank.probed, rank.is_spanning = True, None, True
+            self.tracks.forget(whose)
         before = rank.probed
         if before is not None and before.pid == report.pid and now_s - before.at_s < REPORT_PERIOD_S:
             return
@@ -102,8 +111,7 @@ class NodeSignals:
 
     def note_lines(self, whose: JobRank, num_lines: int) -> None:
         """Note that a rank has printed lines."""
-        rank = self._rank(whose)
-        rank.num_lines = (rank.num_lines or 0) + num_lines
+        self._rank(whose).num_lines += num_lines
 
     def take_gpus(self, gpus: Sequence[GpuReport], now_s: float) -> None:
         """Take where the GPUs of ranks are."""

@@ -323,7 +323,8 @@ class NodeState:
         if sample.process is ProcessState.FROZEN:
             self._signals.interrupt(whose)
         if sample.signals is not None:
-            self._signals.take_rank(whose, sample.signals, now_s)
+            is_followed = not self._jobs[sample.job_id].admitted.is_adopted
+            self._signals.take_rank(whose, sample.signals, now_s, is_followed=is_followed)
         report, _ = self._jobs[sample.job_id].reports.get(sample.rank, (None, 0.0))
         held = host_held(sample, self._host, report)
         if held is not None:

@@ -143,3 +143,25 @@ def test_the_ranks_of_a_job_are_forgotten(signals: NodeSignals) -> None:
     assert signals.of_rank(RANK, 10.0) != {}
     signals.forget("train")
     assert signals.of_rank(RANK, 10.0) == {}
+
+
+def test_what_a_program_does_before_its_ranks_have_met_is_no_base_of_its_training(signals: NodeSignals) -> None:
+    for second in range(60):
+        is_starting, is_held_up = second < 20, second > 45
+        counted = {Signal.CPU_WAIT: 0.9 if is_starting or is_held_up else 0.0}
+        signals.take_rank(RANK, RankSignals(counted, 0.0), second)
+        phase = Phase.STARTING if is_starting else Phase.FORWARD
+        signals.take_report(msgspec.structs.replace(REPORT, phase=phase, gc_pause_s=min(second, 20)), second)
+        if second == 24:
+            assert signals.of_rank(RANK, second) == {}
+
+    (reading,) = signals.of_rank(RANK, 59.0).values()
+    assert reading.before == pytest.approx(0.0, abs=0.01)
+    assert reading.since_s == pytest.approx(14.0, abs=1.1)
+
+
+def test_a_rank_whose_output_is_not_followed_reports_no_lines(signals: NodeSignals) -> None:
+    for second in range(30):
+        signals.take_rank(RANK, RankSignals({}, 0.0), second, is_followed=False)
+
+    assert Signal.LOG_LINES not in signals.tracks._tracks.get(RANK, {})

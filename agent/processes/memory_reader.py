@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.node_state.observations import LimitSampled, MemorySampled
+from agent.processes.cgroups import CGROUPS, PROC, cgroups_of
 from agent.wire.machine import LimitKind, LimitReport
 
 if TYPE_CHECKING:
@@ -29,14 +30,10 @@ PERIOD_S = 1.0
 SEARCH_PERIOD_S = 10.0
 """Seconds between searches for child processes and limits."""
 MAX_CHILDREN = 512
-MAX_LEVELS = 16
-"""Levels of cgroups above a process."""
 MAX_LIMITS = 4
 UNLIMITED_BYTES = 2**60
 """Limits from here on are none; cgroup v1 writes the largest multiple of a page."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class _Cgroup(msgspec.Struct, frozen=True):
@@ -55,7 +52,7 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_inactive_file"
 class MemoryReader:
     """Reads the memory of one process; used from one thread."""
 
-    def __init__(self, pid: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
+    def __init__(self, pid: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._pid, self._proc, self._cgroups = pid, proc, cgroups
         self._children: list[int] = []
         self._found: list[_Cgroup] = []
@@ -116,6 +113,11 @@ class MemoryReader:
                 waiting.append(child)
                 yield child
 
+    @property
+    def children(self) -> list[int]:
+        """Pids of the child processes and theirs, as of the last search."""
+        return self._children
+
     def _children_of(self, pid: int) -> list[int]:
         found: list[int] = []
         try:
@@ -126,22 +128,8 @@ class MemoryReader:
         return found
 
     def _all_cgroups(self) -> Iterator[_Cgroup]:
-        """Yield the directories from the process's cgroup up to the root that this machine shows."""
-        for line in (self._proc / str(self._pid) / "cgroup").read_text().splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if number == "0" and not controllers:
-                root, names = self._cgroups, _V2
-            elif "memory" in controllers.split(","):
-                root, names = self._cgroups / "memory", _V1
-            else:
-                continue
-            inside = root / path.lstrip("/")
-            if ".." in inside.parts or not inside.is_dir():
-                inside = root  # a container that sees only its own part, under the name that it has outside
-            for directory in [inside, *inside.parents][:MAX_LEVELS]:
-                if directory.is_relative_to(root):
-                    yield _Cgroup(directory, *names)
+        for cgroup in cgroups_of(self._pid, "memory", proc=self._proc, cgroups=self._cgroups):
+            yield _Cgroup(cgroup.path, *(_V2 if cgroup.is_v2 else _V1))
 
     def _process_limits(self) -> dict[LimitKind, int]:
         names = {b"Max address space": LimitKind.ADDRESS_SPACE, b"Max data size": LimitKind.DATA}

@@ -13,7 +13,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.nvml.stub import LIBRARY, Stub, h100, in_parts, library_dir, mig
-from tests.support.nvml_recordings import GIB, GPU_IS_LOST, recording, uuid
+from tests.support.nvml_recordings import GIB, GPU_IS_LOST, REPLAY_DIR, recording, uuid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +105,7 @@ FIGURES = {
     "nvmlDeviceGetPcieReplayCounter": 17,
     "nvmlDeviceGetNvLinkState(3)": 1,
 }
+MEMORY = "nvmlDeviceGetMemoryInfo"
 ABSENT = "nvmlDeviceGetPerformanceState"
 OF_GPU = [{"pid": 4711, "usedGpuMemory": 2**35, "gpuInstanceId": 3, "computeInstanceId": 4}, {"pid": 4712}]
 
@@ -227,3 +228,27 @@ def test_pynvml_gets_events_the_loss_of_a_gpu_and_a_driver_s_restart(told: dict[
     lost = {"error": GPU_IS_LOST}
     assert told["lost"] == [lost, lost, "NVIDIA H100 80GB HBM3"]
     assert told["restarted"] == [{"error": UNINITIALIZED}, "NVIDIA H100 80GB HBM3"]
+
+
+def test_a_recording_of_it_is_what_it_was_given(tmp_path: Path) -> None:
+    given = recording(h100(0, OF_GPU[:1]), in_parts(1, mig(1, 5)))
+    stub = Stub(tmp_path / "gpus", given)
+
+    done = subprocess.run(
+        [sys.executable, str(REPLAY_DIR / "record.py")],
+        env=os.environ | stub.environ(),
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+
+    recorded = json.loads(done.stdout)
+    assert recorded["system"]["nvmlDeviceGetCount"] == 2
+    for seen, device in zip(recorded["devices"], given["devices"], strict=True):
+        known = {key: answer for key, answer in seen.items() if key in device and key not in {"migs", MEMORY}}
+        assert len(known) > 20
+        assert known == {key: device[key] for key in known}
+        assert {**device[MEMORY], **seen[MEMORY]} == device[MEMORY], "v1 has no reserved bytes"
+    (part,) = recorded["devices"][1]["migs"]
+    assert part["nvmlDeviceGetUUID"] == given["devices"][1]["migs"][0]["nvmlDeviceGetUUID"]
+    assert recorded["devices"][0]["nvmlDeviceGetMaxMigDeviceCount"] == {"error": NOT_SUPPORTED}

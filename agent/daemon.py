@@ -203,10 +203,11 @@ class Daemon:
     def _tick(self, now_s: float) -> None:
         if self.reports.look():
             self._attended_at_s = now_s
-        if now_s >= self._next_host_s:
-            self._next_host_s = now_s + HOST_PERIOD_S
-            self._state.apply(self._host.sample(), now_s)
         self._jobs.tick(now_s - self._attended_at_s)
+        if now_s >= self._next_host_s:
+            # Right after the ranks, whose CPU time is compared with the machine's: whole seconds of the clock.
+            self._next_host_s = (now_s // HOST_PERIOD_S + 1) * HOST_PERIOD_S
+            self._state.apply(self._host.sample(), now_s)
         if self._ends_with_jobs and self._jobs.are_moving:
             self._moving_at_s = now_s
         elif self._ends_with_jobs and now_s >= self._moving_at_s + LAST_LOOK_S:

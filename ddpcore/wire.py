@@ -337,6 +337,11 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of `worked_s` in which a collective was under way behind the work, as DDP's are during backward."""
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
+    gc_pause_s: Seconds | None = None
+    """Time that Python's garbage collection has taken in this process, on any thread; it stays on the node."""
+    gil_held_s: Seconds | None = None
+    """Time for which the interpreter's lock was held for 10 ms and more without a break, by samples; None where the
+    kernel does not show for how long the probe had no CPU. It stays on the node, too."""
     is_adopted: bool = False
     """True of a rank that no agent has launched."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0

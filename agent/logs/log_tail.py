@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,13 @@ def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
     return job_dir / (f"rank-{rank}.error.json" if stream is LogStream.ERROR else f"rank-{rank}.{stream}.log")
 
 
+class Printed(NamedTuple):
+    """What a rank has printed: the figures found in it, and whole lines."""
+
+    metrics: dict[str, float]
+    num_lines: int
+
+
 class LogTail:
     """The log lines of a node: numbered from 1 over all jobs and ranks, the latest kept."""
 
@@ -63,7 +70,7 @@ class LogTail:
         """Files that nobody writes any more, and that are not read to their ends yet."""
         self._printers: dict[LogFile, tuple[str, LineMetrics]] = {}
         """Whose output a file is, and what is looked for in it; not the launchers'."""
-        self._printed: dict[tuple[str, int], dict[str, float]] = {}
+        self._printed: dict[tuple[str, int], Printed] = {}
         self._metrics_until_s = 0.0
         self._lines: deque[LogLine] = deque()
         self._read_at_s: deque[float] = deque()
@@ -126,8 +133,8 @@ class LogTail:
             bytes_left -= min(file_bytes, num_bytes)
             lines_left -= self.log_seq - before
 
-    def take_printed(self) -> dict[tuple[str, int], dict[str, float]]:
-        """Return who has printed something since the last time, by job and rank, and the figures found in it."""
+    def take_printed(self) -> dict[tuple[str, int], Printed]:
+        """Return who has printed something since the last time, by job and rank."""
         printed, self._printed = self._printed, {}
         return printed
 
@@ -186,7 +193,8 @@ class LogTail:
             return
         job_id, line_metrics = printer
         found = line_metrics.read(lines, file.unfinished, lambda: time.monotonic() >= self._metrics_until_s)
-        self._printed.setdefault((job_id, file.rank), {}).update(found)
+        printed = self._printed.get((job_id, file.rank)) or Printed({}, 0)
+        self._printed[job_id, file.rank] = Printed(printed.metrics | found, printed.num_lines + len(lines))
 
     def _append(self, file: LogFile, lines: list[str]) -> None:
         self._note_output(file, lines)

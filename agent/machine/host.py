@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from agent.machine.host_signals import HostSignalReader
 from agent.node_state.observations import HostSampled
 from agent.slow_reader import SlowReader
 from agent.wire.machine import HostReport
@@ -36,35 +37,37 @@ class HostSampler:
         # A home directory may be on the network; /dev/shm is memory.
         self._disk: SlowReader[tuple[int, int]] = SlowReader("rankdeck-disk", stale_s=DISK_STALE_S)
         self._traffic = _Traffic()
+        self._signals = HostSignalReader()
         psutil.cpu_percent()  # the first call starts the interval and says nothing
 
     def sample(self) -> HostSampled:
         """Return the figures since the last call."""
-        memory = psutil.virtual_memory()
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         return HostSampled(
             cpu_frac=min(1.0, psutil.cpu_percent() / 100.0),
             memory_total_bytes=memory.total,
             memory_available_bytes=memory.available,
             agent_rss_bytes=self._process.memory_info().rss,
-            host=self._host(),
+            host=self._host(swap.total, swap.used),
+            signals=self._signals.read(time.monotonic(), swap.sin + swap.sout),
         )
 
     def close(self) -> None:
         self._disk.close()
+        self._signals.close()
 
-    def _host(self) -> HostReport:
+    def _host(self, swap_total_bytes: int, swap_used_bytes: int) -> HostReport:
         self._disk.ask(self._state_dir, lambda: _space(self._state_dir))
         disk = self._disk.last(self._state_dir)
         try:
             shm: tuple[int, int] | None = _space(_SHM)
         except OSError:
             shm = None
-        swap = psutil.swap_memory()
         rx_bytes_hz, tx_bytes_hz = self._traffic.rates(time.monotonic())
         return HostReport(
             load_1min=os.getloadavg()[0],
-            swap_total_bytes=swap.total,
-            swap_used_bytes=swap.used,
+            swap_total_bytes=swap_total_bytes,
+            swap_used_bytes=swap_used_bytes,
             shm_total_bytes=shm[0] if shm else None,
             shm_used_bytes=shm[0] - shm[1] if shm else None,
             disk_total_bytes=disk[0] if disk else None,

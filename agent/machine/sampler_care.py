@@ -25,7 +25,8 @@ FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 300.0
 """Longest pause in seconds between the end of one and the start of the next; doubles while none reports."""
 ABSENT_PAUSE_S = 600.0
-"""Seconds between looks where there was no NVML: a driver may have been installed."""
+"""Seconds between looks where there never was NVML: a driver may have been installed. One that went away comes back
+sooner."""
 MAX_ABANDONED = 3
 
 
@@ -88,6 +89,8 @@ class SamplerCare:
         self._pause_s = FIRST_PAUSE_S
         self._abandoned: set[int] = set()
         self._unreachable = ""
+        self._has_watched = False
+        """True once some sampler has seen GPUs."""
         self._trouble = ""
 
     @property
@@ -155,7 +158,7 @@ class SamplerCare:
         self._last_sample_s, self._has_spoken = now_s, True
         self._unreachable = unavailable
         if not unavailable:
-            self._trouble, self._pause_s = "", FIRST_PAUSE_S
+            self._trouble, self._pause_s, self._has_watched = "", FIRST_PAUSE_S, True
 
     def _bury(self, pid: int, code: int, now_s: float) -> None:
         self._abandoned.discard(pid)
@@ -163,12 +166,16 @@ class SamplerCare:
             return
         self._running = None
         if self._unreachable:
-            self._next_start_s = now_s + ABSENT_PAUSE_S
+            self._next_start_s = now_s + (self._longer_pause_s() if self._has_watched else ABSENT_PAUSE_S)
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         self._rest(now_s, f"the GPU sampler {how}; its directory has gpu-sampler.log")
 
     def _rest(self, now_s: float, trouble: str) -> None:
         self._unreachable, self._trouble = "", trouble
-        self._next_start_s = now_s + self._pause_s
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._next_start_s = now_s + self._longer_pause_s()
+
+    def _longer_pause_s(self) -> float:
+        """Return the next pause in seconds, and double the one after it."""
+        pause_s, self._pause_s = self._pause_s, min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        return pause_s

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from agent.wire.ends import GpuFault
 from agent.wire.machine import MAX_HOLDERS, MAX_XIDS, GpuCondition, GpuHolder, GpuReport, JobRank, Xid
 from ddpcore.process_group.visible_devices import PhysicalGpu, visible_gpus
@@ -88,7 +90,8 @@ class _Ranks:
 
 def _holders(gpu: SampledGpu, known: _Ranks) -> list[GpuHolder]:
     holders = [
-        GpuHolder(process.pid, process.used_bytes, process.mig_uuid, known.of(process)) for process in gpu.processes
+        GpuHolder(process.pid, process.used_bytes, process.mig_uuid, known.of(process), name=process.name)
+        for process in gpu.processes
     ]
     return sorted(holders, key=lambda holder: (-(holder.used_bytes or 0), holder.pid))
 
@@ -97,7 +100,7 @@ def _judged(holder: GpuHolder, place: int, owners: Sequence[JobRank], homes: Map
     whose = holder.whose
     if whose is None or whose not in homes or homes[whose] == place or not owners:
         return holder
-    return GpuHolder(holder.pid, holder.used_bytes, holder.mig_uuid, whose, is_foreign=True)
+    return msgspec.structs.replace(holder, is_foreign=True)
 
 
 def num_visible_gpus(gpus: Sequence[GpuReport], env: Mapping[str, str]) -> int | None:

@@ -38,6 +38,8 @@ class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     """CUDA_VISIBLE_DEVICES, None when it is not set."""
     device_order: Word | None = None
     """CUDA_DEVICE_ORDER."""
+    name: Word = ""
+    """Its name by the kernel."""
 
 
 class SampledGpu(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from agent.node_state.gpu_ranks import AFTER_END_S, Home, RankProcess, gpu_fault, gpu_reports, num_visible_gpus
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
+from agent.node_state.node_signals import NodeSignals
 from agent.node_state.observations import (
     DiskFound,
     GpusSampled,
@@ -45,10 +46,11 @@ from agent.wire.reports import (
 from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.node_state.gpu_sample import GpuSample
     from agent.wire.jobs import JobStatus
+    from agent.wire.signals import Reading
     from ddpcore.wire import RankReport
 
 
@@ -94,6 +96,13 @@ class OutsideWish(NamedTuple):
         return self.pid != self.rank_pid
 
 
+class _Looked(NamedTuple):
+    """What comes of samples of a rank over some time."""
+
+    memory: MemoryReport | None
+    signals: dict[str, Reading]
+
+
 class _Output(msgspec.Struct):
     """What a rank has printed."""
 
@@ -127,6 +136,7 @@ class NodeState:
         self._gpus = GpusReport()
         self._gpus_at_s = 0.0
         self._growth = MemoryGrowth()
+        self._signals = NodeSignals(num_cpus)
         self.num_foreign_reports = 0
         """Number of reports of ranks that are not ours, or that are older than what is known."""
         self.has_news = False
@@ -138,16 +148,16 @@ class NodeState:
         match observation:
             case JobAdmitted(job=job):
                 self._jobs[job.job_id] = _Job(job)
-                self._growth.forget(job.job_id)
+                self._forget(job.job_id)
             case JobGrown(job=job):
                 self._jobs[job.job_id].admitted = job
             case JobForgotten(job_id=job_id):
                 self._jobs.pop(job_id, None)
-                self._growth.forget(job_id)
+                self._forget(job_id)
             case RankReported(report=report):
                 self._on_report(report, now_s)
             case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
-                self._growth.forget(job_id, [rank])
+                self._forget(job_id, [rank])
                 self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s, now_s)
             case WorkerSampled():
                 self._on_sample(observation, now_s)
@@ -163,6 +173,8 @@ class NodeState:
                 self._jobs[job_id].listeners[port] = text
             case HostSampled():
                 self._host = observation
+                if observation.signals is not None:
+                    self._signals.take_host(observation.signals, now_s)
             case GpusSampled(sample=sample):
                 self._on_gpus(sample, now_s)
             case GpuWatchChanged(state=state, detail=detail):
@@ -202,7 +214,7 @@ class NodeState:
         host = self._host
         self.has_news = False
         workers = [
-            _worker_report(job, rank, worker, self._memory_of(job, rank, worker), now_s)
+            _worker_report(job, rank, worker, self._looked_at(job, rank, worker, now_s), now_s)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
         ]
@@ -223,6 +235,8 @@ class NodeState:
             gpus=msgspec.structs.replace(
                 self._gpus, age_s=max(0.0, now_s - self._gpus_at_s) if self._gpus.gpus else 0.0
             ),
+            signals=self._signals.of_host(now_s),
+            nic=self._signals.nic,
             log_seq=log_seq,
             malformed_reports=malformed_datagrams + self.num_foreign_reports,
             control=control,
@@ -295,8 +309,8 @@ class NodeState:
             self.num_foreign_reports += 1
             return
         job.lateness.take(report)
-        if report.arrivals:
-            report = msgspec.structs.replace(report, arrivals=[])
+        self._signals.take_report(report, now_s)
+        report = msgspec.structs.replace(report, arrivals=[], gc_pause_s=None, gil_held_s=None)
         self.has_news = self.has_news or (known is not None and _is_waiting(known[0]) != _is_waiting(report))
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
@@ -310,11 +324,26 @@ class NodeState:
         worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
         worker.memory = sample.memory
         worker.cpu_use.take(sample.cpu_s, now_s)
+        whose = JobRank(sample.job_id, sample.rank)
+        if sample.process is ProcessState.FROZEN:
+            self._signals.interrupt(whose)
+        if sample.signals is not None:
+            is_followed = not self._jobs[sample.job_id].admitted.is_adopted
+            self._signals.take_rank(whose, sample.signals, now_s, is_followed=is_followed)
         report, _ = self._jobs[sample.job_id].reports.get(sample.rank, (None, 0.0))
         held = host_held(sample, self._host, report)
         if held is not None:
             self._growth.take(held, now_s)
         self._growth.judge(now_s)
+
+    def _forget(self, job_id: str, ranks: Sequence[int] | None = None) -> None:
+        """Drop what came of samples of a job's ranks: of all of them without `ranks`."""
+        self._growth.forget(job_id, ranks)
+        self._signals.forget(job_id, ranks)
+
+    def _looked_at(self, job: _Job, rank: int, worker: _Worker, now_s: float) -> _Looked:
+        signals = {} if worker.exit else self._signals.of_rank(JobRank(job.admitted.job_id, rank), now_s)
+        return _Looked(self._memory_of(job, rank, worker), signals)
 
     def _memory_of(self, job: _Job, rank: int, worker: _Worker) -> MemoryReport | None:
         """Return a rank's memory; of one that has ended, how it grew last."""
@@ -331,6 +360,7 @@ class NodeState:
         output = job.output.setdefault(printed.rank, _Output(now_s))
         output.printed_at_s = now_s
         output.metrics.update(printed.metrics)
+        self._signals.note_lines(JobRank(printed.job_id, printed.rank), printed.num_lines)
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:
         worker = self._jobs[end.job_id].workers[end.rank]
@@ -375,6 +405,7 @@ class NodeState:
             for job_id, job in self._jobs.items()
             for rank, (report, _) in job.reports.items()
         }
+        self._signals.take_gpus(gpus, now_s)
         for held in gpu_held(gpus, reports):
             self._growth.take(held, now_s)
         for gpu in gpus:
@@ -424,7 +455,7 @@ def _local_rank(job: _Job, rank: int) -> int:
     return job.admitted.own_ranks.index(rank) if report is None else report.local_rank
 
 
-def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
+def _worker_report(job: _Job, rank: int, worker: _Worker, looked: _Looked, now_s: float) -> WorkerReport:
     state_s = max(0.0, now_s - worker.process_since_s)
     report, reported_at_s = job.reports.get(rank, (None, now_s))
     output = job.output.get(rank) or _Output(worker.seen_at_s)
@@ -447,7 +478,8 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
-        memory=memory,
+        memory=looked.memory,
+        signals=looked.signals,
         outside=_outside_look(job, rank, now_s),
         store_port_owner=_store_port_owner(job, report),
     )

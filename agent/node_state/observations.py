@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent.wire.ends import FullDisk
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import ExitReport, ProcessState
+    from agent.wire.signals import Signal
     from ddpcore.wire import Place, RankReport
 
 
@@ -68,6 +69,17 @@ class MemorySampled(msgspec.Struct, frozen=True):
     """Limits, the nearest first."""
 
 
+class RankSignals(msgspec.Struct, frozen=True):
+    """Signals of a worker's process over the time since the last ones."""
+
+    values: dict[Signal, float]
+    """Values of those that can be read."""
+    tree_cpu_s: float
+    """CPU time of the process and its child processes, of those that have ended too."""
+    numa_nodes: frozenset[int] | None = None
+    """NUMA nodes of the CPUs on which it may run; None where the machine shows none."""
+
+
 class WorkerSampled(msgspec.Struct, frozen=True):
     """The kernel's figures of a worker that has been seen."""
 
@@ -78,6 +90,8 @@ class WorkerSampled(msgspec.Struct, frozen=True):
     cpu_s: float
     pss_bytes: int | None = None
     memory: MemorySampled | None = None
+    signals: RankSignals | None = None
+    """None between two samples of them, which are rarer."""
 
 
 class SeenFromOutside(msgspec.Struct, frozen=True):
@@ -127,6 +141,22 @@ class RankPrinted(msgspec.Struct, frozen=True):
     rank: int
     metrics: dict[str, float]
     """Figures found in the lines by the job's patterns."""
+    num_lines: int = 0
+
+
+class HostSignals(msgspec.Struct, frozen=True):
+    """Signals of the machine over the time since the last ones."""
+
+    values: dict[Signal, float]
+    """Values of those that can be read."""
+    busy_cpu_s: float
+    """CPU time of all programs since the machine began, without interrupts and what a hypervisor took."""
+    all_cpu_s: float
+    """Time of all CPUs since the machine began, whatever they did."""
+    agent_cpu_s: float
+    """CPU time of this agent."""
+    nic: str = ""
+    """Network interface that carries most; empty where none is known."""
 
 
 class HostSampled(msgspec.Struct, frozen=True):
@@ -137,6 +167,7 @@ class HostSampled(msgspec.Struct, frozen=True):
     memory_available_bytes: int
     agent_rss_bytes: int
     host: HostReport = HostReport()
+    signals: HostSignals | None = None
 
 
 class GpusSampled(msgspec.Struct, frozen=True):

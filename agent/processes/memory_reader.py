@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.node_state.observations import LimitSampled, MemorySampled
-from agent.processes.oom_kills import V1, V2, Cgroup, CgroupKills
+from agent.processes.cgroups import CGROUPS, PROC, Cgroup, cgroups_of, read_membership
+from agent.processes.oom_kills import CgroupKills, files_of
 from agent.wire.machine import LimitKind, LimitReport
 
 if TYPE_CHECKING:
@@ -27,20 +28,16 @@ PERIOD_S = 1.0
 SEARCH_PERIOD_S = 10.0
 """Seconds between searches for child processes and limits."""
 MAX_CHILDREN = 512
-MAX_LEVELS = 16
-"""Levels of cgroups above a process."""
 MAX_LIMITS = 4
 UNLIMITED_BYTES = 2**60
 """Limits from here on are none; cgroup v1 writes the largest multiple of a page."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class MemoryReader:
     """Reads the memory of one process; used from one thread."""
 
-    def __init__(self, pid: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
+    def __init__(self, pid: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._pid, self._proc, self._cgroups = pid, proc, cgroups
         self._children: list[int] = []
         self._found: list[Cgroup] = []
@@ -59,12 +56,12 @@ class MemoryReader:
             return self._last
         self._read_s = now_s
         try:
-            membership = (self._proc / str(self._pid) / "cgroup").read_text()
+            cgroups = read_membership(self._pid, self._proc)
             status = self._status(self._pid)
-            is_due = now_s - self._searched_s >= SEARCH_PERIOD_S or membership != self._membership
+            is_due = now_s - self._searched_s >= SEARCH_PERIOD_S or cgroups != self._membership
             # One that ends gives up its memory first, and seems to be in the root's cgroup (version 1) then.
             if is_due and b"VmRSS" in status:
-                self._searched_s, self._membership = now_s, membership
+                self._searched_s, self._membership = now_s, cgroups
                 self._search()
             self._last = self._read(status)
         except (OSError, ValueError):
@@ -78,7 +75,7 @@ class MemoryReader:
 
     def _search(self) -> None:
         self._children = list(self._descendants())
-        levels = list(self._all_cgroups())
+        levels = list(cgroups_of(self._membership, "memory", self._cgroups))
         self._found = [cgroup for cgroup in levels if _limit_of(cgroup) is not None][:MAX_LIMITS]
         self._kills.follow(levels, self._found)
         self._rlimits = self._process_limits()
@@ -117,6 +114,11 @@ class MemoryReader:
                 waiting.append(child)
                 yield child
 
+    @property
+    def children(self) -> list[int]:
+        """Pids of the child processes and theirs, as of the last search."""
+        return self._children
+
     def _children_of(self, pid: int) -> list[int]:
         found: list[int] = []
         try:
@@ -125,24 +127,6 @@ class MemoryReader:
         except (OSError, ValueError):
             return found
         return found
-
-    def _all_cgroups(self) -> Iterator[Cgroup]:
-        """Yield the directories from the process's cgroup up to the root that this machine shows."""
-        for line in self._membership.splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if number == "0" and not controllers:
-                root, names = self._cgroups, V2
-            elif "memory" in controllers.split(","):
-                root, names = self._cgroups / "memory", V1
-            else:
-                continue
-            inside = root / path.lstrip("/")
-            if ".." in inside.parts or not inside.is_dir():
-                inside = root  # a container that sees only its own part, under the name that it has outside
-            for directory in [inside, *inside.parents][:MAX_LEVELS]:
-                if directory.is_relative_to(root):
-                    yield Cgroup(root, directory, names)
 
     def _process_limits(self) -> dict[LimitKind, int]:
         names = {b"Max address space": LimitKind.ADDRESS_SPACE, b"Max data size": LimitKind.DATA}
@@ -158,7 +142,7 @@ class MemoryReader:
 def _limit_of(cgroup: Cgroup) -> int | None:
     """Return the limit in bytes, None where there is none."""
     try:
-        text = (cgroup.path / cgroup.files.limit).read_bytes().strip()
+        text = (cgroup.path / files_of(cgroup).limit).read_bytes().strip()
     except OSError:
         return None
     return int(text) if text.isdigit() and 0 < int(text) < UNLIMITED_BYTES else None
@@ -169,10 +153,10 @@ def _sampled(cgroup: Cgroup) -> LimitSampled | None:
     if limit_bytes is None:
         return None
     try:
-        used_bytes = int((cgroup.path / cgroup.files.used).read_bytes())
+        used_bytes = int((cgroup.path / files_of(cgroup).used).read_bytes())
         stat = dict(line.split() for line in (cgroup.path / "memory.stat").read_bytes().splitlines())
     except (OSError, ValueError):
         return None
-    cache_bytes = sum(int(stat.get(key, 0)) for key in cgroup.files.cache_keys)
+    cache_bytes = sum(int(stat.get(key, 0)) for key in files_of(cgroup).cache_keys)
     used = LimitReport(LimitKind.CGROUP, limit_bytes, max(0, used_bytes - cache_bytes))
     return LimitSampled(cgroup.key, used)

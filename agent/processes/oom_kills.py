@@ -20,6 +20,7 @@ from agent.wire.ends import EndFacts, Sender
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agent.processes.cgroups import Cgroup
     from agent.wire.machine import LimitReport
 
 LOOK_PERIOD_S = 1.0
@@ -29,7 +30,6 @@ on."""
 _VMSTAT = Path("/proc/vmstat")
 _NAME = b"\noom_kill "
 _OOMD_COUNT = "user.oomd_ooms"
-_MAX_PATH = 4096
 
 
 class Files(NamedTuple):
@@ -55,23 +55,9 @@ V1 = Files(
 )
 
 
-class Cgroup(NamedTuple):
-    """A cgroup that a process is in, or one above it."""
-
-    root: Path
-    """Where the file system of its hierarchy is mounted."""
-    path: Path
-    files: Files
-
-    @property
-    def key(self) -> str:
-        """Name that is the same for all processes."""
-        return f"cgroup {self.path}"
-
-    @property
-    def name(self) -> str:
-        """Its name in the hierarchy: `/slurm/uid_0/job_12`."""
-        return f"/{self.path.relative_to(self.root)}"[:_MAX_PATH] if self.path != self.root else "/"
+def files_of(cgroup: Cgroup) -> Files:
+    """Return the names of the files in a cgroup."""
+    return V2 if cgroup.is_v2 else V1
 
 
 class Killing(NamedTuple):
@@ -134,9 +120,9 @@ class CgroupKills:
         return Killing(num, EndFacts(memory_limit=limits[cgroup.key], cgroup=cgroup.name))
 
     def _read(self, now_s: float) -> _Counts:
-        own = (_number(one.path / one.files.kills, b"oom_kill") for one in self._levels)
-        hits = ((one, _number(one.path / one.files.hits, one.files.hits_key)) for one in self._limited)
-        oomd = ((one, _oomd_kills(one)) for one in self._levels if one.files is V2)
+        own = (_number(one.path / files_of(one).kills, b"oom_kill") for one in self._levels)
+        hits = ((one, _number(one.path / files_of(one).hits, files_of(one).hits_key)) for one in self._limited)
+        oomd = ((one, _oomd_kills(one)) for one in self._levels if one.is_v2)
         return _Counts(
             now_s,
             next((number for number in own if number is not None), None),

@@ -23,6 +23,7 @@ from agent.node_state.observations import WorkerEnded, WorkerSampled, WorkerSeen
 from agent.processes import shim
 from agent.processes.memory_reader import MemoryReader
 from agent.processes.shim_process import exit_status
+from agent.processes.signal_reader import SignalReader
 from agent.slow_reader import SlowReader
 from agent.wire.reports import ExitReport, ProcessState
 from agent.wire.stacks import MAX_KERNEL_FRAMES, KernelFacts
@@ -74,6 +75,7 @@ class _Worker:
         self.stat_fd = stat_fd
         self.has_ended = False
         self.memory = MemoryReader(pid)
+        self.signals = SignalReader(pid)
         self._traced_since_s: float | None = None
         self.pss_asked_s = float("-inf")
         self.pss_cost_s = 0.0
@@ -164,6 +166,7 @@ class WorkerSampler:
                     cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
                     pss_bytes=self._pss_of(worker, now_s),
                     memory=worker.memory.read(now_s),
+                    signals=worker.signals.read(now_s, fields, worker.memory.children),
                 )
             )
         return samples

@@ -83,6 +83,33 @@ class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     memory_used_bytes: Count | None = None
 
 
+class PcieLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The PCIe link of a GPU; None is not known."""
+
+    generation: Count | None = None
+    """Generation at this moment; an idle GPU lowers it."""
+    width: Count | None = None
+    """Lanes at this moment."""
+    generation_max: Count | None = None
+    """Highest generation of this GPU in this slot."""
+    width_max: Count | None = None
+    """Most lanes of this GPU in this slot."""
+    generation_gpu_max: Count | None = None
+    """Highest generation of this GPU in any slot."""
+    replays: Count | None = None
+    """Packets sent again since the driver was loaded."""
+
+
+class NvLinks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The NVLinks of a GPU."""
+
+    num_links: Count
+    num_up: Count
+    """Those that are up."""
+    errors: Count | None = None
+    """Errors of all of them, of all kinds, since the driver was loaded."""
+
+
 class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Figures of a GPU by NVML."""
 
@@ -111,6 +138,11 @@ class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_row_remap_pending: bool | None = None
     """A faulty row of memory is replaced at the next reset."""
     has_row_remap_failed: bool | None = None
+    pcie: PcieLink | None = None
+    nvlinks: NvLinks | None = None
+    """None without any."""
+    numa_node: Count | None = None
+    """NUMA node that it is attached to."""
     xids: Annotated[list[Xid], msgspec.Meta(max_length=MAX_XIDS)] = []
     """Xid errors, the latest first."""
     mig_instances: Annotated[list[MigInstance], msgspec.Meta(max_length=MAX_MIG_INSTANCES)] = []
@@ -134,6 +166,8 @@ class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Rank that it is, or that it descends from; None for processes of no job."""
     is_foreign: bool = False
     """True for a rank with a GPU of its own that holds memory on this one, which is another rank's."""
+    name: Word = ""
+    """Its name by the kernel, of at most 15 characters; empty where it cannot be read."""
 
 
 class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

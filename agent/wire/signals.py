@@ -1,6 +1,6 @@
 """Signals: figures of a rank, its GPU or its host that may explain why the rank is slow.
 
-An agent smooths each one and notes when it last changed for good, so that a console can compare a rank with its peers
+An agent smooths each one and notes when it last changed lastingly, so that a console can compare a rank with its peers
 now, and with itself before. What is usual is left out of a report: a rate or a part of time near 0 (`RATES`).
 """
 
@@ -21,7 +21,7 @@ class Signal(StrEnum):
     CPU_WAIT = "cpu_wait"
     """Part of the time for which its main thread could run and had no CPU."""
     CPU_THROTTLED = "cpu_throttled"
-    """Part of the time for which the CPU quota of a cgroup held it."""
+    """Part of the time for which the CPU quota of a cgroup held threads of it at most."""
     CPUS_ALLOWED = "cpus_allowed"
     """CPUs on which it may run; sent where these are fewer than the node has."""
     FAR_FROM_GPU = "far_from_gpu"
@@ -33,7 +33,7 @@ class Signal(StrEnum):
     GC_PAUSE = "gc_pause"
     """Part of the time in Python's garbage collection."""
     GIL_WAIT = "gil_wait"
-    """Part of the time for which the probe's thread waited for Python's interpreter lock."""
+    """Part of the time for which Python's interpreter lock was held for 10 ms and more, as by a call in C."""
     LOG_LINES = "log_lines"
     """Lines a second that it printed."""
     # Of its GPU.
@@ -82,7 +82,7 @@ class Signal(StrEnum):
     SWAPPED = "swapped"
     """Bytes a second swapped in and out."""
     CPU_CLOCK = "cpu_clock"
-    """Mean clock of the CPUs in Hz."""
+    """Clock in Hz of the fastest of its CPUs: idle ones are slow everywhere."""
     NIC_SPEED = "nic_speed"
     """Speed in bits a second of the interface that carries most."""
     NIC_ERRORS = "nic_errors"

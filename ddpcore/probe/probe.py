@@ -26,7 +26,7 @@ from ddpcore.errors import UnknownPhaseError
 from ddpcore.probe.faults import NEED_TORCH, StepFaults, pause, strike
 from ddpcore.probe.gpu import GpuMemory
 from ddpcore.probe.main_thread import MainThread, MainWaits
-from ddpcore.probe.process_facts import Surroundings
+from ddpcore.probe.process_facts import InterpreterWaits, Surroundings
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
@@ -125,6 +125,7 @@ class Probe:
         self.faults = StepFaults(env.faults, torchrun.rank)
         self._recorder = recorder
         self._surroundings = Surroundings(torchrun.world_size)
+        self._interpreter = InterpreterWaits()
         self._gpu_memory = GpuMemory()
         self._optimizer_steps: OptimizerSteps | None = OptimizerSteps()
         """None once the program has reported a step by itself."""
@@ -251,6 +252,7 @@ class Probe:
     def _run(self) -> None:
         failed_ticks = 0
         is_ending = False
+        self._interpreter.begin()
         while True:
             try:
                 now_s = time.monotonic()
@@ -261,7 +263,7 @@ class Probe:
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._wakes.poll(1000 * self._pace.pause_s(time.monotonic())):
+            for fd, _ in self._interpreter.wait(self._wakes, self._pace.pause_s(time.monotonic())):
                 if fd == self._ending:
                     is_ending = True
                 elif fd == self._failing:
@@ -270,6 +272,7 @@ class Probe:
                 else:
                     for request in self._requests.take():
                         self._carry_out(request)
+        self._interpreter.end()
         self._out.close()
         self._requests.close()
 
@@ -339,7 +342,7 @@ class Probe:
         self._was_waiting = is_waiting
         answered = self._answered_request_id
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
-        self._send(encode_report(report))
+        self._send(encode_report(self._interpreter.added_to(report)))
         self._reported_marks = step
         if uncaught is not None:
             self._has_reported_failure.set()

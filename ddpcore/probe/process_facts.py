@@ -2,6 +2,8 @@
 
 `Surroundings` looks for anomalies of the process now and then, on the probe's thread.
 
+`InterpreterWaits` adds up for how long garbage was collected, and the interpreter's lock was not to be had.
+
 `versions` looks only at what the program itself has imported.
 
 `record_uncaught_errors` leaves the exception that ends the program where torchrun looks for it, and notes it for the
@@ -11,7 +13,9 @@ probe's last reports. The process may take seconds from there to its end: torch 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -21,21 +25,28 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpcore.probe.main_thread import PROGRAMS
 from ddpcore.probe.samples import Uncaught
 from ddpcore.probe.stack import CodeRoots, StackReader, sendable
 from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
+    import select
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from ddpcore.probe.stack import StackLine
+    from ddpcore.wire import RankReport
 
 FIRST_PERIOD_S = 2.0
 LONGEST_PERIOD_S = 32.0
 """Longest pause in seconds between looks, which double: anomalies are there from the beginning, and in a process with
 children a look takes 0.7 ms with 30 threads beside training."""
+
+NUM_SWITCHES = 2.0
+"""Lateness of a wake-up, in switch intervals, from which the interpreter's lock was held for long."""
 
 GROUPLESS_STEPS = 10
 """Steps without a process group after which a rank trains on its own."""
@@ -58,6 +69,75 @@ _LAUNCHER_MODULES = frozenset(
 )
 _LAUNCHER_PROGRAMS = (b"/torchrun", b"/ft_launcher", b"/accelerate", b"/deepspeed")
 _JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
+
+
+class InterpreterWaits:
+    """Adds up the time that garbage collection takes, and for which the interpreter's lock is held for long.
+
+    A collection calls `gc.callbacks` at its begin and its end, on the thread that it runs on: without collections there
+    is no cost. The lock is sampled: whoever asks for it gets it from a thread that runs Python after the switch
+    interval, 5 ms, and from a call in C that keeps it once that returns. So a probe's thread that wakes from a pause by
+    two intervals too late stands for a pause in which the lock was held. Time without a CPU does not count, as the
+    kernel shows it. Source: Documentation/scheduler/sched-stats.rst (/proc/PID/task/TID/schedstat).
+    """
+
+    def __init__(self) -> None:
+        self.gc_pause_s: float | None = None
+        self.gil_held_s: float | None = None
+        self._collecting_since_s = 0.0
+        self._schedstat_fd: int | None = None
+
+    def begin(self) -> None:
+        """Begin, on the thread that will `wait`."""
+        self.gc_pause_s = 0.0
+        gc.callbacks.append(self._on_collection)
+        with contextlib.suppress(OSError):
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._schedstat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def wait(self, wakes: select.poll, pause_s: float) -> list[tuple[int, int]]:
+        """Return what `wakes` has seen within a pause; if nothing, note whether the thread has woken late."""
+        wait_ms = math.ceil(1000 * pause_s)
+        delayed_s, began_s = self._run_delay_s(), time.monotonic()
+        if delayed_s is None:
+            return wakes.poll(wait_ms)
+        self.gil_held_s = self.gil_held_s or 0.0
+        seen = wakes.poll(wait_ms)
+        late_s = time.monotonic() - began_s - wait_ms / 1000
+        held_s = NUM_SWITCHES * sys.getswitchinterval()
+        if not seen and late_s > held_s:
+            now_delayed_s = self._run_delay_s()
+            if now_delayed_s is not None and late_s - (now_delayed_s - delayed_s) > held_s:
+                self.gil_held_s += time.monotonic() - began_s
+        return seen
+
+    def added_to(self, report: RankReport) -> RankReport:
+        """Return a report with these times."""
+        return msgspec.structs.replace(report, gc_pause_s=self.gc_pause_s, gil_held_s=self.gil_held_s)
+
+    def end(self) -> None:
+        """End; no later collection counts."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._on_collection)
+        if self._schedstat_fd is not None:
+            os.close(self._schedstat_fd)
+            self._schedstat_fd = None
+
+    def _on_collection(self, moment: str, _: dict[str, int]) -> None:
+        if moment == "start":
+            self._collecting_since_s = time.perf_counter()
+        elif self._collecting_since_s and self.gc_pause_s is not None:
+            self.gc_pause_s += time.perf_counter() - self._collecting_since_s
+
+    def _run_delay_s(self) -> float | None:
+        """Return how long this thread could run and had no CPU; None where the kernel does not count it."""
+        if self._schedstat_fd is None:
+            return None
+        try:
+            run_ns, delay_ns, _ = os.pread(self._schedstat_fd, 128, 0).split()
+        except (OSError, ValueError):
+            return None
+        return int(delay_ns) / 1e9 if int(run_ns) else None
 
 
 class Surroundings:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from agent.node_state.gpu_sample import GpuSample, MalformedSampleError, decode_sample
+from agent.node_state.gpu_sample import MalformedSampleError, decode_sample
 from agent.wire.machine import GpuCondition, ThrottleReason
+from tests.support.gpu_samplers import PATIENCE_S, SamplerProcess
 from tests.support.nvml_recordings import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -31,43 +32,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-PATIENCE_S = 20.0
 RESET_REQUIRED, LIBRARY_MISMATCH, NO_PERMISSION = 16, 18, 4
 
 
-class Sampler:
-    """A sampler of its own process, and the inbox that it reports to."""
+class Sampler(SamplerProcess):
+    """A sampler that replays a recording."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self.replay = Replay(path / "nvml.json", content)
-        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.inbox.settimeout(PATIENCE_S)
-        self.inbox.bind(str(path / "inbox"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent.machine.gpu_sampler", str(path / "inbox"), str(os.getpid())],
-            env=self.replay.environ(),
-            stderr=subprocess.PIPE,
-        )
-
-    def sample(self) -> GpuSample:
-        """Return the next sample."""
-        return decode_sample(self.inbox.recv(1 << 20))
-
-    def sample_with(self, condition: Callable[[GpuSample], object]) -> GpuSample:
-        """Return the first sample that satisfies `condition`."""
-        (found,) = until(lambda: [sample] if condition(sample := self.sample()) else [], PATIENCE_S, "a sample")
-        return found
+        super().__init__(path, self.replay.environ())
 
     def change(self, device: int, **answers: Any) -> None:
         """Let a GPU answer otherwise from now on."""
         self.replay.content["devices"][device].update(answers)
         self.replay.write()
-
-    def close(self) -> None:
-        """End it."""
-        self.process.kill()
-        self.process.communicate()
-        self.inbox.close()
 
 
 @pytest.fixture

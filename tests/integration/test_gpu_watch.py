@@ -6,31 +6,26 @@ import os
 import signal
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from agent.machine import sampler_care
-from agent.machine.gpu_watch import GpuWatch
-from agent.node_state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
-from agent.node_state.node_state import NodeState
+from agent.node_state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, encode_sample
 from agent.processes.leftovers import sweep
-from agent.wire.machine import GpusReport, GpuWatchState
+from agent.wire.machine import GpuWatchState
 from ddpcore.wire_launch import INBOX_SOCKET
 from tests.support.agents import RunningAgent
+from tests.support.gpu_samplers import PATIENCE_S, Ward, is_watching
 from tests.support.jobs import make_local_spec
 from tests.support.nvml_recordings import DRIVER_NOT_LOADED, GIB, Replay, a100, recording
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from agent.wire.reports import NodeReport
-
-PATIENCE_S = 20.0
 
 
 def replayed(monkeypatch: pytest.MonkeyPatch, path: Path, content: dict[str, Any]) -> Replay:
@@ -41,46 +36,11 @@ def replayed(monkeypatch: pytest.MonkeyPatch, path: Path, content: dict[str, Any
     return replay
 
 
-class Ward:
-    """A `GpuWatch` without the rest of an agent."""
-
-    def __init__(self, path: Path) -> None:
-        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.inbox.setblocking(False)
-        self.inbox.bind(str(path / "inbox"))
-        self.state = NodeState("a", "e", "host", os.getpid(), 4)
-        self.log = path / "sampler.log"
-        self.watch = GpuWatch(str(path / "inbox"), self.log, self.state)
-
-    def gpus(self) -> GpusReport:
-        """Let a beat pass and return what a console is told."""
-        began_s = time.monotonic()
-        self.watch.tick()
-        assert time.monotonic() - began_s < 1.0, "the event loop was held up"
-        while True:
-            try:
-                self.watch.receive(decode_sample(self.inbox.recv(1 << 20)))
-            except BlockingIOError:
-                break
-        report = self.state.report(time.monotonic(), report_seq=1, jobs=[], log_seq=0, malformed_datagrams=0)
-        return report.gpus
-
-    def wait_until(self, condition: Callable[[GpusReport], object], what: str) -> GpusReport:
-        """Return the first report that satisfies `condition`."""
-        (found,) = until(lambda: [gpus] if condition(gpus := self.gpus()) else [], PATIENCE_S, what)
-        return found
-
-
 @pytest.fixture
 def ward(tmp_path: Path) -> Iterator[Ward]:
     ward = Ward(tmp_path)
     yield ward
-    ward.watch.close()
-    ward.inbox.close()
-
-
-def is_watching(gpus: GpusReport) -> bool:
-    return gpus.state is GpuWatchState.WATCHING and bool(gpus.gpus)
+    ward.close()
 
 
 def test_a_sampler_that_hangs_in_nvml_is_replaced_and_hurts_nobody(

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from agent.node_state.gpu_ranks import RankProcess, gpu_reports
 from agent.node_state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu, decode_sample, encode_sample
-from agent.wire.machine import GpuFigures, JobRank
+from agent.node_state.gpu_signals import GpuSignals, computing_places
+from agent.wire.machine import GpuFigures, GpuReport, JobRank
+from agent.wire.signals import Signal
 
 NUM_GPUS = 4
 NUM_RANKS = 4
@@ -61,6 +63,25 @@ def test_each_rank_has_one_home_at_most_and_is_foreign_only_on_anothers(
                 assert holder.whose is not None
                 assert report.owners
                 assert holder.whose not in report.owners
+    check_signals(reports)
+
+
+def check_signals(reports: list[GpuReport]) -> None:
+    """Assert that each rank computes on one GPU, and shares it with those who hold memory there."""
+    places = computing_places(reports)
+    assert places.keys() == {owner for report in reports for owner in report.owners}
+    found = {(whose, signal): value for whose, signal, value in GpuSignals().values(reports, 0.0)}
+    assert {whose for whose, _ in found} <= places.keys()
+    for whose, place in places.items():
+        pids = {holder.pid for holder in reports[place].holders}
+        own = {holder.pid for holder in reports[place].holders if holder.whose == whose}
+        num_others = found.get((whose, Signal.GPU_OTHERS))
+        if own:
+            assert num_others is not None
+            assert len(pids - own) <= num_others <= len(pids)
+        else:
+            assert num_others is None
+            assert all(holder.whose != whose for report in reports for holder in report.holders), "it is nowhere else"
 
 
 @given(machines)

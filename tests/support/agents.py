@@ -21,7 +21,7 @@ from tests.support.ranks import descendants, still_runs
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from agent.wire.jobs import JobSpec
@@ -42,13 +42,14 @@ class RunningAgent:
         directory: Path | None = None,
         environment: dict[str, str] | None = None,
         preamble: str = "",
+        inside: Sequence[str] = (),
     ) -> None:
-        """`preamble` is what its Python runs before it is an agent."""
+        """`preamble` is what its Python runs before it is an agent, `inside` the words that run it on a host."""
         # Short, since a socket's path has 108 bytes.
         self.directory = directory or Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
         serve = ("serve", "--dir", str(self.directory), "--node", node, *options)
         program = ("-c", f"{preamble}\nfrom agent.cli import main\nmain()") if preamble else ("-m", "agent")
-        self.argv = [sys.executable, "-P", *program, *serve]
+        self.argv = [*inside, sys.executable, "-P", *program, *serve]
         self.process = subprocess.Popen(
             self.argv,
             stdin=subprocess.PIPE,

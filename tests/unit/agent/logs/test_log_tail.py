@@ -223,7 +223,10 @@ def test_who_has_printed_is_told_once_with_the_figures_in_it(tmp_path: Path) -> 
 
     tail.poll()
 
-    assert tail.take_printed() == {("train", 0): {"lr": 0.5, "loss": pytest.approx(1.0, abs=0.5)}}
+    ((whose, printed),) = tail.take_printed().items()
+    assert whose == ("train", 0)
+    assert printed.metrics == {"lr": 0.5, "loss": pytest.approx(1.0, abs=0.5)}
+    assert printed.num_lines == 2
     assert tail.take_printed() == {}
     tail.poll()
     assert tail.take_printed() == {}

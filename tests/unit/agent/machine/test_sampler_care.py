@@ -125,6 +125,19 @@ def test_where_there_is_no_nvml_it_is_said_once_and_looked_for_rarely(bedside: B
     assert bedside.is_in(GpuWatchState.WATCHING)
 
 
+def test_a_driver_that_went_away_is_looked_for_soon_and_then_more_rarely(bedside: Bedside) -> None:
+    bedside.tick()
+    bedside.feed(SamplerSpoke(1, ""))
+    for pid, pause_s in ((1, FIRST_PAUSE_S), (2, 2 * FIRST_PAUSE_S), (3, 4 * FIRST_PAUSE_S)):
+        bedside.feed(SamplerSpoke(pid, "the driver is not loaded"))
+        bedside.feed(SamplerEnded(pid, 0))
+        assert bedside.is_in(GpuWatchState.ABSENT)
+        assert bedside.tick(pause_s - 0.1) == []
+        assert bedside.tick(0.1) == [StartSampler()]
+    bedside.feed(SamplerSpoke(4, ""))
+    assert bedside.is_in(GpuWatchState.WATCHING)
+
+
 @pytest.mark.parametrize(("code", "words"), [(3, "ended with code 3"), (-11, "was killed by signal 11")])
 def test_a_sampler_that_dies_is_replaced_after_longer_and_longer_pauses(
     bedside: Bedside, code: int, words: str

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.processes.oom_kills import RECENT_S, V1, V2, Cgroup, CgroupKills, Killing, OomKills
+from agent.processes.cgroups import Cgroup
+from agent.processes.oom_kills import RECENT_S, CgroupKills, Killing, OomKills
 from agent.wire.ends import EndFacts, Sender
 from agent.wire.machine import LimitKind, LimitReport
 
@@ -80,14 +81,14 @@ class Cgroups:
         here.mkdir(parents=True, exist_ok=True)
         (here / "memory.events").write_text(f"low 0\nhigh 0\nmax 77\noom 9\noom_kill {kills}\noom_group_kill 0\n")
         (here / "memory.events.local").write_text(f"low 0\nhigh 0\nmax 5\noom {own}\noom_kill 3\n")
-        return Cgroup(self.root, here, V2)
+        return Cgroup(self.root, here, is_v2=True)
 
     def v1(self, path: str, *, kills: int = 0, own: int = 0) -> Cgroup:
         here = self.root / path
         here.mkdir(parents=True, exist_ok=True)
         (here / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
         (here / "memory.failcnt").write_text(f"{own}\n")
-        return Cgroup(self.root, here, V1)
+        return Cgroup(self.root, here, is_v2=False)
 
 
 LIMIT = LimitReport(LimitKind.CGROUP, 8 * 2**30, 7 * 2**30)
@@ -139,7 +140,7 @@ def test_a_limit_that_was_reached_without_a_kill_is_no_end(tmp_path: Path, versi
 
 def test_a_cgroup_that_does_not_tell_leaves_it_open(tmp_path: Path) -> None:
     kills = CgroupKills()
-    root = Cgroup(tmp_path, tmp_path, V2)
+    root = Cgroup(tmp_path, tmp_path, is_v2=True)
     kills.look(9.0)
     kills.follow([root], [])
     kills.look(10.0)

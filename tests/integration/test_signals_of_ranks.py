@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 START_S = 100.0
-USUAL_S = 20.0
+USUAL_S = 30.0
 PATIENCE_S = 60.0
 PROGRAM = """
 import gc, os, sys, time

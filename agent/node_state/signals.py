@@ -33,6 +33,8 @@ YOUNG_S, YOUNG_SAMPLES = 10.0, 10.0
 """Seconds and samples by which slow noise is known half."""
 KNOWN_S, KNOWN_SAMPLES = 10.0, 15.0
 """Seconds and samples before which a first level does not change."""
+STILL_PART = 0.4
+"""Part of these that is enough where all samples were the same."""
 SHORT_BASE_PARTS = 2.0
 """A base is taken to be known for too short a time when the change has lasted so many times longer."""
 MIN_NEW_BASE_S, NEW_BASE_S = 120.0, 1800.0
@@ -131,6 +133,11 @@ class _Level:
         self.noise_known_s: float = known_s + (like.noise_known_s if like is not None else 0.0)
         """Seconds of samples from which the deviations come."""
 
+    def is_known(self, period_s: float) -> bool:
+        """Return whether it may change: one that has been still so far is known sooner."""
+        in_part = 1.0 if self.deviation else STILL_PART
+        return self.known_s >= in_part * max(KNOWN_S, KNOWN_SAMPLES * period_s)
+
     def near(self, floor: float, period_s: float) -> float:
         """Return how far off it a mean over some seconds lies by chance at most, given the time between samples."""
         # What is known of few seconds or samples is known badly: slow noise has not shown yet.
@@ -183,7 +190,7 @@ class _Track:
             return
         self._smooth += (value - self._smooth) * weight_s / (SMOOTHING_S / 2 + weight_s)
         side = self._side(level, value - level.mean, weight_s)
-        if side and (self._base is not None or level.known_s >= max(KNOWN_S, KNOWN_SAMPLES * weight_s)):
+        if side and (self._base is not None or level.is_known(weight_s)):
             self._extend_run(side, value, weight_s, before_s)
         elif self._run_side:
             self._shorten_run(value, weight_s)

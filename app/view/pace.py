@@ -16,6 +16,7 @@ from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
 from app.diagnosis.slow_ranks import MIN_COST
 from app.text import clean_name, percent_text, place_text, ranks_text, seconds_text
+from app.view.because_text import because_parts, nothing_differs_text
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -205,8 +206,10 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
     if verdict.is_usual_place:
         last, usual = "", f", mostly at {last}"
     cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}{usual}"
-    parts = [f"{ranks} {slow} the others {cost}: {comes}", asked, _habit(verdict)]
-    return [*parts, f"last seen at {last}" if last else ""]
+    parts = [asked, _habit(verdict), f"last seen at {last}" if last else ""]
+    if because := because_parts(verdict):
+        return [f"{ranks} {slow} the others {cost}: {because[0]}", *because[1:], comes, *parts]
+    return [f"{ranks} {slow} the others {cost}: {comes}", *parts, nothing_differs_text(verdict)]
 
 
 def input_bound_parts(verdict: Verdict) -> list[str]:

@@ -117,9 +117,7 @@ def candidates_of(
     compared = peers.all_of(own, known, EASE)
     worse = {signal: one for signal, one in compared.items() if one.is_worse and _fits(signal, slowness)}
     began_s = {signal: began_of(own, one, well_s.get(signal)) for signal, one in worse.items()}
-    found = {
-        signal: one for signal, one in worse.items() if signal in known or slowness.may_begin_at(began_s[signal])
-    }
+    found = {signal: one for signal, one in worse.items() if signal in known or slowness.may_begin_at(began_s[signal])}
     look = _Look(own, peers, slowness, compared, began_s)
     causes = [signal for signal in found if TRAITS[signal].role is not Role.SUPPORT and look.applies(signal)]
     causes = without_what_follows(causes)

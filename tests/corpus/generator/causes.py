@@ -22,19 +22,24 @@ from tests.support.sim_signals import USUAL, SimSignals, give_signals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.support.sim_node import SimNode
+
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 STEP_S = {Phase.DATA: 0.015, Phase.FORWARD: 0.03, Phase.BACKWARD: 0.06, Phase.OPTIMIZER: 0.015}
 PROGRAM = Training(data_s=0.015, forward_s=0.03, backward_s=0.06, optimizer_s=0.015)
-SHAPES = ((2, 4), (1, 8), (2, 2), (4, 2), (1, 4), (3, 2), (4, 1))
-HOST_SHAPES = ((2, 2), (4, 2), (3, 2), (4, 1), (2, 4))
-NAMED_S = 60.0
+SHAPES = ((2, 2), (1, 4), (2, 2), (1, 4), (3, 2), (2, 3), (4, 1), (2, 4))
+HOST_SHAPES = ((2, 2), (3, 2), (4, 1), (3, 1), (4, 2))
+NAMED_S = 45.0
 """A cause must be named so soon after it began."""
-AFTER_S = 8.0
+AFTER_S = 5.0
 """Played on behind it: what is named stands, and nothing else comes up."""
-QUIET_S = 30.0
+QUIET_S = 15.0
 """Played without a slow rank, or after a slow one was named without a cause."""
+IDLE_S = 30.0
+"""Played where no rank is slow."""
 LOOK_S = 0.5
-LOOKS_LEFT_OUT = 3
+LOOKS_LEFT_OUT = 4
+REPORT_S = 0.35
 
 
 class Place(StrEnum):
@@ -245,7 +250,7 @@ def run_of(seed: int) -> Run:
         place=kind.place,
         phases=kind.phases,
         cost=cost,
-        onset_s=choices.pick((0.0, 20.0, 32.0, 40.0)),
+        onset_s=choices.pick((0.0, 16.0, 28.0)),
         noise=choices.pick((0.5, 1.0, 1.5)),
     )
 
@@ -253,7 +258,7 @@ def run_of(seed: int) -> Run:
 def _opposite_of(choices: Seeded, seed: int) -> Run:
     opposite = choices.pick(tuple(Opposite))
     is_host = opposite in (Opposite.PROGRAM_OF_A_HOST, Opposite.ALL_LOADED, Opposite.IDLE_HOST)
-    shape = choices.pick(HOST_SHAPES[:3] if is_host else SHAPES[:6])
+    shape = choices.pick(HOST_SHAPES[:2] if is_host else SHAPES[:6])
     of_host = opposite in (Opposite.IDLE_HOST, Opposite.SHARED_HOST, Opposite.ALL_LOADED)
     loud = tuple(dict.fromkeys(choices.pick(LOUD_HOSTS if of_host else LOUD) for _ in range(choices.between(1, 3))))
     phases = choices.pick((tuple(STEP_S), COMPUTING, (Phase.DATA,)))
@@ -267,16 +272,20 @@ def _opposite_of(choices: Seeded, seed: int) -> Run:
         place=Place.HOST if opposite is Opposite.PROGRAM_OF_A_HOST else Place.RANK,
         phases=phases,
         cost=choices.between(25, 60) / 100,
-        onset_s=choices.pick((0.0, 32.0, 45.0)) if opposite is not Opposite.STATIC else 45.0,
+        onset_s=choices.pick((0.0, 28.0)) if opposite is not Opposite.STATIC else 28.0,
         noise=2.5 if opposite is Opposite.NOISE else 1.0,
         loud=BETTER if opposite is Opposite.BETTER else loud,
     )
 
 
 class CauseCluster(SimCluster):
-    """Looks less often than other simulations: a third of a run's time goes into looks."""
+    """Looks and reports less often than other simulations: most of a run's time goes into that."""
 
     _num_looks = 0
+
+    def _send(self, node: SimNode) -> None:
+        if self.now_s - node.sent_at_s >= REPORT_S:
+            super()._send(node)
 
     def _observe(self) -> None:
         self._num_looks += 1
@@ -329,9 +338,7 @@ def _make_loud(sim: SimCluster, signals: SimSignals, run: Run) -> None:
     _shift(signals, run.loud if run.opposite in whose else (), run.cost, whose.get(run.opposite, ()), sim.now_s)
 
 
-def _shift(
-    signals: SimSignals, shifts: Sequence[Amount], cost: float, ranks: Sequence[int], at_s: float
-) -> None:
+def _shift(signals: SimSignals, shifts: Sequence[Amount], cost: float, ranks: Sequence[int], at_s: float) -> None:
     """Shift signals of ranks, and those of hosts on the ranks' hosts."""
     nodes = sorted({rank // len(signals.sim.nodes[0].ranks) for rank in ranks})
     for amount in shifts:
@@ -360,7 +367,7 @@ def _watch(sim: SimCluster, signals: SimSignals, run: Run) -> Outcome:
             named_s = passed_s
         if named_s is not None and passed_s >= named_s + AFTER_S:
             break
-        is_over = passed_s >= NAMED_S if wanted else slow_s is None and passed_s >= NAMED_S
+        is_over = passed_s >= (NAMED_S if wanted else IDLE_S) and (bool(wanted) or slow_s is None)
         if is_over or (not wanted and slow_s is not None and sim.now_s - slow_s >= QUIET_S):
             break
     return Outcome(run, named_s, tuple(sorted(false)), slow_s is not None, is_compared)

@@ -45,6 +45,8 @@ MIN_CLOCK_DROP = 0.05
 """Part by which a GPU's clock must be lower for a throttle reason to count, where the clock is known."""
 MIN_CLOCK_ALONE = 0.15
 """Part by which a clock must be lower to be named without a reason: GPUs that spin in NCCL clock a little higher."""
+MAX_CAPPED_DROP = 0.3
+"""Part by which the clock of a GPU at its power limit may be lower since it works more than others."""
 MIN_PEERS = 3
 EASE = 0.7
 """Factor on the least difference of what is already named."""
@@ -228,8 +230,9 @@ class _Look:
             return drop is None or drop >= MIN_CLOCK_DROP
         # Who works more is at its power limit more, and so a little slower: that follows from slowness.
         is_capped = self._excess(Signal.GPU_POWER_CAP) >= TRAITS[Signal.GPU_POWER_CAP].least
-        is_slow = drop is not None and drop >= MIN_CLOCK_ALONE
-        return is_slow and (signal is Signal.GPU_POWER_CAP or not is_capped)
+        if drop is None or drop < MIN_CLOCK_ALONE:
+            return False
+        return signal is Signal.GPU_POWER_CAP or not is_capped or drop > MAX_CAPPED_DROP
 
     def candidate(self, signal: Signal) -> Candidate | None:
         """Return a cause with its evidence; None where it accounts for too little."""

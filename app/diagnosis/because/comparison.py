@@ -12,6 +12,8 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from agent.wire.machine import JobRank
 from agent.wire.signals import LEVELS, Signal
 from app.diagnosis.because.findings import Compared
@@ -20,7 +22,6 @@ from app.diagnosis.because.signals import TRAITS, Scope
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from agent.wire.digest import NodeFrame
@@ -36,6 +37,9 @@ PER_NODE = 4
 """Peers of each other node in a large job: a node's ranks are decoded together."""
 SPREAD = 4.0
 """Multiple of the peers' spread that a difference must exceed."""
+FEW_VALUES = 3
+FEW_SPREAD = 2.0
+"""The same where few values are known, whose spread is itself uncertain."""
 TO_SIGMA = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ALIKE = 0.5
@@ -62,7 +66,7 @@ class RankSignals(NamedTuple):
     at_s: float
     """When its node reported."""
     known_s: float
-    """Since when its process is known."""
+    """Time at which its process was found."""
     gpu: int | None
     nic: str
     frame: NodeFrame
@@ -126,9 +130,7 @@ def sampled_ranks(job: JobModel, is_eligible: NDArray[np.bool_], slow: Iterable[
     ranks = is_eligible.nonzero()[0]
     if len(ranks) <= MAX_PEERS:
         return [int(rank) for rank in ranks]
-    nodes = {int(owners[rank]) for rank in slow}
-    is_beside = is_eligible.copy()
-    is_beside[[int(owner) not in nodes for owner in owners.tolist()]] = False
+    is_beside = is_eligible & np.isin(owners, owners[list(slow)])
     beside = is_beside.nonzero()[0][:MAX_BESIDE].tolist()
     others = (is_eligible & ~is_beside).nonzero()[0]
     num_nodes = (MAX_PEERS - len(beside)) // PER_NODE
@@ -195,7 +197,8 @@ class Peers:
             return None
         sign = -1.0 if trait.is_less_worse else 1.0
         harm = sign * (own.compared_as(signal, value) - middle)
-        least = ease * max(trait.least, trait.least_ratio * abs(middle), SPREAD * spread)
+        spreads = (SPREAD if len(values) > FEW_VALUES else FEW_SPREAD) * spread
+        least = ease * max(trait.least, trait.least_ratio * abs(middle), spreads)
         alike = sum(sign * (other - middle) > ALIKE * harm for other in values) if harm >= least else 0
         reading = own.reading(signal)
         age_s = None if reading is None or reading.since_s is None else reading.since_s

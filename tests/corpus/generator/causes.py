@@ -375,12 +375,14 @@ def _watch(sim: SimCluster, signals: SimSignals, run: Run) -> Outcome:
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the figures by cause or opposite, as lines."""
-    lines = [f"{'cause':54}{'n':>5}{'named':>7}{'s':>7}{'max':>7}{'false':>7}"]
     order = [*CAUSES, "two at once", *(opposite.value for opposite in Opposite)]
-    for name in sorted({outcome.run.name for outcome in outcomes}, key=order.index):
-        lines.append(_row(name, [outcome for outcome in outcomes if outcome.run.name == name]))
-    lines.append(_row("all causes", [outcome for outcome in outcomes if outcome.run.kinds]))
-    return [*lines, _row("all opposites", [outcome for outcome in outcomes if not outcome.run.kinds])]
+    names = sorted({outcome.run.name for outcome in outcomes}, key=order.index)
+    return [
+        f"{'cause':54}{'n':>5}{'named':>7}{'s':>7}{'max':>7}{'false':>7}",
+        *(_row(name, [outcome for outcome in outcomes if outcome.run.name == name]) for name in names),
+        _row("all causes", [outcome for outcome in outcomes if outcome.run.kinds]),
+        _row("all opposites", [outcome for outcome in outcomes if not outcome.run.kinds]),
+    ]
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ class SimSignals:
         has_gpus: Whether ranks have GPUs.
         noise: Multiple of a fifth of the least difference by which values are off at random.
         shifts: What changes.
-        nic: Interface by node.
+        nic: Interface of all nodes.
     """
 
     sim: SimCluster
@@ -111,6 +112,8 @@ class SimSignals:
     seed: int = 0
     shifts: list[Shift] = field(default_factory=list)
     nic: str = "eth0"
+    cost_frac: float | None = None
+    """Part of their time for which the others wait for slow ranks; None where the ranks' factors show it."""
     _taken: dict[str, tuple[float, dict[str, Reading]]] = field(default_factory=dict)
 
     def shift(
@@ -136,6 +139,8 @@ class SimSignals:
     def work_frac(self, rank: SimRank) -> float:
         """Return which part of its time a rank works: who is not slow waits for who is."""
         factor = max((_factor(one) for one in self.sim.ranks), default=1.0)
+        if self.cost_frac is not None and factor > 1.0:
+            return 0.9 if _factor(rank) > 1.0 else 0.9 * (1.0 - self.cost_frac)
         return 0.9 * _factor(rank) / factor
 
     def readings_of_rank(self, rank: SimRank, now_s: float) -> dict[str, Reading]:
@@ -238,5 +243,5 @@ def give_signals(sim: SimCluster, *, has_gpus: bool = True, noise: float = 1.0, 
     """Let all agents of a cluster take signals."""
     signals = SimSignals(sim, has_gpus, noise, seed)
     for node in sim.nodes:
-        node.with_signals = lambda report, now_s, node=node: signals.with_signals(node, report, now_s)
+        node.with_signals = partial(signals.with_signals, node)
     return signals

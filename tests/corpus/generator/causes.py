@@ -306,6 +306,7 @@ def play(run: Run) -> Outcome:
     num_nodes, per_node = run.shape
     sim = CauseCluster(num_nodes, per_node, program=PROGRAM, seed=run.seed % 1000)
     signals = give_signals(sim, noise=run.noise, seed=run.seed)
+    signals.cost_frac = run.cost
     node = run.rank // per_node
     slow = list(range(node * per_node, (node + 1) * per_node)) if run.place is Place.HOST else [run.rank]
     if run.opposite is Opposite.STATIC:

@@ -239,7 +239,7 @@ def test_a_thread_without_a_cpu_holds_the_interpreter_lock() -> None:
 
 def test_few_cpus_need_waits_for_a_cpu_a_change_or_slow_loading() -> None:
     few = {Signal.CPUS_ALLOWED: 2.0}
-    always = {"since_s": None, "earliest_s": -math.inf}
+    always: dict[str, Any] = {"since_s": None, "earliest_s": -math.inf}
     assert found(few, **always) == {}
     assert set(found(few, phase=Phase.DATA, **always)) == {Signal.CPUS_ALLOWED}
     assert set(found(few)) == {Signal.CPUS_ALLOWED}
@@ -261,7 +261,7 @@ def test_noise_among_the_peers_hides_a_difference() -> None:
 
 
 def test_a_rank_that_stands_is_not_explained_by_what_makes_it_slower() -> None:
-    stall = {"cost_frac": None, "earliest_s": NOW_S - 20.0, "latest_s": NOW_S - 20.0}
+    stall: dict[str, Any] = {"cost_frac": None, "earliest_s": NOW_S - 20.0, "latest_s": NOW_S - 20.0}
     assert found(HOT, **stall) == {}
     assert found({Signal.BLOCKED: 0.3}, phase=Phase.DATA, **stall) == {}
     assert set(found({Signal.BLOCKED: 0.95}, phase=Phase.DATA, **stall)) == {Signal.BLOCKED}

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.wire.signals import Signal
+from app.cli import listing
 from app.tui.theme import Look
 from app.view.pace import JobPace
+from app.view.plain_tables import straggler_lines
 from ddpcore.wire import Phase
 from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
 from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
@@ -101,6 +103,11 @@ def test_rows_have_signals_where_these_are_asked_for() -> None:
     assert not any(one.is_worse for one in signals[3:])
     assert 1e9 < signals[1].value < 1.4e9 < (signals[1].peers or 0.0) < 2e9
     assert [one for one in pace.signals(0) if one.is_worse] == []
+    rows = listing._pace(hot_source().view(), None)
+    assert [row.rank for row in rows if row.signals] == [row.rank for row in rows], "of --json all"
+    head, first, *_ = straggler_lines(rows)
+    assert "STANDS OUT" in head
+    assert re.search(r"GPU slowed by heat \d\d % \(.* %\), GPU clock 1,\d{3} MHz \(1,\d{3} MHz\)", first)
 
 
 async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> None:

@@ -214,7 +214,7 @@ class Outcome:
         named_s: Seconds from the onset until all injected causes were named; None where they were not.
         false: What was named and is none.
         is_slow_named: Whether the slow rank was named at all.
-        is_compared: Whether the verdict shows in the end that signals were compared.
+        is_compared: Whether a verdict has shown how many signals were compared.
     """
 
     run: Run
@@ -362,7 +362,7 @@ def _watch(sim: SimCluster, signals: SimSignals, run: Run) -> Outcome:
         named = {because.signal.value for verdict in verdicts for because in verdict.because}
         false |= named - wanted
         seen |= named & wanted
-        is_compared = any(verdict.comparison is not None for verdict in verdicts)
+        is_compared |= any(verdict.comparison is not None for verdict in verdicts)
         passed_s = sim.now_s - begun_s
         if wanted and named_s is None and wanted <= seen:
             named_s = passed_s

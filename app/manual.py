@@ -23,6 +23,7 @@ TOPICS = (
     "rehearsal",
     "doctor",
     "verdicts",
+    "causes",
     "ends",
     "evidence",
     "settings",

@@ -258,8 +258,10 @@ def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
 
 
 def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
-    rows, chosen = [] if view.pace is None else view.pace.rows(range(view.num_ranks)), _chosen(view, wanted)
-    return [row for row in rows if chosen is None or row.rank in chosen]
+    pace, chosen = view.pace, _chosen(view, wanted)
+    rows = [] if pace is None else pace.rows(range(view.num_ranks))
+    asked = [row for row in rows if chosen is None or row.rank in chosen]
+    return asked if pace is None else [msgspec.structs.replace(row, signals=pace.signals(row.rank)) for row in asked]
 
 
 def _no_pace(view: View) -> str:

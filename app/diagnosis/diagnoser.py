@@ -15,6 +15,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.aborts import aborted
+from app.diagnosis.because.watch import CauseWatch
 from app.diagnosis.causes import CAUSE_ORDER, Cause, RankState, Severity
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
@@ -201,6 +202,7 @@ class _JobDiagnoser:
         self._joined_s: dict[tuple[str, int], float] = {}
         self._input_place: Place | None = None
         self._usual_place = UsualPlace()
+        self._causes = CauseWatch()
 
         self._over: JobDiagnosis | None = None
         self._over_key: tuple[int, AssignmentSummary] | None = None
@@ -238,6 +240,8 @@ class _JobDiagnoser:
         self._places.watch(job, awaited, now_s)
         self._put(self._judge(evidence), evidence)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
+        recent_frac, is_judged = self._fractions.recent_frac, self._fractions.is_judged
+        current = self._causes.observe(current, evidence, recent_frac, is_judged=is_judged)
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent.wire.reports import ExitReport
+    from app.diagnosis.because.findings import Because, Comparison
     from app.diagnosis.known_phases import KnownPhases, RankPlaces
     from app.diagnosis.memory import Growth
     from app.diagnosis.rank_facts import AllNodes, Flags, RankFacts, Ranks, Thresholds
@@ -184,6 +185,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_at_times: bool = False
     """For STRAGGLER: whether they are slow in some steps only."""
     slow_factor: float = 1.0
+    because: tuple[Because, ...] = ()
+    """For STRAGGLER: causes that its signals show, the best first."""
+    comparison: Comparison | None = None
+    """For STRAGGLER: how much was compared to find them; None where nothing was, or not often enough yet."""
     is_behind_work: bool = False
     """For STRAGGLER: whether the culprits have called what the others wait in, and their GPUs are in work of their own
     before it. For STANDSTILL: whether all ranks' GPUs are."""

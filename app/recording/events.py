@@ -5,6 +5,7 @@ Fed with every view of the model, live or of a recording; keeps the latest event
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ NOTE_SETTLES_S = 1.5
 
 SEAM_S = 1.0
 """Seconds by which two consoles may differ on the time of an event; within them, the same event is not repeated."""
+CAUSE_GONE_S = 600.0
+"""Seconds without a cause after which it is an event again."""
 REPEAT_AFTER_S = 60.0
 """Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
@@ -70,6 +73,8 @@ class EventKind(StrEnum):
     VERDICT = "verdict"
     OVER = "over"
     """A verdict has gone."""
+    CAUSE = "cause"
+    """What makes a rank slow has begun."""
     JOB = "job"
     NODE = "node"
     CHECKPOINT = "checkpoint"
@@ -135,6 +140,8 @@ class EventLog:
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
+        self._caused_s: dict[Hashable, float] = {}
+        """Causes of slowness, and when each was last seen."""
         self._node_codes: NDArray[np.int8] | None = None
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
@@ -166,7 +173,7 @@ class EventLog:
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
         whole.now_s = whole._reached_back_s = self.now_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
-        whole._notes = self._notes
+        whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
         whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
         whole._reported_before_s = since_s
@@ -179,6 +186,9 @@ class EventLog:
         for key, (verdict, at_s) in self._standing.items():
             if (event.kind, event.at_s, event.ranks) == (EventKind.VERDICT, at_s, tuple(verdict.culprits)):
                 return key not in past._standing
+        if event.kind is EventKind.CAUSE:
+            # It is dated by its beginning, which is before it could be known.
+            return all((event.kind, event.text) != (other.kind, other.text) for other in past._events)
         if event.at_s <= past.now_s - SEAM_S:
             return False
         return not any(_is_same(event, other) for other in past._events)
@@ -285,6 +295,19 @@ class EventLog:
             elif key not in self._standing:
                 self._standing[key] = (verdict, self.now_s)
                 self.add_event(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+        self._watch_causes(verdicts)
+
+    def _watch_causes(self, verdicts: Sequence[VerdictRow]) -> None:
+        """Add each cause of slowness once, at the time at which it began."""
+        for verdict in verdicts:
+            for because in verdict.because:
+                subject, _, _ = because.event.partition(";")
+                key = (verdict.job, verdict.attempt, because.signal, subject)
+                is_news = self.now_s - self._caused_s.get(key, -math.inf) > CAUSE_GONE_S
+                self._caused_s[key] = self.now_s
+                if is_news:
+                    at_s = self.now_s - (because.since_s or 0.0)
+                    self.add_event(because.event, at_s, EventKind.CAUSE, Severity.WARNING, because.ranks)
 
 
 def _is_same(event: Event, other: Event) -> bool:

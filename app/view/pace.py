@@ -12,21 +12,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
 from app.diagnosis.slow_ranks import MIN_COST
 from app.text import clean_name, percent_text, place_text, ranks_text, seconds_text
+from app.view.because_text import because_parts, nothing_differs_text, signal_row
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from app.diagnosis.because.comparison import RankSignals
     from app.diagnosis.diagnoser import JobDiagnosis
     from app.diagnosis.rank_pace import RankPace
     from app.diagnosis.verdicts import Verdict
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
+    from app.view.rows import SignalRow
 
+MANY_PEERS = 16
+"""Number of peers from which a rank among them hardly moves their median: one comparison serves all ranks then."""
 LEAST_LAST_FRAC = 0.05
 """Share of the collectives to which a slow rank comes last, below which it is not named: few calls were compared."""
 
@@ -49,6 +55,8 @@ class PaceRow(msgspec.Struct, frozen=True):
     """Phases in which it spends clearly more time than the others."""
     where: str
     """Last seen place, as `file.py:line in function`."""
+    signals: list[SignalRow] = []
+    """Its signals beside those of its peers, where they are asked for; those that stand out come first."""
 
     @property
     def is_old(self) -> bool:
@@ -89,6 +97,7 @@ class JobPace:
         self._cluster, self._job = cluster, job
         self._pace: RankPace = found.pace()
         self._order = self._pace.slowest_first()
+        self._is_fresh, self._wait_frac = found.facts.is_fresh, found.wait_frac
         self._named = {
             rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
         }
@@ -110,6 +119,36 @@ class JobPace:
     def rows(self, wanted: Sequence[int]) -> list[PaceRow]:
         """Return the rows at these places in the order, the costliest rank first."""
         return [self._row(int(self._order[place])) for place in wanted if 0 <= place < len(self._order)]
+
+    def signals(self, rank: int) -> list[SignalRow]:
+        """Return the signals of a rank beside its peers', those that stand out first; empty where none are known.
+
+        A signal that is 0 for the rank and its peers alike is left out.
+        """
+        own = signals_of(self._cluster, self._job, rank, self._wait_frac)
+        if own is None:
+            return []
+        peers = self._peers if len(self._sample) > MANY_PEERS else Peers([own], self._others_of(rank))
+        found = [one for one in peers.all_of(own).values() if one.value or one.peers]
+        found.sort(key=lambda one: not one.is_worse)
+        return [signal_row(one) for one in found]
+
+    @cached_property
+    def _sample(self) -> list[RankSignals]:
+        """Signals of the ranks that others are compared with: those that are not named as slow."""
+        is_peer = self._is_fresh.copy()
+        is_peer[list(self._named)] = False
+        ranks = sampled_ranks(self._job, is_peer, self._named)
+        found = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in ranks)
+        return [one for one in found if one is not None]
+
+    @cached_property
+    def _peers(self) -> Peers:
+        named = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in sorted(self._named)[:1])
+        return Peers([one for one in named if one is not None], self._sample)
+
+    def _others_of(self, rank: int) -> list[RankSignals]:
+        return [one for one in self._sample if one.rank != rank]
 
     def _row(self, rank: int) -> PaceRow:
         pace, worker, owner = self._pace, self._job.worker(rank), int(self._job.node_of[rank])
@@ -204,9 +243,11 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
     last, usual = (place_text(verdict.place), "") if verdict.place else ("", "")
     if verdict.is_usual_place:
         last, usual = "", f", mostly at {last}"
-    cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}{usual}"
-    parts = [f"{ranks} {slow} the others {cost}: {comes}", asked, _habit(verdict)]
-    return [*parts, f"last seen at {last}" if last else ""]
+    cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
+    parts = [asked, _habit(verdict), f"last seen at {last}" if last else ""]
+    if because := because_parts(verdict):
+        return [f"{ranks} {slow} the others {cost}: {because[0]}", *because[1:], f"{comes}{usual}", *parts]
+    return [f"{ranks} {slow} the others {cost}{usual}: {comes}", *parts, nothing_differs_text(verdict)]
 
 
 def input_bound_parts(verdict: Verdict) -> list[str]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from app.text import UNKNOWN, bytes_cell, call_text, loss_text, percent_text, ranges_text, seconds_cell
+from app.view.because_text import signal_texts
 from app.view.pace import MIN_SHOWN_FRAC, STEP_ORDER
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from app.view.rows import BarrierRow, RankRow
 
 Row = TypeVar("Row")
+
+MAX_WORSE = 2
+"""Limit of signals in a cell."""
 
 
 class _Column(NamedTuple, Generic[Row]):
@@ -73,9 +77,16 @@ def straggler_lines(rows: Sequence[PaceRow]) -> list[str]:
         _Column(" LAST ON NODE", lambda row: percent_text(row.last_frac)),
         *(_Column(f" {phase.upper()}", partial(_phase_cell, phase)) for phase in phases),
         _Column("MORE", lambda row: ", ".join(row.more_of)),
+        _Column("STANDS OUT", _worse_cell),
         _Column("AT", lambda row: row.where),
     ]
     return _lines(columns, rows)
+
+
+def _worse_cell(row: PaceRow) -> str:
+    """Return `GPU clock 1,230 MHz (1,980 MHz)`: signals that stand out, with the peers' median."""
+    texts = [signal_texts(signal) for signal in row.signals if signal.is_worse][:MAX_WORSE]
+    return ", ".join(f"{label} {value} ({peers})" for label, value, peers in texts)
 
 
 def _phase_cell(phase: str, row: PaceRow) -> str:

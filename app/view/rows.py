@@ -281,6 +281,49 @@ class EndRow(msgspec.Struct, frozen=True):
     """Who sent the signal: rankdeck, oomd."""
 
 
+class SignalRow(msgspec.Struct, frozen=True):
+    """A signal of a rank, its GPU or its host beside that of its peers."""
+
+    signal: str
+    unit: str
+    """fraction, hz, celsius, watts, count, per_s, bytes_per_s or bits_per_s."""
+    value: float
+    peers: float | None
+    """Median of the peers: other ranks of the job, or other hosts for a host's signal; None without other hosts."""
+    before: float | None
+    """Value before its last lasting change."""
+    since_s: float | None
+    """Seconds since that change began."""
+    is_worse: bool
+    """Whether it stands out from the peers' in the direction that harms."""
+
+
+class BecauseRow(msgspec.Struct, frozen=True):
+    """A cause of slowness and its evidence."""
+
+    signal: str
+    unit: str
+    """As in a `SignalRow`."""
+    ranks: list[int]
+    """Culprits that it holds for."""
+    gpu: int | None
+    """Index of the GPU of the first of them, as nvidia-smi counts."""
+    value: float
+    """Value of the first of them."""
+    peers: float
+    before: float | None
+    since_s: float | None
+    """Seconds since it began; None where that is not known."""
+    confidence: str
+    """likely or possible."""
+    support: list[SignalRow]
+    """Other signals that agree."""
+    text: str
+    """A clause: `its GPU 3 runs at 1,230 MHz, its peers' at 1,980 MHz (slowed by heat for 4 min, 88 C)`."""
+    event: str
+    """What has begun, as an event: `GPU 3 of gpu2: slowed by heat; rank 3 is slow`."""
+
+
 class VerdictRow(msgspec.Struct, frozen=True):
     """A verdict: the cause, the culprits and the ranks that wait."""
 
@@ -305,6 +348,11 @@ class VerdictRow(msgspec.Struct, frozen=True):
     """Growth of memory, for memory_growth, and for oom or a SIGKILL after growth."""
     end: EndRow | None = None
     """What the node knows of the end, for exited and oom."""
+    because: list[BecauseRow] = []
+    """Causes of a straggler's slowness, the best first."""
+    num_signals_compared: int | None = None
+    """Signals of a straggler that were compared with its peers': without `because`, none of them differs. 0 where its
+    agent takes none; None for other verdicts, and before enough was compared."""
 
 
 class HolderRow(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
 from app.text import clean_name, nodes_text, place_text, ranks_text, seconds_text
+from app.view.because_text import because_hint
 from app.view.end_causes import end_hint, memory_limit_hint
 from app.view.memory import growth_hint
 from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_GROUP, Phase
@@ -38,7 +39,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
         return f"{stopped}its last stack is in the evidence, if that was kept"
-    if verdict.is_behind_work:
+    if verdict.is_behind_work and not verdict.because:
         return "run with CUDA_LAUNCH_BLOCKING=1 to see which kernel does not end; the GPUs view shows clocks and Xids"
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
@@ -147,6 +148,8 @@ def _memory_hint(verdict: Verdict, on_node: str) -> str:
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
     if verdict.slow_factor > 1:
         return "heal it by injecting slow with factor 1"
+    if verdict.because:
+        return because_hint(verdict)
     if verdict.group.startswith(FIRST_GROUP):
         return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
     if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):

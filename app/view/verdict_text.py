@@ -24,6 +24,7 @@ from app.text import (
     signal_text,
     sizes_text,
 )
+from app.view.because_text import because_parts, nothing_differs_text
 from app.view.end_causes import end_parts, explains_loss, memory_limit_text
 from app.view.memory import growth_parts, past_growth_text
 from app.view.pace import input_bound_parts, slow_parts
@@ -394,6 +395,7 @@ def _straggler(verdict: Verdict) -> list[str]:
         return [
             f"{who(verdict)} {holds} the others up",
             _victims(verdict),
+            *(because_parts(verdict) or [nothing_differs_text(verdict)]),
             on_gpu,
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),

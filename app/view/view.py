@@ -18,6 +18,7 @@ from agent.wire.reports import epoch_of
 from app.diagnosis.causes import Severity
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
+from app.view.because_text import because_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.view.headline import LATE_WAIT_S, SHOWN_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
@@ -393,6 +394,8 @@ class View:
             hint=clean("; ".join([*self._broken_of(verdict), hint(verdict, pid)]), LINE_LIMIT),
             memory=growth_row(verdict.growth),
             end=end_row(verdict.exit),
+            because=because_rows(verdict),
+            num_signals_compared=None if verdict.comparison is None else verdict.comparison.num_signals,
         )
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:

@@ -23,6 +23,8 @@ from agent.wire.reports import (
     ProcessState,
     WorkerReport,
 )
+from agent.wire.signals import Reading
+from app.diagnosis.because.signals import TRAITS, Scope
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.model.cluster import Cluster
 from app.recording.history import History
@@ -38,6 +40,14 @@ if TYPE_CHECKING:
 
 RANKS_PER_NODE = 8
 ROUNDS = 7
+LATE_SEQ = 2000
+LONG_S = 100.0
+"""Seconds of a wait that is a stall."""
+HOST_SIGNALS = {signal.value: Reading(0.1) for signal, trait in TRAITS.items() if trait.scope is Scope.HOST}
+RANK_SIGNALS = {
+    signal.value: Reading(0.1, 0.05, 60.0) for signal, trait in TRAITS.items() if trait.scope is not Scope.HOST
+}
+"""As many as there can be: most are left out of a report while they are near 0."""
 VISIBLE_ROWS = 50
 
 
@@ -59,6 +69,7 @@ def node_report(node: int, num_nodes: int, world_size: int, turn: int, state_of:
     return NodeReport(
         wire_version=WIRE_VERSION, node=f"n{node}", epoch="e", report_seq=turn, hostname=f"host{node}", agent_pid=1,
         num_cpus=64, memory_total_bytes=2**40, memory_available_bytes=2**39, jobs=[status], workers=workers,
+        signals=HOST_SIGNALS,
     )  # fmt: skip
 
 
@@ -68,7 +79,7 @@ def worker(
     process, seq, is_waiting = state
     group = GroupReport(
         group="0", enqueued_seq=seq, completed_seq=seq - 1 if is_waiting else seq, op="all_reduce",
-        sizes=[[25_000_000]], waiting_s=0.5 + turn / 2 if is_waiting else 0.0, is_waiting=is_waiting,
+        sizes=[[25_000_000]], waiting_s=waiting_s(state, turn), is_waiting=is_waiting,
     )  # fmt: skip
     report = RankReport(
         wire_version=1, rank=rank, local_rank=local_rank, world_size=world_size, pid=1000 + rank, job_id="bench",
@@ -81,8 +92,19 @@ def worker(
     return WorkerReport(
         job_id="bench", attempt=0, rank=rank, local_rank=local_rank, pid=1000 + rank, process=process,
         process_s=turn / 2, rss_bytes=2**33 + rank, cpu_s=turn, exit=ExitReport(signal=9) if is_dead else None,
-        report=report, report_age_s=0.05,
+        report=report, report_age_s=0.05, signals=RANK_SIGNALS,
     )  # fmt: skip
+
+
+def waiting_s(state: tuple[ProcessState, int, bool], turn: int) -> float:
+    """Return how long a rank has waited: for a rank that is late since long, or a moment."""
+    _, seq, is_waiting = state
+    return 0.0 if not is_waiting else LONG_S if seq == LATE_SEQ else 0.5 + turn / 2
+
+
+def one_late(rank: int) -> tuple[ProcessState, int, bool]:
+    """Return a live rank for which all others wait: its signals are compared with theirs."""
+    return (ProcessState.RUNNING, LATE_SEQ - 1, False) if rank == 5 else (ProcessState.RUNNING, LATE_SEQ, True)
 
 
 def healthy(rank: int) -> tuple[ProcessState, int, bool]:
@@ -106,7 +128,7 @@ def measure(num_nodes: int, name: str, state_of: StateOf) -> None:
     decoding, applying, observing, viewing, keeping = [], [], [], [], []
     for turn in range(1, ROUNDS + 1):
         raw = frames(num_nodes, turn, state_of)
-        now_s = 100.0 + turn
+        now_s = 100.0 + 3.0 * turn
         begun = time.perf_counter()
         reports = [decode_frame(frame) for frame in raw]
         decoded = time.perf_counter()
@@ -152,6 +174,7 @@ def main() -> None:
     for num_nodes in sizes:
         measure(num_nodes, "healthy", healthy)
         measure(num_nodes, "one frozen", one_frozen)
+        measure(num_nodes, "one late", one_late)
         measure(num_nodes, "all dead", all_dead)
 
 

@@ -1,7 +1,8 @@
 """Plays the corpus and prints how right the verdicts are.
 
 `python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
-programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those.
+programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those, `--causes N` runs with a
+slow rank and why it is slow.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--generated", type=int, nargs="?", const=300, help="play so many stories drawn by rule")
     parser.add_argument("--story", type=int, help="play the story of this seed alone")
     parser.add_argument("--shrink", type=int, help="make the story of this seed as small as it can be while it fails")
+    parser.add_argument("--causes", type=int, nargs="?", const=500, help="play so many runs with a slow rank")
     parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
     arguments = parser.parse_args()
@@ -40,6 +42,9 @@ def main() -> None:
         return
     if arguments.shrink is not None:
         command.main_of_shrinking(arguments.shrink)
+        return
+    if arguments.causes is not None:
+        command.main_of_causes(arguments.causes, arguments.seed, arguments.jobs)
         return
     if arguments.generated is not None:
         command.main(arguments.generated, arguments.seed, arguments.jobs)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agent.node_state.gpu_sample import GpuSample
+    from agent.wire.reports import NodeReport
     from tests.support.sim_rank import SimRank
 
 START_S = 1000.0
@@ -64,6 +65,8 @@ class SimNode:
         self.host = HostReport()
         self.sample_gpus: Callable[[float], GpuSample] | None = None
         """What this node's sampler says at a time, if it has GPUs."""
+        self.with_signals: Callable[[NodeReport, float], NodeReport] | None = None
+        """Gives a report the signals that its agent takes; None of an agent that takes none."""
         self._failure: Failure | None = None
         self._cpu_s = {rank.rank: 0.0 for rank in ranks}
 
@@ -206,4 +209,4 @@ class SimNode:
         jobs = [self.status(now_s), *others]
         report = self._core.report(now_s, report_seq=self._report_seq, jobs=jobs, log_seq=0, malformed_datagrams=0)
         self._core.validate()
-        return encode_frame(report)
+        return encode_frame(report if self.with_signals is None else self.with_signals(report, now_s))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,7 +60,7 @@ from tests.support.sim_program import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from agent.node_state.observations import MemorySampled
 
@@ -118,6 +119,9 @@ class SimRank:
 
     memory: Callable[[float], MemorySampled] | None = None
     """What its node reads of its memory at a time; a constant while this is None."""
+
+    drags: Mapping[Phase, float] = MappingProxyType({})
+    """By which factor its work in a phase takes longer, for a reason that its probe does not know."""
 
     stands_before_joining = False
     """Until it comes to init_process_group, it stands at one line, rather than import one module after another."""
@@ -296,7 +300,7 @@ class SimRank:
             self.finished_s = self._free_s
         elif isinstance(action, Work):
             self._doing = action
-            factor = self.slow_factor * (1 + noise * self._random.uniform(-1, 1))
+            factor = self.slow_factor * self.drags.get(action.phase, 1.0) * (1 + noise * self._random.uniform(-1, 1))
             self._free_s += action.for_s * factor
         elif isinstance(action, Linger):
             self._doing = action

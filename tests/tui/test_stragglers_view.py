@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.signals import Signal
+from app.cli import listing
 from app.tui.theme import Look
 from app.view.pace import JobPace
+from app.view.plain_tables import straggler_lines
 from ddpcore.wire import Phase
+from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
 from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster, played_once
+from tests.support.sim_gpus import give_gpus
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
+from tests.support.sim_signals import give_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +44,70 @@ async def test_a_slow_rank_looks_as_before(size: tuple[int, int]) -> None:
     async with desk(slowed_source(), size) as console:
         await console.show("stragglers")
         assert_looks_as_before(f"slow-stragglers-{size[0]}x{size[1]}", console.lines())
+
+
+@played_once
+def hot_source() -> TalkingSource:
+    """A training of 8 ranks of which rank 5 has been slow for a while, since its GPU is hot."""
+    sim = CauseCluster(num_nodes=2, ranks_per_node=4, program=PROGRAM, seed=3)
+    give_gpus(sim)
+    signals = give_signals(sim)
+    source = TalkingSource(sim)
+    source.run(25)
+    drag(sim, [5], COMPUTING, 0.36)
+    for signal, value in ((Signal.GPU_THERMAL, 0.7), (Signal.GPU_CLOCK, 1.3e9), (Signal.GPU_TEMPERATURE, 88.0)):
+        signals.shift(signal, value, rank=5)
+    source.run(30)
+    return source
+
+
+@pytest.mark.parametrize("size", [*SIZES, (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_signals_of_a_slow_rank_look_as_before(size: tuple[int, int]) -> None:
+    async with desk(hot_source(), size) as console:
+        await console.show("stragglers")
+        assert_looks_as_before(f"hot-stragglers-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_what_stands_out_comes_first_and_is_marked_without_colour_too() -> None:
+    async with desk(hot_source(), (80, 24), Look(has_colour=False, is_ascii=True)) as console:
+        await console.show("stragglers")
+        text = console.text()
+        assert text.isascii()
+        lines = text.splitlines()
+        first = next(place for place, line in enumerate(lines) if line.startswith(" SIGNALS OF RANK 5 "))
+        assert lines[first].split()[4:] == ["ITS", "PEERS", "SINCE"]
+        assert re.match(r" ! GPU slowed by heat +\d\d % +\d.* +\d+s$", lines[first + 1])
+        assert re.match(r" ! GPU clock +1,\d{3} MHz +1,\d{3} MHz", lines[first + 2])
+        assert "! stands out from its peers" in text
+
+        await console.press("down")
+        text = console.text()
+    selected = re.search(r"\n> +(\d) ", text)
+    assert selected is not None
+    assert f"SIGNALS OF RANK {selected[1]} " in text
+    assert "! GPU" not in text, "it does not stand out"
+
+
+def test_rows_have_signals_where_these_are_asked_for() -> None:
+    pace = hot_source().view().pace
+    assert pace is not None
+    (row,) = pace.rows([0])
+    assert (row.rank, row.signals) == (5, []), "not for each frame"
+
+    signals = pace.signals(5)
+    assert [(one.signal, one.unit, one.is_worse) for one in signals[:3]] == [
+        ("gpu_thermal", "fraction", True),
+        ("gpu_clock", "hz", True),
+        ("gpu_temperature", "celsius", True),
+    ]
+    assert not any(one.is_worse for one in signals[3:])
+    assert 1e9 < signals[1].value < 1.4e9 < (signals[1].peers or 0.0) < 2e9
+    assert [one for one in pace.signals(0) if one.is_worse] == []
+    rows = listing._pace(hot_source().view(), None)
+    assert [row.rank for row in rows if row.signals] == [row.rank for row in rows], "of --json all"
+    head, first, *_ = straggler_lines(rows)
+    assert "STANDS OUT" in head
+    assert re.search(r"GPU slowed by heat \d\d % \(.* %\), GPU clock 1,\d{3} MHz \(1,\d{3} MHz\)", first)
 
 
 async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> None:

@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
-from app.text import percent_text
+from app.text import percent_text, seconds_cell
 from app.tui.widgets.columns import PERCENT_WIDTH, Column, Table, cells, figure, place_columns
 from app.tui.widgets.line_view import LineView
+from app.view.because_text import signal_texts
 from app.view.pace import window_text
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
     from app.view.pace import PaceRow, PaceSummary
+    from app.view.rows import SignalRow
     from app.view.view import View
 
 COST_BAR_WIDTH = 12
@@ -28,6 +30,13 @@ WIDE_FROM = 110
 PHASE_WIDTH = 10
 NARROW_PHASE_WIDTH = 6
 MAX_PHASES = 7
+WORSE = "!"
+LABEL_WIDTH = 23
+VALUE_WIDTH = 10
+SINCE_WIDTH = 6
+SIGNAL_WIDTH = 3 + LABEL_WIDTH + 2 * (1 + VALUE_WIDTH) + 1 + SINCE_WIDTH + 3
+"""Cells of a signal: its mark, its name, both values, since when, and a gap."""
+MIN_SIGNAL_LINES = 3
 SHORT_NAMES = {
     "forward": "FWD",
     "backward": "BWD",
@@ -82,7 +91,11 @@ class StragglersView(LineView):
             self.head.append(self.heading(self._table.heading()))
             window = range(self.top, min(self._num_rows, self.top + self.size.height))
             self._rows = dict(zip(window, pace.rows(window), strict=False))
-            self.foot = self._legend()
+            signals = [] if self.selected_rank is None else pace.signals(self.selected_rank)
+            legend = self._legend(has_signals=bool(signals))
+            free = self.size.height - len(self.head) - len(legend)
+            # The panel takes what the rows leave, and a part of their room where there are many.
+            self.foot = [*self._signals(signals, max(free - self._num_rows, free // 2)), *legend]
 
     def _title(self, summary: PaceSummary) -> Line:
         palette = self.look.palette
@@ -98,11 +111,48 @@ class StragglersView(LineView):
         line.cell(summary.text, self.size.width - line.width - 1)
         return line.pad(self.size.width)
 
-    def _legend(self) -> list[Line]:
+    def _signals(self, signals: Sequence[SignalRow], max_lines: int) -> list[Line]:
+        """Return the signals of the selected rank beside its peers', in as many columns as fit."""
+        if not signals or max_lines < MIN_SIGNAL_LINES:
+            return []
+        num_columns = max(1, (self.size.width - 1) // SIGNAL_WIDTH)
+        num_lines = min(max_lines - 1, -(-len(signals) // num_columns))
+        titles = self.line()
+        for column in range(min(num_columns, -(-len(signals) // num_lines))):
+            titles.pad(column * SIGNAL_WIDTH, self.look.palette.heading)
+            name = f" SIGNALS OF RANK {self.selected_rank}" if not column else ""
+            titles.cell(name, LABEL_WIDTH + 3, self.look.palette.heading)
+            for title, width in (("ITS", VALUE_WIDTH), ("PEERS", VALUE_WIDTH), ("SINCE", SINCE_WIDTH)):
+                titles.put(" ", self.look.palette.heading).cell(title, width, self.look.palette.heading, is_right=True)
+        lines = [self.heading(titles)]
+        for place in range(num_lines):
+            line = self.line()
+            for column, row in enumerate(signals[place::num_lines][:num_columns]):
+                self._put_signal(line.pad(column * SIGNAL_WIDTH), row)
+            lines.append(line)
+        return lines
+
+    def _put_signal(self, line: Line, row: SignalRow) -> None:
+        palette = self.look.palette
+        label, value, peers = signal_texts(row)
+        style = palette.warning if row.is_worse else palette.muted
+        line.put(f" {WORSE if row.is_worse else ' '} ", palette.warning).cell(label, LABEL_WIDTH, style)
+        line.put(" ").cell(value, VALUE_WIDTH, style, is_right=True)
+        line.put(" ").cell(peers, VALUE_WIDTH, palette.muted, is_right=True)
+        line.put(" ").cell(
+            "" if row.since_s is None else seconds_cell(row.since_s), SINCE_WIDTH, palette.faint, is_right=True
+        )
+
+    def _legend(self, *, has_signals: bool) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
         lines = [line]
-        for note in ("COST how much less it waits than most", "LAST how often it comes last of the ranks on its node"):
+        notes = [f"{WORSE} stands out from its peers"] if has_signals else []
+        for note in (
+            *notes,
+            "COST how much less it waits than most",
+            "LAST how often it comes last of the ranks on its node",
+        ):
             if lines[-1].width + len(note) + 3 > self.size.width:
                 lines.append(self.line())
             lines[-1].put(f"   {note}", palette.faint)

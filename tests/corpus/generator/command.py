@@ -8,6 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from tests.corpus.generator import causes
 from tests.corpus.generator.lives import play
 from tests.corpus.generator.score import Grade, table
 from tests.corpus.generator.shrinking import entry, shrink
@@ -79,6 +80,22 @@ def main_of_one(seed: int) -> None:
     story = story_of(seed)
     result = play(story)
     print(story, result.grade.value, result.why, *result.said, sep="\n")  # noqa: T201
+
+
+def main_of_causes(number: int, seed: int, jobs: int) -> None:
+    """Play runs with a slow rank, and print those with a cause that is not named or false, and the figures."""
+    outcomes: list[causes.Outcome] = []
+    with multiprocessing.get_context("fork").Pool(jobs, initializer=_leave_interrupts_to_the_parent) as pool:
+        for outcome in pool.imap_unordered(play_causes, seeds_of(seed, number), chunksize=1):
+            outcomes.append(outcome)
+            if outcome.false or (outcome.run.kinds and outcome.named_s is None):
+                print(outcome, flush=True)  # noqa: T201 - what the command is for
+    print(*causes.table(outcomes), sep="\n")  # noqa: T201
+
+
+def play_causes(seed: int) -> causes.Outcome:
+    """Play the run of a seed."""
+    return causes.play(causes.run_of(seed))
 
 
 def describe(seed: int, result: Result) -> str:

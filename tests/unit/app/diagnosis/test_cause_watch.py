@@ -1,0 +1,130 @@
+"""Causes over time: nothing is named from one look, what is named stays, and without a slow rank nothing is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire.signals import Signal
+from app.diagnosis.because import watch
+from app.diagnosis.because.findings import Comparison
+from app.diagnosis.causes import Cause
+from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
+from tests.support.sim import played_once
+from tests.support.sim_signals import SimSignals, give_signals
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Verdict
+
+RANK = 2
+NAMED_WITHIN_S = 40.0
+
+
+@played_once
+def slow_cluster() -> tuple[CauseCluster, SimSignals]:
+    """Return a training of which rank 2 has just been named as slow, and nothing else differs."""
+    sim = CauseCluster(2, 2, program=PROGRAM, seed=4)
+    signals = give_signals(sim)
+    sim.run(28)
+    drag(sim, [RANK], COMPUTING, 0.4)
+    sim.run_until(lambda: bool(straggler(sim)), NAMED_WITHIN_S)
+    return sim, signals
+
+
+def straggler(sim: CauseCluster) -> Verdict | None:
+    return next((verdict for verdict in sim.diagnosis.verdicts if verdict.cause is Cause.STRAGGLER), None)
+
+
+def named(sim: CauseCluster) -> list[Signal]:
+    found = straggler(sim)
+    assert found is not None, "it is still slow"
+    return [because.signal for because in found.because]
+
+
+def heat(signals: SimSignals, at_s: float) -> None:
+    for signal, value in ((Signal.GPU_THERMAL, 0.7), (Signal.GPU_CLOCK, 1.2e9), (Signal.GPU_TEMPERATURE, 88.0)):
+        signals.shift(signal, value, rank=RANK, at_s=at_s)
+
+
+def test_a_cause_is_named_at_the_third_look_and_that_nothing_differs_too() -> None:
+    sim, signals = slow_cluster()
+    heat(signals, sim.now_s - 9.0)
+    took_s = sim.run_until(lambda: bool(named(sim)), 20.0)
+    assert took_s >= 2 * watch.LOOK_S
+    assert named(sim) == [Signal.GPU_THERMAL]
+
+    sim, _ = slow_cluster()
+    assert straggler(sim).comparison is None  # type: ignore[union-attr]
+    took_s = sim.run_until(lambda: straggler(sim).comparison is not None, 20.0)  # type: ignore[union-attr]
+    assert took_s >= 2 * watch.LOOK_S - 1.0
+    found = straggler(sim)
+    assert found is not None
+    assert found.because == ()
+    assert found.comparison is not None
+    assert found.comparison.num_signals > 30
+    assert (found.comparison.num_peers, found.comparison.num_hosts) == (3, 2)
+
+
+def test_a_cause_stays_over_a_few_looks_without_it_and_keeps_its_beginning() -> None:
+    sim, signals = slow_cluster()
+    began_s = sim.now_s - 9.0
+    heat(signals, began_s)
+    sim.run_until(lambda: bool(named(sim)), 20.0)
+    shifts = list(signals.shifts)
+    signals.shifts.clear()
+    sim.run(watch.LOOK_S * 2)
+    assert named(sim) == [Signal.GPU_THERMAL], "two looks without it"
+    signals.shifts.extend(shifts)
+    sim.run(20)
+    found = straggler(sim)
+    assert found is not None
+    assert [one.signal for one in found.because] == [Signal.GPU_THERMAL]
+    assert found.because[0].since_s == pytest.approx(sim.now_s - began_s, abs=4.0)
+
+    signals.shifts.clear()
+    sim.run(watch.LOOK_S * (watch.MAX_MISSES + 3))
+    assert named(sim) == []
+
+
+def test_one_sample_names_nothing() -> None:
+    sim, signals = slow_cluster()
+    heat(signals, sim.now_s - 9.0)
+    sim.run(watch.LOOK_S * 1.5)
+    pace = sim.view().pace
+    assert pace is not None
+    assert next(row.signal for row in pace.signals(RANK) if row.is_worse) == Signal.GPU_THERMAL, "it was there to see"
+    signals.shifts.clear()
+    seen = set[Signal]()
+    for _ in range(20):
+        sim.run(0.5)
+        seen.update(named(sim))
+    assert seen == set()
+
+
+def test_an_agent_that_takes_no_signals_is_known_by_that() -> None:
+    sim, _ = slow_cluster()
+    for node in sim.nodes:
+        node.with_signals = None
+    sim.run(4)
+    found = straggler(sim)
+    assert found is not None
+    assert found.comparison == Comparison(0, 3, 0)
+    assert "its agent takes no signals" in sim.view().headline().text
+    assert sim.view().verdicts()[0].num_signals_compared == 0
+
+
+def test_without_a_slow_rank_and_of_one_that_is_slowed_on_request_nothing_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+    monkeypatch.setattr(watch, "signals_of", lambda *about: compared.append(about))
+    sim = CauseCluster(2, 2, program=PROGRAM, seed=4)
+    give_signals(sim)
+    sim.run(15)
+    sim.slow(RANK, 2.0)
+    sim.run_until(lambda: bool(straggler(sim)), NAMED_WITHIN_S)
+    sim.run(8)
+
+    assert compared == []
+    assert straggler(sim).comparison is None  # type: ignore[union-attr]

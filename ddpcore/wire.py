@@ -1,8 +1,7 @@
 """What a rank reports, and what it takes: the vocabulary between a rank's probe and its node's agent.
 
-A `RankReport` travels up, one msgpack datagram per report, a whole snapshot each time: losing one costs freshness, not
-truth. A `ProbeRequest` travels down to the probe's own datagram socket and is answered by the next snapshot
-(`RankReport.answered_request_id`).
+A `RankReport` travels up, one msgpack datagram a report, a whole snapshot: losing one costs freshness, not truth. A
+`ProbeRequest` travels down to the probe's own datagram socket; the next snapshot answers it (`answered_request_id`).
 
 Durations and cumulative counters cross this border, timestamps do not: two machines' clocks never meet.
 """
@@ -15,7 +14,6 @@ from typing import Annotated
 import msgspec
 
 WIRE_VERSION = 1
-
 MAX_REPORT_BYTES = 65_536
 """A larger datagram is refused before it is decoded."""
 
@@ -338,10 +336,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
     gc_pause_s: Seconds | None = None
-    """Time that Python's garbage collection has taken in this process, on any thread; it stays on the node."""
     gil_held_s: Seconds | None = None
-    """Time for which the interpreter's lock was held for 10 ms and more without a break, by samples; None where the
-    kernel does not show for how long the probe had no CPU. It stays on the node, too."""
+    """Time for which the interpreter's lock was held for 10 ms and more, by samples. Both stay on the node."""
     is_adopted: bool = False
     """True of a rank that no agent has launched."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0

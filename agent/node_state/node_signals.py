@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 REPORT_PERIOD_S = 1.0
 """Least time in seconds between two looks at what a probe has counted."""
 BEGINNINGS = frozenset({Phase.STARTING, Phase.JOINING})
+WARM_UP_S = 5.0
+"""Seconds after the ranks have met whose samples are no base of what follows."""
 HOST = "host"
 """Key of the host's signals."""
 
@@ -49,8 +51,10 @@ class _Rank(msgspec.Struct):
     """Part of the last second for which it had no CPU, by the kernel or by a quota."""
     numa_nodes: frozenset[int] | None = None
     probed: _Probed | None = None
+    met_s: float | None = None
+    """When its program was first seen past its start."""
     has_begun: bool = False
-    """True once its program has done more than to start."""
+    """True once it has warmed up."""
     is_spanning: bool = False
     """True while the next sample begins before that."""
     num_lines: int = 0
@@ -87,8 +91,10 @@ class NodeSignals:
         """Take what a rank's probe has counted."""
         whose = JobRank(report.job_id, report.rank)
         rank = self._rank(whose)
-        if not rank.has_begun and report.phase not in BEGINNINGS:
-            # What a program does until its ranks have met is no measure of its training.
+        if rank.met_s is None and report.phase not in BEGINNINGS:
+            rank.met_s = now_s
+        if not rank.has_begun and rank.met_s is not None and now_s - rank.met_s >= WARM_UP_S:
+            # What a program does until its first steps is no measure of its training.
             rank.has_begun, rank.probed, rank.is_spanning = True, None, True
             self.tracks.forget(whose)
         before = rank.probed

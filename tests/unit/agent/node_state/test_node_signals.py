@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.node_state.node_signals import NodeSignals
+from agent.node_state.node_signals import WARM_UP_S, NodeSignals
 from agent.node_state.observations import HostSignals, RankSignals
 from agent.wire.machine import GpuFigures, GpuReport, JobRank
 from agent.wire.signals import Signal
@@ -139,14 +139,15 @@ def test_the_ranks_of_a_job_are_forgotten(signals: NodeSignals) -> None:
     assert signals.of_rank(RANK, 10.0) == {}
 
 
-def test_what_a_program_does_before_its_ranks_have_met_is_no_base_of_its_training(signals: NodeSignals) -> None:
+def test_what_a_program_does_before_its_first_steps_is_no_base_of_its_training(signals: NodeSignals) -> None:
     for second in range(60):
         is_starting, is_held_up = second < 20, second > 45
-        counted = {Signal.CPU_WAIT: 0.9 if is_starting or is_held_up else 0.0}
+        is_warming_up = second < 20 + WARM_UP_S
+        counted = {Signal.CPU_WAIT: 0.9 if is_warming_up or is_held_up else 0.0}
         signals.take_rank(RANK, RankSignals(counted, 0.0), second)
         phase = Phase.STARTING if is_starting else Phase.FORWARD
         signals.take_report(msgspec.structs.replace(REPORT, phase=phase, gc_pause_s=min(second, 20)), second)
-        if second == 24:
+        if second == 29:
             assert signals.of_rank(RANK, second) == {}
 
     (reading,) = signals.of_rank(RANK, 59.0).values()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from agent.node_state.gpu_ranks import AFTER_END_S, Home, RankProcess, gpu_fault, gpu_reports, num_visible_gpus
+from agent.node_state.gpu_ranks import AFTER_END_S, Home, gpu_fault, gpu_reports, num_visible_gpus
+from agent.node_state.job_state import Job, Looked, Output, Worker, hangs, rank_process, worker_report
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.node_signals import NodeSignals
 from agent.node_state.observations import (
@@ -21,7 +22,6 @@ from agent.node_state.observations import (
     JobAdmitted,
     JobForgotten,
     JobGrown,
-    MemorySampled,
     Observation,
     RankPrinted,
     RankReported,
@@ -31,26 +31,19 @@ from agent.node_state.observations import (
     WorkerSampled,
     WorkerSeen,
 )
-from agent.node_state.progress import CpuUse, Progress
-from agent.node_state.waits import Lateness
 from agent.wire.machine import GpuCondition, GpusReport, GpuWatchState, JobRank, MemoryReport
 from agent.wire.reports import (
     WIRE_VERSION,
     ControlReport,
-    ExitReport,
     NodeReport,
-    OutsideLook,
     ProcessState,
-    WorkerReport,
 )
-from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.node_state.gpu_sample import GpuSample
     from agent.wire.jobs import JobStatus
-    from agent.wire.signals import Reading
     from ddpcore.wire import RankReport
 
 
@@ -58,25 +51,6 @@ MUTE_S = 1.0
 """Age in seconds of a last report from which a rank is looked at from outside: a probe reports four times a second."""
 LONG_MEETING_S = 5.0
 """Seconds after which a rank that waits for the others is late: ranks that have all started find each other sooner."""
-SPEAKS_S = 5.0
-"""Age in seconds of a report from which its probe does not count as speaking."""
-
-
-class _Worker(msgspec.Struct):
-    """Facts of a rank's process."""
-
-    pid: int
-    process: ProcessState
-    process_since_s: float
-    seen_at_s: float
-    rss_bytes: int = 0
-    cpu_s: float = 0.0
-    cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
-    pss_bytes: int | None = None
-    memory: MemorySampled | None = None
-    exit: ExitReport | None = None
-    home: Home | None = None
-    """GPU that the rank was last at home on; kept after its end."""
 
 
 class OutsideWish(NamedTuple):
@@ -96,42 +70,12 @@ class OutsideWish(NamedTuple):
         return self.pid != self.rank_pid
 
 
-class _Looked(NamedTuple):
-    """What comes of samples of a rank over some time."""
-
-    memory: MemoryReport | None
-    signals: dict[str, Reading]
-
-
-class _Output(msgspec.Struct):
-    """What a rank has printed."""
-
-    printed_at_s: float
-    metrics: dict[str, float | None] = {}
-
-
-class _Job(msgspec.Struct):
-    """One attempt of a job, and its ranks."""
-
-    admitted: JobStatus
-    workers: dict[int, _Worker] = {}
-    reports: dict[int, tuple[RankReport, float]] = {}
-    """Last report by rank, with the time of its arrival."""
-    output: dict[int, _Output] = {}
-    outside: dict[int, tuple[SeenFromOutside, float]] = {}
-    """Last look from outside by rank, with its time."""
-    listeners: dict[int, str] = {}
-    """Listeners by port at which ranks wait in `init_process_group`."""
-    progress: Progress = msgspec.field(default_factory=Progress)
-    lateness: Lateness = msgspec.field(default_factory=Lateness)
-
-
 class NodeState:
     """State of this node; `apply` is the only way to change it."""
 
     def __init__(self, node: str, epoch: str, hostname: str, agent_pid: int, num_cpus: int) -> None:
         self._identity = (node, epoch, hostname, agent_pid, num_cpus)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._host = HostSampled(0.0, 0, 0, 0)
         self._gpus = GpusReport()
         self._gpus_at_s = 0.0
@@ -147,7 +91,7 @@ class NodeState:
     ) -> None:
         match observation:
             case JobAdmitted(job=job):
-                self._jobs[job.job_id] = _Job(job)
+                self._jobs[job.job_id] = Job(job)
                 self._forget(job.job_id)
             case JobGrown(job=job):
                 self._jobs[job.job_id].admitted = job
@@ -158,7 +102,7 @@ class NodeState:
                 self._on_report(report, now_s)
             case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
                 self._forget(job_id, [rank])
-                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s, now_s)
+                self._jobs[job_id].workers[rank] = Worker(pid, ProcessState.RUNNING, now_s, now_s)
             case WorkerSampled():
                 self._on_sample(observation, now_s)
             case WorkerEnded():
@@ -191,7 +135,7 @@ class NodeState:
         probe that reports, or one that runs ranks of its own, may be doing what it should.
         """
         job = self._jobs.get(job_id)
-        if job is None or not any(_hangs(job, rank, worker, now_s) for rank, worker in job.workers.items()):
+        if job is None or not any(hangs(job, rank, worker, now_s) for rank, worker in job.workers.items()):
             return 0.0
         return job.progress.stalled_s(now_s)
 
@@ -214,7 +158,7 @@ class NodeState:
         host = self._host
         self.has_news = False
         workers = [
-            _worker_report(job, rank, worker, self._looked_at(job, rank, worker, now_s), now_s)
+            worker_report(job, rank, worker, self._looked_at(job, rank, worker, now_s), now_s)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
         ]
@@ -341,11 +285,11 @@ class NodeState:
         self._growth.forget(job_id, ranks)
         self._signals.forget(job_id, ranks)
 
-    def _looked_at(self, job: _Job, rank: int, worker: _Worker, now_s: float) -> _Looked:
+    def _looked_at(self, job: Job, rank: int, worker: Worker, now_s: float) -> Looked:
         signals = {} if worker.exit else self._signals.of_rank(JobRank(job.admitted.job_id, rank), now_s)
-        return _Looked(self._memory_of(job, rank, worker), signals)
+        return Looked(self._memory_of(job, rank, worker), signals)
 
-    def _memory_of(self, job: _Job, rank: int, worker: _Worker) -> MemoryReport | None:
+    def _memory_of(self, job: Job, rank: int, worker: Worker) -> MemoryReport | None:
         """Return a rank's memory; of one that has ended, how it grew last."""
         growths = self._growth.of(job.admitted.job_id, rank)
         memory = worker.memory
@@ -357,7 +301,7 @@ class NodeState:
         job = self._jobs.get(printed.job_id)
         if job is None:
             return  # the last lines of a job that has been forgotten
-        output = job.output.setdefault(printed.rank, _Output(now_s))
+        output = job.output.setdefault(printed.rank, Output(now_s))
         output.printed_at_s = now_s
         output.metrics.update(printed.metrics)
         self._signals.note_lines(JobRank(printed.job_id, printed.rank), printed.num_lines)
@@ -377,7 +321,7 @@ class NodeState:
             facts = msgspec.structs.replace(worker.exit.facts, disk=found.disk)
             worker.exit = msgspec.structs.replace(worker.exit, facts=facts)
 
-    def _look_at_home(self, worker: _Worker) -> None:
+    def _look_at_home(self, worker: Worker) -> None:
         """Add to a bad end what happened to the rank's GPU, as far as the latest sample shows it."""
         end, ended_s = worker.exit, worker.process_since_s
         if end is None or end.code == 0 or worker.home is None or self._gpus_at_s > ended_s + AFTER_END_S:
@@ -392,7 +336,7 @@ class NodeState:
     def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
         """Find the rank behind each process that NVML knows, once a sample."""
         ranks = [
-            _rank_process(job, rank, worker)
+            rank_process(job, rank, worker)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
             if worker.exit is None
@@ -423,82 +367,6 @@ def _belongs(report: RankReport, job: JobStatus) -> bool:
         and report.rank in job.own_ranks
         and (job.is_adopted or report.local_rank == report.rank - job.first_rank)
     )
-
-
-def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
-    """Return whether a rank certainly hangs: by a signal, or in a collective by its fresh report."""
-    report, reported_at_s = job.reports.get(rank, (None, now_s))
-    if worker.exit is not None or (report is not None and Anomaly.OWN_RANKS in report.anomalies):
-        return False
-    if worker.process is ProcessState.FROZEN:
-        return True
-    is_fresh = now_s - reported_at_s < SPEAKS_S
-    return report is not None and is_fresh and any(group.is_waiting for group in report.groups)
-
-
-def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
-    report, _ = job.reports.get(rank, (None, 0.0))
-    return RankProcess(
-        whose=JobRank(job.admitted.job_id, rank),
-        local_rank=_local_rank(job, rank),
-        pid=worker.pid,
-        reported_pid=None if report is None else report.pid,
-        torch_bytes={} if report is None else {gpu.uuid: gpu.reserved_bytes for gpu in report.gpu_memory},
-    )
-
-
-def _local_rank(job: _Job, rank: int) -> int:
-    """Return the number of a rank on this node: where no agent has launched it, as it reports."""
-    if not job.admitted.is_adopted:
-        return rank - job.admitted.first_rank
-    report, _ = job.reports.get(rank, (None, 0.0))
-    return job.admitted.own_ranks.index(rank) if report is None else report.local_rank
-
-
-def _worker_report(job: _Job, rank: int, worker: _Worker, looked: _Looked, now_s: float) -> WorkerReport:
-    state_s = max(0.0, now_s - worker.process_since_s)
-    report, reported_at_s = job.reports.get(rank, (None, now_s))
-    output = job.output.get(rank) or _Output(worker.seen_at_s)
-    return WorkerReport(
-        job_id=job.admitted.job_id,
-        attempt=job.admitted.attempt,
-        rank=rank,
-        local_rank=_local_rank(job, rank),
-        pid=worker.pid,
-        process=worker.process,
-        process_s=state_s,
-        rss_bytes=worker.rss_bytes,
-        cpu_s=worker.cpu_s,
-        cpu_cores=0.0 if worker.exit else worker.cpu_use.cores,
-        seen_s=max(0.0, now_s - worker.seen_at_s),
-        quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
-        metrics=output.metrics,
-        pss_bytes=worker.pss_bytes,
-        exit=None if worker.exit is None else msgspec.structs.replace(worker.exit, age_s=state_s),
-        report=report,
-        report_age_s=max(0.0, now_s - reported_at_s),
-        lateness=job.lateness.of(rank),
-        memory=looked.memory,
-        signals=looked.signals,
-        outside=_outside_look(job, rank, now_s),
-        store_port_owner=_store_port_owner(job, report),
-    )
-
-
-def _store_port_owner(job: _Job, report: RankReport | None) -> str:
-    meeting = None if report is None else report.store_meeting
-    return "" if meeting is None else job.listeners.get(meeting.port, "")
-
-
-def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
-    """Return the last look from outside, while the reason for it holds."""
-    seen, seen_at_s = job.outside.get(rank, (None, 0.0))
-    report, _ = job.reports.get(rank, (None, 0.0))
-    if seen is None or report is None:
-        return None
-    is_mute = (seen.pid, seen.report_seq) == (report.pid, report.report_seq)
-    is_awaited = report.child_wait is not None and report.child_wait.pid == seen.pid
-    return OutsideLook(seen.pid, seen.place, max(0.0, now_s - seen_at_s)) if is_mute or is_awaited else None
 
 
 def _is_waiting(report: RankReport) -> bool:

@@ -27,6 +27,7 @@ TOPICS = (
     "settings",
     "keys",
     "security",
+    "faults",
     "exit-codes",
     "engine",
     "checkpoints",

@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from app.fleet.host_link import Access, HostLink
 from app.session.remote_session import RemoteSession
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.hosts import Host
+    from tests.support.poor_link import Quality
 
 HELD_S = (0.5, 12.0)
 GREEN_S = 90.0
@@ -58,10 +59,10 @@ class Fault(NamedTuple):
     ends_rank: bool = False
 
 
-def _link(**quality: float) -> Callable[[Nemesis, Host], None]:
+def _link(**quality: Unpack[Quality]) -> Callable[[Nemesis, Host], None]:
     def change(_: Nemesis, host: Host) -> None:
         assert host.link is not None
-        host.link.become(**quality)  # type: ignore[typeddict-item]
+        host.link.become(**quality)
 
     return change
 
@@ -141,6 +142,7 @@ class Nemesis:
     """
 
     watch: Watch
+    relay: RunningRelay
 
     def __init__(self, network: Network, relay: RunningRelay, seed: int) -> None:
         self.network = network

@@ -91,7 +91,8 @@ def shown_step(text: str) -> int:
 
 @pytest.mark.fault(row=31)
 async def test_a_reader_that_stood_still_takes_up_with_the_latest_report(network: Network) -> None:
-    may_go_on, came = threading.Event(), []
+    may_go_on = threading.Event()
+    came: list[tuple[str, int]] = []
 
     def take(node: str, merged: Merged, _way_s: float) -> None:
         may_go_on.wait(WAIT_S)

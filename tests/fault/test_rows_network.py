@@ -140,7 +140,7 @@ async def test_a_link_of_one_megabit_carries_reports_before_the_lines_of_ranks_t
         await watch.until(seen, 60, "it is watched for a while")
         slow_s = sorted(ages_s)[int(0.9 * len(ages_s))]
         watch.note(14, "age of nine in ten reports", slow_s)
-        assert slow_s < 2.0, "reports wait behind lines"
+        assert slow_s < 3.0, "reports wait behind lines"
         assert len(watch.printed) > num, "no line comes at all"
         mend(host)
         with watch.measure(14, "healed"):

@@ -38,7 +38,7 @@ ROWS = {
     11: Row("a link without carrier", "as after a silent cut", 10),
     12: Row("a link that carries nothing one way", "as after a silent cut, whichever way", 10),
     13: Row("5 % loss and 50 ms of jitter", "up; no flapping", 0),
-    14: Row("a link of 1 Mbit/s", "reports stay fresh; lines of ranks come later", 0),
+    14: Row("a link of 1 Mbit/s", "reports are 1 to 2 s old; lines of ranks come later", 0),
     15: Row("half of the hosts are cut off", "one line names them all", 10),
     16: Row("a host stands still as a whole", "lost; a new login is given up; green when it goes on", 10),
     17: Row("sshd no longer listens", "reports go on; a new login is refused", 2),

@@ -235,15 +235,16 @@ def _broken_step(text: str, states: dict[str, str]) -> list[str]:
 
 
 def broken_notices(notices: Sequence[str]) -> list[str]:
-    """Return what was said twice of a connection: that it is lost, or that it is back."""
+    """Return which hosts were said to be lost twice, without being back between (I6)."""
     broken: list[str] = []
-    is_lost: dict[str, bool] = {}
+    lost: set[str] = set()
     for notice in notices:
-        host, _, rest = notice.partition(": the connection is ")
-        if rest.startswith(("lost", "back")):
-            if is_lost.get(host, False) is rest.startswith("lost"):
-                broken.append(f"I6: twice: {notice}")
-            is_lost[host] = rest.startswith("lost")
+        found = re.match(r"(\S+): the (?:connection|agent) is (lost|back)", notice)
+        if found and found[2] == "back":
+            lost.discard(found[1])
+        elif found:
+            broken += [f"I6: twice: {notice}"] if found[1] in lost else []
+            lost.add(found[1])
     return broken
 
 

@@ -29,6 +29,7 @@ TOPICS = (
     "settings",
     "keys",
     "security",
+    "faults",
     "exit-codes",
     "engine",
     "checkpoints",

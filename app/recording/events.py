@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 MAX_EVENTS = 10_000
+MAX_CHANGES_KEPT = 64
 MAX_NODES_NAMED = 4
 """Limit of nodes named when several change alike at one moment."""
 
@@ -143,6 +144,9 @@ class EventLog:
         self._caused_s: dict[Hashable, float] = {}
         """Causes of slowness, and when each was last seen."""
         self._node_codes: NDArray[np.int8] | None = None
+        self._node_names: Sequence[str] = ()
+        self._node_changes: dict[Event, tuple[str, str, list[str]]] = {}
+        """States before and after, and names of the nodes, of the first events about nodes: the past comes soon."""
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
@@ -164,7 +168,7 @@ class EventLog:
             began_s: When this log began.
         """
         whole = EventLog()
-        own = [event for event in self._events if self._is_news(event, past)]
+        own = list(self._news_since(past))
         if len(past):
             sentence = "attached; what is above came from the nodes"
             own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence))
@@ -173,11 +177,23 @@ class EventLog:
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
         whole.now_s = whole._reached_back_s = self.now_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
+        whole._node_names = self._node_names
         whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
         whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
         whole._reported_before_s = since_s
         return whole
+
+    def _news_since(self, past: EventLog) -> Iterator[Event]:
+        """Yield the events that are not among those of before; of a node that could not be asked for its past, all."""
+        codes = past._node_codes
+        unasked = () if codes is None else {past._node_names[at] for at in np.flatnonzero(codes == CONNECTING).tolist()}
+        for event in self._events:
+            before, state, names = self._node_changes.get(event, ("", "", []))
+            if self._is_news(event, past):
+                yield event
+            elif left := [name for name in names if name in unasked]:
+                yield msgspec.structs.replace(event, text=clean(_node_text(before, state, left), LINE_LIMIT))
 
     def _is_news(self, event: Event, past: EventLog) -> bool:
         """Return whether an event is not among those of before, nor only the state at the start of this log."""
@@ -210,14 +226,16 @@ class EventLog:
         kind: EventKind = EventKind.DONE,
         severity: Severity = Severity.OK,
         ranks: Sequence[int] = (),
-    ) -> None:
-        """Add an action, as a sentence, or another event."""
+    ) -> Event:
+        """Add an action, as a sentence, or another event; return it."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
         is_late = bool(self._events) and now_s < self._events[-1].at_s
-        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks)))
+        event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks))
+        self._events.append(event)
         if is_late:
             self._events = deque(sorted(self._events, key=lambda event: event.at_s), maxlen=MAX_EVENTS)
+        return event
 
     def observe(self, view: View) -> None:
         """Compare a view with the last one, and keep what is new."""
@@ -239,15 +257,15 @@ class EventLog:
         if known is None:
             known = np.full(len(self._node_codes), CONNECTING, np.int8)
         changed: dict[tuple[str, str], list[str]] = {}
-        names = view.node_names
+        self._node_names = names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
             changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
-            more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
-            who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
-            text = f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
-            self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+            text = _node_text(before, state, names)
+            event = self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+            if len(self._node_changes) < MAX_CHANGES_KEPT:
+                self._node_changes[event] = (before, state, names)
 
     def _watch_job(self, job: JobRow, ended_s: float) -> None:
         """Compare a job with what was known of it; one that had ended before it was seen did so `ended_s` ago."""
@@ -308,6 +326,13 @@ class EventLog:
                 if is_news:
                     at_s = self.now_s - (because.since_s or 0.0)
                     self.add_event(because.event, at_s, EventKind.CAUSE, Severity.WARNING, because.ranks)
+
+
+def _node_text(before: str, state: str, names: Sequence[str]) -> str:
+    """Return `nodes h1, h2: up, now stale`."""
+    more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
+    who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
+    return f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
 
 
 def _is_same(event: Event, other: Event) -> bool:

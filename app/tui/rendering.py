@@ -22,7 +22,7 @@ import time
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.color import ColorSystem
 from rich.style import Style
@@ -227,6 +227,32 @@ LAST_ANSWER_S = 0.5
 LAST_ANSWER_LOOK_S = 0.01
 
 
+class LastingFile:
+    """A terminal's file that takes whatever is written once the terminal is gone.
+
+    An error would end the thread that writes, and the console would wait for room in its queue for ever.
+    Source: textual.drivers._writer_thread.WriterThread.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+
 class PacedDriver(Driver):
     """Mixin for a terminal's driver: counts written bytes, asks questions, and takes the answers."""
 
@@ -234,6 +260,8 @@ class PacedDriver(Driver):
         self.num_bytes = 0
         self._open_tags: set[int] = set()
         super().__init__(*args, **kwargs)
+        if (file := vars(self).get("_file")) is not None:  # of a terminal
+            self._file = LastingFile(file)
 
     def write(self, data: str) -> None:
         self.num_bytes += len(data)

@@ -38,6 +38,7 @@ def train(directory: str, every: str) -> None:
             Path(f"training-{engine.placement.rank}").touch()
 
 
+@pytest.mark.fault(row=4)
 @pytest.mark.timeout(120 + 20 * NUM_KILLS)
 @pytest.mark.parametrize("num_kills", [2, pytest.param(NUM_KILLS, marks=pytest.mark.chaos)])
 def test_a_rank_that_is_killed_at_any_moment_is_named_by_all_others(tmp_path: Path, num_kills: int) -> None:

@@ -128,6 +128,7 @@ def test_rankdeck_alone_in_the_directory_of_a_cluster_opens_its_console_and_prog
     subprocess.run(down, env=house.environment, capture_output=True, check=True)
 
 
+@pytest.mark.fault(row=31)
 @pytest.mark.slow
 def test_ctrl_z_goes_to_the_shell_and_fg_paints_everything_anew(house: DemoHouse) -> None:
     shell = ["env", "PS1=> ", "bash", "--norc", "-i"]
@@ -152,6 +153,7 @@ def test_ctrl_z_goes_to_the_shell_and_fg_paints_everything_anew(house: DemoHouse
     end_terminals(house.directory)
 
 
+@pytest.mark.fault(row=32)
 @pytest.mark.slow
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv(), 80, 24)

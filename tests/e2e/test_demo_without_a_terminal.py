@@ -54,6 +54,7 @@ def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHou
     house.assert_nothing_is_left()
 
 
+@pytest.mark.fault(row=5)
 def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: DemoHouse) -> None:
     done = house.run("--json", "--ranks", "2", "--fault", "freeze:1@10")
 
@@ -98,6 +99,7 @@ def test_evidence_of_a_frozen_rank_is_kept_where_it_is_wanted_and_shows_it_again
     house.assert_nothing_is_left()
 
 
+@pytest.mark.fault(row=4)
 @pytest.mark.slow
 def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_not(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "kill:1@10")

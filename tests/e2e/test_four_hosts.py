@@ -183,6 +183,7 @@ def leave(follower: subprocess.Popen[str]) -> None:
     )
 
 
+@pytest.mark.fault(row=[1, 5, 10, 18])
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(1200)

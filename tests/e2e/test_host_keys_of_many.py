@@ -48,6 +48,7 @@ def states(desk: Desk) -> dict[str, str]:
     return {row["node"]: row["state"] for row in desk.json("status", codes=(0, 10))["nodes"]}
 
 
+@pytest.mark.fault(row=19)
 @pytest.mark.slow
 def test_a_host_with_a_wrong_key_is_left_out_of_everything_with_the_reason(desk: Desk, network: Network) -> None:
     right = network.known_hosts.read_text()
@@ -77,6 +78,7 @@ def test_a_host_with_a_wrong_key_is_left_out_of_everything_with_the_reason(desk:
     desk.json("down")
 
 
+@pytest.mark.fault(row=19)
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed")

@@ -30,6 +30,7 @@ def project(network: Network) -> Path:
     return project
 
 
+@pytest.mark.fault(row=24)
 @pytest.mark.slow
 def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     desk: Desk, network: Network, project: Path

@@ -41,6 +41,7 @@ def spec_of(workdir: Path, node_rank: int = 0) -> JobSpec:
     )
 
 
+@pytest.mark.fault(row=25)
 @pytest.mark.ranks
 def test_a_commit_that_was_given_up_is_refused_after_a_thaw_and_may_be_asked_for_anew(
     agents: list[RunningAgent], tmp_path: Path
@@ -85,6 +86,7 @@ class FreezingChannel(StreamChannel):
         return await super().request(command)
 
 
+@pytest.mark.fault(row=25)
 async def test_a_host_that_was_frozen_while_its_commit_waited_does_not_begin_alone(
     agents: list[RunningAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def has_ended(report: NodeReport) -> bool:
     return report.jobs[0].state in ENDED_STATES
 
 
+@pytest.mark.fault(row=28)
 def test_an_agent_that_finds_no_room_at_its_start_says_in_one_line_where(disk: SmallDisk) -> None:
     disk.fill()
     argv = [sys.executable, "-P", "-m", "agent", "serve", "--dir", str(disk.directory), "--node", "here"]
@@ -104,6 +105,7 @@ def test_an_agent_that_finds_no_room_at_its_start_says_in_one_line_where(disk: S
     assert "No space left on device" in line
 
 
+@pytest.mark.fault(row=28)
 def test_what_a_full_disk_does_not_take_is_refused_until_there_is_room(disk: SmallDisk, spec: JobSpec) -> None:
     with RunningAgent(directory=disk.directory) as agent:
         disk.fill()
@@ -129,6 +131,7 @@ def test_what_a_full_disk_does_not_take_is_refused_until_there_is_room(disk: Sma
         until(past, END_S, "the past is kept again")
 
 
+@pytest.mark.fault(row=28)
 @pytest.mark.ranks
 def test_a_job_on_a_full_disk_is_taken_up_by_the_next_agent_which_stops_it(disk: SmallDisk, spec: JobSpec) -> None:
     with RunningAgent(directory=disk.directory) as first:
@@ -161,6 +164,7 @@ STEP = 20
 """Connections at a time: fewer than the agent keeps free."""
 
 
+@pytest.mark.fault(row=34)
 def test_an_agent_with_few_descriptors_lets_no_more_consoles_in_and_goes_on() -> None:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {LIMIT}))"
     held: list[socket.socket] = []
@@ -195,6 +199,7 @@ def test_an_agent_with_few_descriptors_lets_no_more_consoles_in_and_goes_on() ->
         ]
 
 
+@pytest.mark.fault(row=34)
 @pytest.mark.ranks
 def test_a_job_has_the_limit_of_descriptors_that_the_agent_had(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
@@ -205,6 +210,7 @@ def test_a_job_has_the_limit_of_descriptors_that_the_agent_had(tmp_path: Path) -
         assert (agent.directory / "jobs" / "train" / "0" / "rank-0.stdout.log").read_text() == "200\n"
 
 
+@pytest.mark.fault(row=33)
 @pytest.mark.parametrize("step_s", [-3600, 3600])
 def test_a_clock_that_is_set_changes_no_duration(tmp_path: Path, spec: JobSpec, step_s: int) -> None:
     step = tmp_path / "step"
@@ -259,6 +265,7 @@ for name in ("write", "pwrite", "ftruncate", "fsync", "mkdir", "replace", "renam
 """
 
 
+@pytest.mark.fault(row=28)
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(900)

@@ -125,6 +125,7 @@ def write_another_start(node: Node, pid: int) -> None:
     (node.job_dir / "run.json").write_bytes(msgspec.json.encode({**node.record(), "shim_started_ticks": 1}))
 
 
+@pytest.mark.fault(row=[29, 35])
 @pytest.mark.parametrize("spoil", [write_foreign, write_garbage, write_another_start])
 def test_a_record_that_does_not_fit_its_shim_is_set_aside_and_the_shim_itself_is_stopped(
     node: Node, stranger: subprocess.Popen[bytes], spoil: Any
@@ -145,6 +146,7 @@ def test_a_record_that_does_not_fit_its_shim_is_set_aside_and_the_shim_itself_is
     assert stranger.poll() is None, "a foreign process was killed"
 
 
+@pytest.mark.fault(row=35)
 def test_a_foreign_process_is_not_signalled_either_where_the_shim_is_gone(
     node: Node, stranger: subprocess.Popen[bytes]
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_foreign_process_is_not_signalled_either_where_the_shim_is_gone(
 UNWATCHED = "(its shim) was killed: training goes on, stop and restart work"
 
 
+@pytest.mark.fault(row=[3, 27])
 def test_a_killed_shim_ends_no_training_and_a_stop_ends_the_whole_tree(node: Node) -> None:
     node.start("stubborn")
     before = node.processes()
@@ -183,6 +186,7 @@ def test_a_killed_shim_ends_no_training_and_a_stop_ends_the_whole_tree(node: Nod
     until(lambda: not node.processes(), END_S, "nothing of the job is left")
 
 
+@pytest.mark.fault(row=3)
 @pytest.mark.parametrize("has_next_agent", [False, True])
 def test_a_job_without_a_shim_is_taken_up_and_ends_by_itself(node: Node, *, has_next_agent: bool) -> None:
     node.start()
@@ -205,6 +209,7 @@ def test_a_job_without_a_shim_is_taken_up_and_ends_by_itself(node: Node, *, has_
     until(lambda: not node.processes(), END_S, "nothing of the job is left")
 
 
+@pytest.mark.fault(row=3)
 def test_the_death_of_a_launcher_without_a_shim_ends_the_rest(node: Node) -> None:
     node.start()
     record = node.record()

@@ -67,6 +67,7 @@ def test_a_stopped_job_whose_host_was_away_has_not_failed(desk: Desk) -> None:
     assert "failed" not in str(kept)
 
 
+@pytest.mark.fault(row=26)
 def test_the_second_of_two_consoles_is_told_what_runs_and_asked(desk: Desk) -> None:
     for host in desk.network.hosts.values():
         (host.home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")

@@ -73,6 +73,7 @@ def trouble(session: RemoteSession, host: str) -> str:
     return next(row.trouble for row in session.view().nodes() if row.node == host)
 
 
+@pytest.mark.fault(row=20)
 async def test_a_revoked_key_is_tried_once_and_again_when_the_user_asks(network: Network) -> None:
     keys = network["h1"].directory / "authorized_keys"
     text = keys.read_text()
@@ -99,6 +100,7 @@ async def test_a_revoked_key_is_tried_once_and_again_when_the_user_asks(network:
         assert num_refused(network["h1"]) == 2
 
 
+@pytest.mark.fault(row=20)
 async def test_a_jump_host_that_refuses_us_is_tried_once_for_all_behind_it(network: Network) -> None:
     network.configure("Host h2 h3\n  ProxyJump h1")
     keys = network["h1"].directory / "authorized_keys"

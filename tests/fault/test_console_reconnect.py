@@ -76,6 +76,7 @@ async def console(network: Network) -> AsyncIterator[Console]:
             await session.close()
 
 
+@pytest.mark.fault(row=21)
 async def test_a_host_that_forwards_no_longer_is_heard_through_a_proxy_after_a_reconnect(network: Network) -> None:
     async with console(network) as at:
         for forwards in (False, True, False):
@@ -86,6 +87,7 @@ async def test_a_host_that_forwards_no_longer_is_heard_through_a_proxy_after_a_r
             assert ("forwards no sockets" in "".join(at.said)) is not forwards
 
 
+@pytest.mark.fault(row=21)
 @pytest.mark.parametrize("forwards", [True, False])
 async def test_reports_that_do_not_come_though_the_agent_answers_have_a_reason(
     network: Network, forwards: bool

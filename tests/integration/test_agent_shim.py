@@ -197,6 +197,7 @@ def test_a_termination_is_passed_on_and_then_enforced(start: Callable[..., ShimP
     assert [pid for pid in tree if is_alive(pid)] == []
 
 
+@pytest.mark.fault(row=27)
 def test_a_launcher_that_ignores_termination_is_killed_after_the_grace_period(
     start: Callable[..., ShimProcess], tmp_path: Path
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_frozen_tree_is_continued_to_be_stopped(start: Callable[..., ShimProce
     assert shim.exit_code() == -signal.SIGTERM
 
 
+@pytest.mark.fault(row=27)
 def test_a_tree_that_forks_without_end_is_ended(start: Callable[..., ShimProcess], tmp_path: Path) -> None:
     program = """
         import os, time

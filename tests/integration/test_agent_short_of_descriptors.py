@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+import pytest
+
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.waiting import until
 
@@ -13,6 +15,7 @@ ACCEPT_FAILED = "socket.accept() out of system resource\n"
 """asyncio's own line, where somebody connects at that moment."""
 
 
+@pytest.mark.fault(row=34)
 def test_an_agent_without_a_descriptor_to_spare_says_so_once_and_goes_on() -> None:
     with RunningAgent() as agent:
         pid = agent.process.pid

@@ -169,6 +169,7 @@ def state_is(*states: JobState) -> Callable[[NodeReport], bool]:
 has_ended = state_is(*ENDED_STATES)
 
 
+@pytest.mark.fault(row=1)
 def test_a_killed_agent_leaves_training_untouched_and_the_next_one_takes_it_up(house: House) -> None:
     first = house.agent()
     before = started(first, house.spec())
@@ -186,6 +187,7 @@ def test_a_killed_agent_leaves_training_untouched_and_the_next_one_takes_it_up(h
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
+@pytest.mark.fault(row=6)
 @pytest.mark.parametrize(
     ("good_attempt", "state", "code"),
     [pytest.param(0, JobState.SUCCEEDED, 0, marks=pytest.mark.slow), (1, JobState.FAILED, 1)],
@@ -269,6 +271,7 @@ def test_a_job_whose_shim_and_launcher_are_killed_without_an_agent_is_lost_and_n
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
+@pytest.mark.fault(row=8)
 @pytest.mark.parametrize(
     ("is_recorded", "state", "code", "detail"),
     [
@@ -362,6 +365,7 @@ def test_two_jobs_on_one_node_end_apart(house: House) -> None:
     agent.wait_until(lambda report: report.jobs[1].state is JobState.FAILED, END_S, "the other one has failed")
 
 
+@pytest.mark.fault(row=26)
 def test_an_older_generation_is_refused_also_by_the_next_agent(house: House) -> None:
     first = house.agent()
     assert isinstance(first.ask(Claim(4, "ann@laptop")), Accepted)
@@ -395,6 +399,7 @@ def test_a_shim_that_has_not_said_yet_who_it_is_is_waited_for_and_not_killed(hou
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
 
+@pytest.mark.fault(row=29)
 @pytest.mark.slow
 def test_a_job_whose_record_is_damaged_runs_on(house: House) -> None:
     first = house.agent()
@@ -458,6 +463,7 @@ def test_records_of_a_newer_agent_are_refused_and_left_alone(house: House) -> No
     assert path.read_text() == '{"record_version": 99}'
 
 
+@pytest.mark.fault(row=29)
 def test_a_damaged_record_is_set_aside_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train" / "job.json"
     path.parent.mkdir()

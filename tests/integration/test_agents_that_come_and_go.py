@@ -83,6 +83,7 @@ async def test_a_program_is_started_once_the_first_host_is_there(network: Networ
         await session.close()
 
 
+@pytest.mark.fault(row=1)
 async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_one_is_found(
     network: Network, stack: ExitStack
 ) -> None:
@@ -123,6 +124,7 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
         await session.close()
 
 
+@pytest.mark.fault(row=2)
 async def test_an_agent_whose_process_is_stopped_is_told_as_that_and_is_back_once_it_goes_on(
     network: Network, stack: ExitStack
 ) -> None:

@@ -72,6 +72,7 @@ async def job_states(channels: Mapping[str, CommandChannel]) -> dict[str, list[J
     return states
 
 
+@pytest.mark.fault(row=24)
 async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents) -> None:
     channels = roads_to(agents)
     fleet = Fleet(channels)
@@ -134,6 +135,7 @@ class CutLink:
                 one.close()
 
 
+@pytest.mark.fault(row=25)
 @pytest.mark.ranks
 async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time_and_accounted_for(
     agents: PrivateAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,6 +186,7 @@ class LosingRoad:
         await self._road.close()
 
 
+@pytest.mark.fault(row=25)
 @pytest.mark.parametrize("lost", [AgentUnreachableError("n1", "no reply"), asyncio.CancelledError()], ids=repr)
 async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAgents, lost: BaseException) -> None:
     channels = roads_to(agents)
@@ -197,6 +200,7 @@ async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAge
     await fleet.close()
 
 
+@pytest.mark.fault(row=23)
 async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(agents: PrivateAgents) -> None:
     channels = roads_to(agents)
     specs = specs_of(agents.directories)

@@ -53,6 +53,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@pytest.mark.fault(row=28)
 def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     spec = make_local_spec(tmp_path, grace_s=2.0)

@@ -131,6 +131,7 @@ async def told(session: RemoteSession, words: str) -> str:
     return next(notice for notice in heard if words in notice)
 
 
+@pytest.mark.fault(row=18)
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(network: Network, link: HostLink) -> None:
     place = link.bring_up()
@@ -196,6 +197,7 @@ async def test_a_host_whose_agent_begins_after_its_ssh_is_not_taken_for_one_that
     await session.close()
 
 
+@pytest.mark.fault(row=10)
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
     session = RemoteSession(these(link))
@@ -221,6 +223,7 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
     await session.close()
 
 
+@pytest.mark.fault(row=19)
 async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(network: Network, link: HostLink) -> None:
     link.bring_up()
     session = RemoteSession(these(link))

@@ -246,6 +246,7 @@ def test_a_relay_that_is_owned_ends_with_its_pipe_and_by_no_signal_that_slurm_se
     assert {path.name for path in place.iterdir()} == {"relay.lock"}
 
 
+@pytest.mark.fault(row=1)
 def test_an_agent_that_is_killed_is_missed_and_its_successor_is_let_in_at_once(relay: RunningRelay) -> None:
     with agent_of(relay, "a") as first, MergedReader(relay.directory) as console:
         until(lambda: console.here == {"a"}, 20, "it is there")
@@ -257,6 +258,7 @@ def test_an_agent_that_is_killed_is_missed_and_its_successor_is_let_in_at_once(r
             until(lambda: console.here == {"a"}, 20, "it is there again")
 
 
+@pytest.mark.fault(row=2)
 def test_an_agent_that_stands_still_is_missed_in_time_and_comes_back_by_itself(relay: RunningRelay) -> None:
     with agent_of(relay, "a") as agent, MergedReader(relay.directory) as console:
         until(lambda: console.here == {"a"}, 20, "it is there")
@@ -326,6 +328,7 @@ def test_who_has_another_key_is_not_heard(relay: RunningRelay) -> None:
     assert relay.roster()["nodes"] == []
 
 
+@pytest.mark.fault(row=30)
 def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on(relay: RunningRelay) -> None:
     with agent_of(relay, "a"), Impostor(relay) as node, MergedReader(relay.directory) as console:
         until(lambda: "a" in console.newest, 20, "it has reported")
@@ -384,6 +387,7 @@ def test_a_node_that_begins_to_talk_nonsense_of_itself_stays_what_it_was_and_is_
     assert not (relay.directory / "nodes" / "x" / CONTROL_SOCKET).exists()
 
 
+@pytest.mark.fault(row=30)
 def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay: RunningRelay) -> None:
     with agent_of(relay, "a"), Impostor(relay) as node:
         node.say(hello())
@@ -393,6 +397,7 @@ def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay:
         until(lambda: [one["is_here"] for one in relay.roster()["nodes"]] == [True, False], GONE_S, "it is gone")
 
 
+@pytest.mark.fault(row=30)
 def test_a_message_of_many_parts_costs_its_sender_the_connection_before_it_costs_the_machine_its_memory(
     relay: RunningRelay,
 ) -> None:
@@ -439,6 +444,7 @@ def test_a_node_says_nothing_of_any_use_with_a_name_that_leads_elsewhere(relay: 
     assert list((relay.directory / "nodes").iterdir()) == []
 
 
+@pytest.mark.fault(row=31)
 def test_a_slow_console_costs_the_others_nothing_and_gets_the_latest(relay: RunningRelay) -> None:
     deaf, slow = MergedReader(relay.directory, pause_s=100.0), MergedReader(relay.directory, pause_s=2.0)
     with agent_of(relay, "a"), deaf, slow, MergedReader(relay.directory) as console:

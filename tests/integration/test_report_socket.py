@@ -327,6 +327,7 @@ def test_a_frame_that_a_request_has_overtaken_is_dated_by_its_own_request(path: 
     assert reader.ages_s[0] >= 0.5 > reader.ages_s[1]
 
 
+@pytest.mark.fault(row=30)
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -349,6 +350,7 @@ def test_nonsense_is_told_and_the_next_frame_is_asked_for(path: Path, nonsense: 
         until(lambda: reader.frames == [b"sense"], WAIT_S, "it reads on")
 
 
+@pytest.mark.fault(row=30)
 def test_one_that_floods_a_console_holds_up_nobody(tmp_path: Path) -> None:
     frames: list[str] = []
     paths = {name: tmp_path / f"{name}.sock" for name in ("flood", "quiet")}

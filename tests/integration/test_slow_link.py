@@ -86,6 +86,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield network
 
 
+@pytest.mark.fault(row=14)
 @pytest.mark.parametrize(
     "network", [(), pytest.param(("AllowStreamLocalForwarding no",), marks=pytest.mark.slow)], indirect=True
 )

@@ -198,6 +198,7 @@ def test_a_host_certificate_authority_is_said_not_to_be_enough(network: Network)
     assert "certificates are not supported" in caught.value.hint
 
 
+@pytest.mark.fault(row=17)
 def test_a_closed_port_refuses_at_once(network: Network) -> None:
     network["h1"].stop_sshd()
 
@@ -217,6 +218,7 @@ def test_a_black_hole_is_given_up_in_time(network: Network) -> None:
     assert time.monotonic() - began_s < GIVEN_UP_S
 
 
+@pytest.mark.fault(row=16)
 def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def test_hosts_behind_the_same_jump_host_share_one_login_there(network: Network)
     assert network["bastion"].num_logins() == 2, "it had ended with the last that needed it"
 
 
+@pytest.mark.fault(row=22)
 def test_a_jump_host_that_was_lost_is_gone_to_again(network: Network) -> None:
     network.configure("Host h1 h2\n  ProxyJump bastion")
     logins = Logins()
@@ -251,6 +252,7 @@ def test_jump_hosts_that_lead_to_each_other_are_an_error_of_one_line(network: Ne
         connect("h1", str(network.ssh_config))
 
 
+@pytest.mark.fault(row=22)
 def test_dead_hosts_are_noticed_within_ten_seconds_whatever_lies_between(network: Network) -> None:
     """Cut off, cut off behind a jump host that lives, and with an sshd that stands still while its kernel answers."""
     network.configure(f"Host behind\n  HostName {network['h2'].address}\n  ProxyJump bastion")

@@ -75,6 +75,7 @@ def received_after(publishers: Publishers, telemetry: Telemetry, name: str, fram
     return until(send_and_drain, 5, "a report arrives")
 
 
+@pytest.mark.fault(row=30)
 def test_a_report_is_its_socket_s_whatever_name_it_carries(publishers: Publishers, telemetry: Telemetry) -> None:
     (received,) = received_after(publishers, telemetry, "b", encode_node_report(node_report(1)))
 
@@ -95,6 +96,7 @@ def test_only_the_newest_report_of_a_node_is_kept(publishers: Publishers, teleme
     until(newest_of_a_drain, 5, "the newest arrives")
 
 
+@pytest.mark.fault(row=30)
 def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publishers, telemetry: Telemetry) -> None:
     def babble() -> int:
         publishers.send("a", b"\xc1\xff")
@@ -106,6 +108,7 @@ def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publish
     received_after(publishers, telemetry, "a", encode_node_report(node_report(1)))
 
 
+@pytest.mark.fault(row=30)
 def test_an_oversize_frame_does_not_reach_the_console(publishers: Publishers, telemetry: Telemetry) -> None:
     publishers.send("a", b"x" * (MAX_NODE_REPORT_BYTES + 1))
 

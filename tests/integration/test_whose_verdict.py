@@ -137,6 +137,7 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
         assert "there is no job secund on localhost; those there: first, second; the nearest is second" in said
 
 
+@pytest.mark.fault(row=23)
 @pytest.mark.slow
 def test_what_a_killed_console_has_left_prepared_hides_no_job_that_runs(desk: Desk, tmp_path: Path) -> None:
     desk.agent_dir.parent.mkdir(parents=True)

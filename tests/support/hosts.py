@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import uuid
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 import pytest
 
+from tests.support.poor_link import PoorLink
 from tests.support.ranks import descendants, still_runs
 from tests.support.waiting import until
 
@@ -47,6 +49,7 @@ mount --bind "$RD_DIR/shadow" /etc/shadow
 mount --bind "$RD_DIR/etc_hosts" /etc/hosts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
+mount --bind "$RD_DIR/boot_id" /proc/sys/kernel/random/boot_id
 mkdir -p /run/sshd
 cd /
 set +e
@@ -114,18 +117,30 @@ class Host:
         self._network = network
         self._netns = f"{network.name}-{name}"
         self._port = f"{network.name}{number}"
+        self._number = number
+        self.link: PoorLink | None = None
+        """Of a network with poor links."""
         self._sshd_options = tuple(sshd_options)
         self._unshare: subprocess.Popen[bytes] | None = None
         self._init: psutil.Process | None = None
 
     def boot(self) -> None:
-        self.home.mkdir(mode=0o700, parents=True)
-        self._write_files()
+        """Start it, for the first time or after `cut_power`: then with what is on its disk."""
+        if not self.home.exists():
+            self.home.mkdir(mode=0o700, parents=True)
+            self._write_files()
+        (self.directory / "sshd.pid").unlink(missing_ok=True)
+        (self.directory / "boot_id").write_text(f"{uuid.uuid4()}\n")
         switch = self._network.switch
         _ip("netns", "add", self._netns)
-        _ip("-n", switch, "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._netns)
+        if self._network.has_poor_links:
+            self.link = PoorLink(switch, self._port, self._netns, self.directory)
+        else:
+            _ip("-n", switch, "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._netns)
         _ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
         _ip("-n", self._netns, "link", "set", "lo", "up")
+        # The same after a boot: with another one it would not be found until the others forget the old one.
+        _ip("-n", self._netns, "link", "set", "eth0", "address", f"02:83:00:00:00:{self._number:02x}")
         _ip("-n", self._netns, "addr", "add", f"{self.address}/24", "dev", "eth0")
         _ip("-n", self._netns, "link", "set", "eth0", "up")
         with (self.directory / "boot.log").open("wb") as log:
@@ -230,6 +245,10 @@ class Host:
     def restart_sshd(self) -> None:
         """End the listener and start another."""
         self.stop_sshd()
+        self.start_sshd()
+
+    def start_sshd(self) -> None:
+        """Start a listener where none is."""
         self.exec(SSHD, "-f", str(self.directory / "sshd_config"), "-E", str(self.directory / "sshd.log"))
         until(self._sshd_pid, BOOT_S, "sshd listens again")
 
@@ -257,6 +276,40 @@ class Host:
         """Undo `pull_cable`."""
         _ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")
 
+    @property
+    def is_on(self) -> bool:
+        """False after `cut_power`."""
+        return self._init is not None
+
+    def take_link_down(self) -> None:
+        """Do what a pulled cable or a dead switch does: the host sees that there is no carrier."""
+        _ip("-n", self._network.switch, "link", "set", self._port, "down")
+
+    def bring_link_up(self) -> None:
+        """Undo `take_link_down`."""
+        _ip("-n", self._network.switch, "link", "set", self._port, "up")
+
+    def freeze(self) -> None:
+        """Let every process stand still; the kernel goes on answering for them."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._init
+        # Twice: what was forked during the first look.
+        for _ in range(2):
+            for process in [self._init, *descendants(self._init.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    def cut_power(self) -> None:
+        """End the host as a power cut does: nobody gets a last word. `boot` starts it again."""
+        self.pull_cable()
+        self.end()
+
     def end(self) -> None:
         """Kill the host whole, and take away its network."""
         if self._init:
@@ -267,6 +320,9 @@ class Host:
                 self._unshare.wait(END_S)
             self._unshare.kill()
             self._unshare.wait()
+        self._init = self._unshare = None
+        if self.link is not None:
+            self.link.close()
         _try("ip", "-n", self._network.switch, "link", "del", self._port)
         _try("ip", "netns", "del", self._netns)
 
@@ -293,7 +349,9 @@ class Network:
         known_hosts: The console's; holds the keys of all hosts.
     """
 
-    def __init__(self, *names: str, sshd_options: Sequence[str] = ()) -> None:
+    def __init__(self, *names: str, sshd_options: Sequence[str] = (), has_poor_links: bool = False) -> None:
+        """`has_poor_links`: what the links of the hosts carry can be delayed, lost and throttled (`Host.link`)."""
+        self.has_poor_links = has_poor_links
         self.name = f"rd{os.getpid()}"
         self.switch = f"{self.name}-switch"
         self.directory = Path(tempfile.mkdtemp(prefix="rdh-", dir="/tmp"))

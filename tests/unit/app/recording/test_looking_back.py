@@ -106,6 +106,25 @@ def test_how_things_stood_at_the_attach_is_not_told_again() -> None:
     assert moments == sorted(moments)
 
 
+def test_what_was_seen_of_a_node_that_could_not_be_asked_for_its_past_stays_and_is_of_that_node_alone() -> None:
+    sim = SimCluster()
+    sim.run(20)
+    attached_s = sim.now_s
+    sim.run(8)
+    live, past = seen(sim, attached_s, sim.now_s), ReplayModel([node.name for node in sim.nodes], Thresholds())
+    for at_s, node, frame in sim.heard:
+        if node == "demo-0":
+            past.receive(node, decode_frame(frame), at_s)
+            past.look(at_s)
+    assert [event.text for event in live.events.latest_first()][-1] == "nodes demo-0, demo-1: up"
+
+    whole = live.events.reaching_back(past.events, attached_s)
+
+    told = [event for event in whole.latest_first() if event.kind is EventKind.NODE][::-1]
+    assert [event.text for event in told] == ["node demo-0: up", "node demo-1: up"]
+    assert told[0].at_s < attached_s <= told[1].at_s
+
+
 def test_a_verdict_that_stands_at_the_attach_keeps_its_begin_and_ends_once() -> None:
     sim = SimCluster()
     sim.run(20)

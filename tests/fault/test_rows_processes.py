@@ -1,0 +1,107 @@
+"""Agents, shims and ranks that are killed or stopped under a console: rows 1 to 6 of the fault matrix."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire.jobs import JobState
+from tests.support.hosts import Network, require_hosts
+from tests.support.watch import SSHD, watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(300)
+
+TOLD_S = 30.0
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    require_hosts()
+    with Network("h1", "h2", sshd_options=SSHD) as network:
+        yield network
+
+
+@pytest.mark.fault(row=[1, 6])
+async def test_a_killed_agent_is_told_of_its_job_goes_on_to_its_end_and_the_next_one_knows_how_it_ended(
+    network: Network,
+) -> None:
+    async with watched(network) as watch:
+        link = watch.links["h2"]
+        assert link.place is not None
+        with watch.measure(1, "told"):
+            await watch.do(network["h2"].exec, "kill", "-9", str(link.place.pid))
+            await watch.until(lambda: "no agent" in watch.trouble("h2"), TOLD_S, "it is told")
+        assert link.is_alive
+        assert watch.state("h1") == "up"
+        await watch.do(link.bring_up)
+        with watch.measure(1, "healed"):
+            await watch.until_green()
+        assert watch.session.view().job().state == "running"  # type: ignore[union-attr]
+
+        await watch.do(network["h2"].exec, "kill", "-9", str(link.place.pid))
+        watch.lost_ranks = {0, 1}
+        watch.job.end_well()
+        await watch.until(lambda: "no agent" in watch.trouble("h2"), TOLD_S, "it is told")
+        await watch.do(link.bring_up)
+        with watch.measure(6, "how it ended"):
+            await watch.until(lambda: watch.job_state() == "succeeded", TOLD_S, "how it ended is known")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=2)
+async def test_a_stopped_agent_is_stale_then_lost_and_back_without_another_login(network: Network) -> None:
+    host = network["h2"]
+    async with watched(network) as watch:
+        link = watch.links["h2"]
+        assert link.place is not None
+        num_logins = host.num_logins()
+        with watch.measure(2, "stale"):
+            await watch.do(host.exec, "kill", "-STOP", str(link.place.pid))
+            await watch.until(lambda: watch.state("h2") == "stale", TOLD_S, "it is stale")
+        await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
+        with watch.measure(2, "named as frozen, after it was lost"):
+            await watch.until(lambda: "is frozen" in watch.trouble("h2"), TOLD_S, "it is named")
+        await watch.do(host.exec, "kill", "-CONT", str(link.place.pid))
+        with watch.measure(2, "healed"):
+            await watch.until_green()
+        assert host.num_logins() == num_logins
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=3)
+async def test_a_killed_shim_is_told_of_training_goes_on_and_stop_ends_it(network: Network) -> None:
+    async with watched(network) as watch:
+        (shim,) = [
+            one.process
+            for one in await watch.do(watch.job.processes, [network["h2"]])
+            if one.rank is None and any("shim" in word for word in one.process.cmdline())
+        ]
+        with watch.measure(3, "told"):
+            shim.kill()
+            await watch.until(lambda: "shim" in watch.job_detail(), TOLD_S, "it is told")
+        assert watch.job_state() == "running"
+        await watch.until_green()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=[4, 5])
+async def test_a_frozen_rank_is_named_and_a_killed_one_fails_the_job_with_its_signal(network: Network) -> None:
+    async with watched(network) as watch:
+        (rank,) = [one.process for one in await watch.do(watch.job.processes, [network["h2"]]) if one.rank == 1]
+        with watch.measure(5, "named"):
+            rank.send_signal(signal.SIGSTOP)
+            await watch.until(lambda: "rank 1 on h2 is frozen" in watch.headline, TOLD_S, "it is named")
+        rank.send_signal(signal.SIGCONT)
+        with watch.measure(5, "healed"):
+            await watch.until(lambda: "frozen" not in watch.headline, TOLD_S, "it is no longer named")
+        watch.lost_ranks = {0, 1}
+        with watch.measure(4, "told"):
+            rank.kill()
+            await watch.until(lambda: "SIGKILL" in watch.headline, TOLD_S, "it is told")
+        with watch.measure(4, "job ended there"):
+            await watch.until(lambda: watch.state_on("h2") is JobState.FAILED, TOLD_S, "its launcher ends it")

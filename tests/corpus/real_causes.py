@@ -1,0 +1,238 @@
+"""Causes of slowness on real ranks: what is done to rank 1 from outside or inside, and what must be said of it.
+
+Each cause is done by the kernel's own means: a CPU quota and a disk's limit by cgroups, CPUs taken away, processes that
+compete. Beside each stands its opposite: the same slowness by the program alone, or the same burden where nobody is
+late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.wire.signals import Signal
+from app.diagnosis.causes import Cause
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
+from tests.support.agents import RunningAgent
+from tests.support.jobs import make_local_spec
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.diagnosis.verdicts import Verdict
+
+PROGRAMS = Path(__file__).parent / "programs"
+START_S = 120.0
+SETTLED_STEPS, SETTLED_S = 200, 40.0
+"""Steps and seconds of healthy training before the strike: ranks have been compared, and signals have a past."""
+WITHIN_S = 60.0
+AFTER_S = 15.0
+"""Seconds for which what is said is watched once the rank is named."""
+LOOK_S = 0.1
+CGROUPS = Path("/sys/fs/cgroup")
+DATA_BYTES = 1 << 20
+SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+class Machine:
+    """Means of this machine to burden a process, taken back at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.undo = contextlib.ExitStack()
+
+    def quota(self, pid: int, cpu_frac: float) -> None:
+        """Give a process a part of one CPU."""
+        group = self._cgroup("cpu", pid)
+        if (CGROUPS / "cgroup.controllers").exists():
+            (group / "cpu.max").write_text(f"{int(cpu_frac * 100_000)} 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text(str(int(cpu_frac * 100_000)))
+        _enter(group, pid)
+
+    def slow_disk(self, pid: int, bytes_hz: int) -> None:
+        """Let a process read so many bytes a second of the disk that holds the directory."""
+        group = self._cgroup("blkio", pid)
+        device = self.directory.stat().st_dev
+        (group / "blkio.throttle.read_bps_device").write_text(f"{os.major(device)}:{os.minor(device)} {bytes_hz}")
+        _enter(group, pid)
+
+    def compete(self, pid: int, num: int) -> None:
+        """Run processes on the CPU of a process."""
+        (cpu,) = os.sched_getaffinity(pid)
+        for _ in range(num):
+            process = subprocess.Popen([sys.executable, "-c", SPIN, str(cpu)])
+            self.undo.callback(process.wait)
+            self.undo.callback(process.kill)
+
+    def move(self, pid: int, to_cpu_of: int) -> None:
+        """Bind all threads of a process to the CPU of another one."""
+        cpus = os.sched_getaffinity(to_cpu_of)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cpus)
+
+    def ask(self, what: str) -> None:
+        """Have rank 1 do something from its next steps on."""
+        (self.directory / what).touch()
+
+    def _cgroup(self, controller: str, pid: int) -> Path:
+        root = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / controller
+        group = root / f"rankdeck-test-{os.getpid()}-{pid}"
+        group.mkdir()
+        self.undo.callback(_remove, group, root)
+        return group
+
+
+def _enter(group: Path, pid: int) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def _remove(group: Path, root: Path) -> None:
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            _enter(root, int(pid))
+    until(lambda: not (group / "cgroup.procs").read_text(), START_S, "the cgroup is empty")
+    group.rmdir()
+
+
+@dataclass(frozen=True)
+class RealCause:
+    """What is done, given the pids of both ranks, and the signals of which one must be said first.
+
+    Without signals nothing may be said; `is_slow` is whether rank 1 is to be named then.
+    """
+
+    name: str
+    do: Callable[[Machine, tuple[int, int]], None]
+    signals: frozenset[Signal] = frozenset()
+    is_slow: bool = True
+    also: frozenset[Signal] = frozenset()
+    """Signals that may be said besides: they show the same."""
+
+
+@dataclass
+class Told:
+    """What was told of a run: seconds from the strike until rank 1 was named, and its cause; what was said wrongly."""
+
+    name: str
+    named_s: float | None = None
+    because_s: float | None = None
+    false: set[Signal] = field(default_factory=set)
+    others: set[tuple[int, ...]] = field(default_factory=set)
+
+
+def _hold_both(machine: Machine, pids: tuple[int, int]) -> None:
+    for pid in pids:
+        machine.quota(pid, 0.2)
+
+
+def _work_in_quota(machine: Machine, pids: tuple[int, int]) -> None:
+    machine.quota(pids[1], 0.95)
+    machine.ask("work")
+
+
+CAUSES = (
+    RealCause(
+        "a CPU quota",
+        lambda on, pids: on.quota(pids[1], 0.15),
+        frozenset({Signal.CPU_THROTTLED}),
+        also=frozenset({Signal.CPU_WAIT}),
+    ),
+    RealCause(
+        "processes on its CPU",
+        lambda on, pids: on.compete(pids[1], 2),
+        frozenset({Signal.CPU_WAIT, Signal.CPU_OTHERS}),
+    ),
+    RealCause("a slow disk", lambda on, pids: on.slow_disk(pids[1], 8 << 20), frozenset({Signal.BLOCKED})),
+    RealCause("garbage collection", lambda on, _: on.ask("gc"), frozenset({Signal.GC_PAUSE})),
+    RealCause("a thread that holds the interpreter", lambda on, _: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
+    RealCause("printing", lambda on, _: on.ask("log"), frozenset({Signal.LOG_LINES})),
+)
+OPPOSITES = (
+    RealCause("more work", lambda on, _: on.ask("work")),
+    RealCause("asleep", lambda on, _: on.ask("sleep")),
+    RealCause("both in a quota", _hold_both, is_slow=False),
+    RealCause("a quota that is enough", lambda on, pids: on.quota(pids[1], 0.9), is_slow=False),
+    RealCause("nothing", lambda *_: None, is_slow=False),
+    RealCause("more work, and a quota that is enough", _work_in_quota),
+)
+
+
+def play(cause: RealCause, directory: Path, patience: float = 1.0) -> Told:
+    """Run two ranks under an agent, do it, and return what a console says of them."""
+    (directory / "data").write_bytes(os.urandom(DATA_BYTES))
+    os.sync()
+    machine = Machine(directory)
+    with machine.undo, RunningAgent(node="here") as agent:
+        return _Watch(agent, machine, cause, patience).told()
+
+
+class _Watch:
+    """A console's look at the ranks, before and after the strike."""
+
+    def __init__(self, agent: RunningAgent, machine: Machine, cause: RealCause, patience: float) -> None:
+        self._agent, self._machine, self._cause = agent, machine, cause
+        self._within_s = patience * (WITHIN_S if cause.is_slow else WITHIN_S / 2)
+        self._cluster, self._diagnoser = Cluster(["here"]), Diagnoser()
+        self._told, self._struck_s = Told(cause.name), time.monotonic()
+        env = {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
+        agent.start_job(make_local_spec(PROGRAMS, command=["burdened.py", str(machine.directory)], env=env))
+
+    def told(self) -> Told:
+        until(self._has_begun, START_S, "the first step")
+        self._watch(SETTLED_S, lambda: False)
+        until(self._is_warm, START_S, "healthy training")
+        self._told, self._struck_s = Told(self._cause.name), time.monotonic()
+        first, second = (worker.pid for worker in self._agent.report().workers)
+        self._cause.do(self._machine, (first, second))
+        self._watch(self._within_s, self._is_told)
+        self._watch(AFTER_S, lambda: False)
+        return self._told
+
+    def _watch(self, for_s: float, is_enough: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + for_s
+        while time.monotonic() < end_s and not is_enough():
+            self._look()
+            time.sleep(LOOK_S)
+
+    def _is_told(self) -> bool:
+        wanted = self._told.because_s if self._cause.signals else self._told.named_s
+        return wanted is not None
+
+    def _has_begun(self) -> bool:
+        return self._lowest_step() > 0
+
+    def _is_warm(self) -> bool:
+        return self._lowest_step() >= SETTLED_STEPS
+
+    def _lowest_step(self) -> int:
+        self._look()
+        job = self._cluster.jobs.get("train")
+        return -1 if job is None else int(job.step.min())
+
+    def _look(self) -> None:
+        self._agent.processes()  # what it has seen, it ends
+        now_s = time.monotonic()
+        self._cluster.apply("here", self._agent.report(), now_s)
+        for verdict in self._diagnoser.observe(self._cluster, now_s).verdicts:
+            if verdict.cause is Cause.STRAGGLER:
+                self._note(verdict, now_s - self._struck_s)
+
+    def _note(self, verdict: Verdict, at_s: float) -> None:
+        told = self._told
+        if verdict.culprits != (1,):
+            told.others.add(verdict.culprits)
+            return
+        told.named_s = at_s if told.named_s is None else told.named_s
+        said = [one.signal for one in verdict.because]
+        if told.because_s is None and said and said[0] in self._cause.signals:
+            told.because_s = at_s
+        told.false |= set(said) - self._cause.signals - self._cause.also

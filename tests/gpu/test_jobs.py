@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks, needs_gpu]
 PROGRAM = Path(__file__).parent / "programs" / "trains.py"
 PATIENCE_S = 75.0
 """For torch's import, NCCL's start and a verdict, beside other tests."""
-ABORT_S = 180.0
-"""For a time-out of ten seconds and NCCL's watchdog, which aborts the process a minute after it."""
+ABORT_S = 150.0
+"""For NCCL's watchdog, which aborts the process once the GPU is through with its kernel."""
 MIB = 2**20
 NVIDIA_SMI = (
     *("name", "memory.total", "memory.used"),

@@ -2,7 +2,7 @@
 
 train    nothing
 hang     the GPU stands in a kernel that takes ten minutes, and NCCL's call is behind it
-timeout  as `hang`, and the group's time-out is ten seconds
+timeout  the kernel takes 45 s, and the group's time-out is ten seconds: NCCL's abort waits for the kernel
 oom      each step keeps 256 MiB, of 4 GiB
 freeze   rank 1 is stopped; over gloo, since NCCL wants a GPU for each rank
 """
@@ -28,7 +28,7 @@ kept: list[Tensor] = []
 
 def happen(kind: str) -> None:
     if kind in {"hang", "timeout"}:
-        torch.cuda._sleep(600 * CYCLES_HZ)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep((45 if kind == "timeout" else 600) * CYCLES_HZ)  # type: ignore[no-untyped-call]
     elif kind == "oom":
         kept.append(torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda"))
     elif kind == "freeze" and dist.get_rank() == 1:

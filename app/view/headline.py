@@ -188,6 +188,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     if bool((job.step >= 0).any()):
         return None
     is_here = found.facts.is_dead | ~np.isnan(job.report_at_s)
+    is_here |= job.is_elsewhere
     unborn = np.flatnonzero(~is_here & (job.process == Process.UNSEEN))
     if len(unborn):
         return _awaited(cluster, job, unborn.tolist(), "to be started")

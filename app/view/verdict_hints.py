@@ -142,6 +142,8 @@ def _memory_hint(verdict: Verdict, on_node: str) -> str:
 
 
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.is_unreported:
+        return "its host may be off: name it by --host too, or leave --exclude out"
     if verdict.slow_factor > 1:
         return "heal it by injecting slow with factor 1"
     if verdict.group.startswith(FIRST_GROUP):

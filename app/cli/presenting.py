@@ -36,7 +36,13 @@ ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Presented(ConsoleSource, Followed, Protocol):
-    """A session that the screen and the printed lines can show."""
+    """A session that the screen and the printed lines can show.
+
+    Attributes:
+        must_succeed: Whether the session has started its job: a job that is stopped is no success then.
+    """
+
+    must_succeed: bool
 
     @property
     def evidence_notices(self) -> Sequence[str]:
@@ -106,7 +112,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     _print_farewell(session, last, is_begun=is_begun)
     if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
-    return ExitCode.WELL if last is None else exit_code(last)
+    return ExitCode.WELL if last is None else exit_code(last, must_succeed=session.must_succeed)
 
 
 async def _opened(console: Console, session: Presented) -> Presented:
@@ -164,7 +170,7 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
             print_line(f"rankdeck: {notice}")
         _print_farewell(session)
     print_summary(view, is_json=is_json)
-    return exit_code(view, is_fault_unnamed=is_fault_unnamed)
+    return exit_code(view, is_fault_unnamed=is_fault_unnamed, must_succeed=session.must_succeed)
 
 
 def print_summary(view: View, *, is_json: bool) -> None:

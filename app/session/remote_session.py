@@ -120,6 +120,7 @@ class RemoteSession(Session):
         """
         self._hosts = hosts
         self._request = request
+        self.must_succeed = request is not None
         directories = {link.host: link.directory for link in hosts.links}
         relayed = {link.host for link in hosts.links if link.is_relayed}
         super().__init__(directories, options, hosts.addresses, relayed)

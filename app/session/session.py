@@ -107,6 +107,8 @@ class Session:
     starter: JobStarter | None = None
     questions: HostQuestions | None = None
     doctor: HostDoctor | None = None
+    must_succeed = False
+    """Whether this session has started the job that it shows: then a stop from elsewhere is no success."""
     reads_loss = False
     """Whether patterns find the loss in what the shown job prints."""
 

@@ -121,6 +121,13 @@ async def test_how_a_job_has_ended_is_printed_however_soon_it_comes(capsys: pyte
     assert "exit code" not in summary_lines(summary_object(view))[0]
 
 
+@pytest.mark.parametrize(("must_succeed", "code"), [(True, ExitCode.JOB_FAILED), (False, ExitCode.WELL)])
+async def test_a_stopped_job_is_no_success_for_the_command_that_started_it(must_succeed: bool, code: ExitCode) -> None:
+    view, _ = await asyncio.wait_for(Headless(SuddenEnd()).run(), 30)
+
+    assert exit_code(view, must_succeed=must_succeed) is code
+
+
 async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     source = Starting()
 
@@ -285,6 +292,7 @@ class Ended(SimSource):
     evidence_notices = ()
     started_at_s = 0.0
     watched_job = ""
+    must_succeed = False
 
     async def start(self) -> None:
         """It was started before."""

@@ -20,6 +20,7 @@ from app.cli.headless import Followed, Headless, print_line
 from app.errors import ExitCode
 from app.session.opening import Opening
 from app.tui.source import ConsoleSource
+from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import exit_code, headline_text, is_over, summary_lines, summary_object
 
 if TYPE_CHECKING:
@@ -187,6 +188,9 @@ def _print_farewell(session: Presented, last: View | None = None, *, is_begun: b
         if last.verdicts():  # the first line is about the cause then
             print_line(f"rankdeck: {summary_lines(summary_object(last))[0]}")
         print_line(f"rankdeck: {headline_text(last)}")
+    elif last is not None and session.player is None and exit_code(last) is ExitCode.VERDICT_STANDS:
+        verdict = last.verdicts()[0]
+        print_line(f"rankdeck: exit code 10: {SEVERITY_TEXTS[verdict.severity]}  {verdict.text}")
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:

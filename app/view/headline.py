@@ -171,7 +171,8 @@ def _left(job: JobModel, found: JobDiagnosis) -> str:
 
 def _ended(job: JobModel, row: JobRow) -> Headline:
     text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
-    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}{_loss(row)}"
+    ranks = f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+    progress = "" if row.step is None else f": {ranks}, step {row.step}{_loss(row)}"
     if row.state not in {"failed", "lost"}:
         why = f" ({row.detail})" if row.state == "stopped" and row.detail else ""
         return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + why + progress)

@@ -301,13 +301,16 @@ class Ended(SimSource):
         return ""
 
 
-@pytest.mark.parametrize("ending", ["stop", "kill", "none"])
-async def test_who_leaves_the_console_after_the_end_of_the_job_reads_how_it_ended(
+@pytest.mark.parametrize("ending", ["stop", "kill", "none", "freeze"])
+async def test_who_leaves_the_console_reads_how_the_job_ended_or_which_verdict_stands(
     ending: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
     sim.run_to_step(3)
-    if ending != "none":
+    if ending == "freeze":
+        sim.freeze(1, at_step=4)
+        sim.run_until(lambda: bool(sim.view().verdicts()), 60)
+    elif ending != "none":
         sim.stop() if ending == "stop" else sim.kill(1)
         sim.run_until(lambda: is_over(sim.view()), 60)
         sim.run(2)
@@ -322,6 +325,7 @@ async def test_who_leaves_the_console_after_the_end_of_the_job_reads_how_it_ende
             "stop": [f"rankdeck: INFO  {headline}"],
             "kill": ["rankdeck: job demo: failed, exit code 1", f"rankdeck: CRITICAL  {headline}"],
             "none": [],
+            "freeze": [f"rankdeck: exit code 10: CRITICAL  {headline}"],
         }[ending]
     )
 

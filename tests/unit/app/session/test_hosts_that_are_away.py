@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from app.cli import hosts as commands
+from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, HostUnreachableError
 from app.inventory.inventory import HostEntry
+from app.recording.events import EventKind
 from app.session.hosts import Connections, Hosts
+from app.session.reconnector import Reconnector
+from app.session.session import Session
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.fleet.agent_link import AgentLink
+    from app.fleet.agent_link import AgentLink, Kept
     from app.model.unreachable_reason import UnreachableReason
     from app.session.remote_session import RemoteSession
     from app.view.view import View
@@ -34,6 +38,9 @@ class Link:
 
     def open_sockets(self, _on_frame: Callable[..., None]) -> None:
         """Open nothing."""
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - as the link's
+        raise OFF
 
 
 OFF = HostUnreachableError("h2", "No route to host")
@@ -76,8 +83,8 @@ async def test_of_several_connections_only_the_last_one_that_is_lost_ends_a_look
     assert str(opened.failure) == "h1: the connection is lost"
 
 
-class Session:
-    """A session of which some nodes report."""
+class Looked:
+    """What a command looks at: some nodes report."""
 
     away: frozenset[str] = frozenset()
 
@@ -90,8 +97,8 @@ class Session:
     check_job = replay_history = connect
 
 
-def first_view_of(sim: SimCluster) -> Session:
-    return Session(sim.view)
+def first_view_of(sim: SimCluster) -> Looked:
+    return Looked(sim.view)
 
 
 async def test_a_look_goes_on_with_the_nodes_that_report(
@@ -119,3 +126,26 @@ async def test_a_look_at_nodes_of_which_none_reports_fails(monkeypatch: pytest.M
 
     with pytest.raises(AgentUnreachableError, match="no report in 0 s"):
         await commands.first_view(cast("RemoteSession", first_view_of(sim)))
+
+
+class Noticing(Session):
+    """A session that takes what is said of its connections."""
+
+    def take(self, sentence: str) -> None:
+        self._notices.append(sentence)
+
+
+async def test_a_lost_connection_is_a_warning_among_the_events_and_its_return_is_not() -> None:
+    session = Noticing({})
+    link = Link("h2", is_alive=False)
+    keeper = Reconnector(cast("Kept", link), session.take, patience_s=0.0)
+
+    await keeper.run()
+
+    session.drain_notices()
+    rows = [(event.kind, event.severity, event.text) for event in session.events.latest_first()]
+    assert (EventKind.NODE, Severity.WARNING, "h2: No route to host") in rows
+    session.take("h2: the connection is back after 3 s")
+    session.drain_notices()
+    latest = next(iter(session.events.latest_first()))
+    assert (latest.kind, latest.severity) == (EventKind.DONE, Severity.OK)

@@ -115,7 +115,9 @@ class ProgramCommand(click.Command):
                 at, module = _module_in(args)
                 return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
             if error.option_name.replace("_", "-") in NAMES_OF_RANKS:
-                raise UsageError(f"there is no {error.option_name} here", "ranks of each host: --nproc-per-node N") from None
+                raise UsageError(
+                    f"there is no {error.option_name} here", "ranks of each host: --nproc-per-node N"
+                ) from None
             if instead := INSTEAD_OF_OPTIONS.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
             raise

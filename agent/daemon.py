@@ -310,7 +310,9 @@ class Daemon:
                 self._kills_jobs = self._kills_jobs or kill_jobs
                 self.end_soon()
                 num_ended = self._num_jobs(adopted=False) if self._kills_jobs else None
-                return Accepted(num_jobs_left=self.num_jobs_left, num_jobs_ended=num_ended)
+                # An agent that began just now has no report of the ranks of other launchers yet.
+                num_left = self.num_jobs_left + self._jobs.adopted.num_unseen()
+                return Accepted(num_jobs_left=num_left, num_jobs_ended=num_ended)
         assert_never(command)
 
     def _claim(self, generation: int, holder: str) -> Accepted | Refused:

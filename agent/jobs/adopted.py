@@ -21,7 +21,7 @@ from agent.jobs.launch import ask_rank, listens
 from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
 from agent.processes.foreign_launcher import Launcher, launcher_pid_of, marked_launchers
-from agent.processes.mute_ranks import mute_ranks, unreported_ranks
+from agent.processes.mute_ranks import has_ranks, mute_ranks, unreported_ranks
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.codec import is_job_id
 from agent.wire.commands import Accepted, RefusalReason, Refused
@@ -155,6 +155,11 @@ class AdoptedJobs:
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return the status of every job, in the order of their first reports."""
         return [run.job.status(now_s) for run in self]
+
+    def num_unseen(self) -> int:
+        """Return how many launchers under `rankdeck exec` run ranks of which no job here knows yet."""
+        known = {run.launcher.pid for run in self if run.launcher is not None}
+        return sum(has_ranks(pid) for pid in marked_launchers(self._dir) - known)
 
     def take(self, report: RankReport, pid: int) -> RankReport | None:
         """Take a rank in by its report; return the report as the node's state takes it, None where it is refused.

@@ -99,11 +99,7 @@ def unreported_ranks(launcher_pid: int, reporting: Container[int]) -> list[MuteR
         launcher_pid: What `rankdeck exec` has become.
         reporting: Processes whose probes report.
     """
-    ranks: dict[int, _Python] = {}
-    for process in _pythons(launcher_pid):
-        is_rank = process.has_torch if is_named_by_torchrun(_text(process.environ)) else process.has_group
-        if is_rank and not any(pid in ranks for pid in ancestors(process.pid)):
-            ranks[process.pid] = process
+    ranks = _ranks_of(launcher_pid)
     found: dict[tuple[str, int], list[MuteRank]] = {}
     for pid, process in ranks.items():
         environ = _text(process.environ)
@@ -120,6 +116,21 @@ def unreported_ranks(launcher_pid: int, reporting: Container[int]) -> list[MuteR
         found.setdefault((job_id, placed.rank), []).append(MuteRank(job_id, placed.restart_count, *where, pid, why))
     # Several of one number have it from their launcher's own: mp.spawn in a Slurm step.
     return [same[0] for same in found.values() if len(same) == 1]
+
+
+def has_ranks(launcher_pid: int) -> bool:
+    """Return whether a process, or what it has started, shows that it is a rank; with a probe or without one."""
+    return bool(_ranks_of(launcher_pid))
+
+
+def _ranks_of(launcher_pid: int) -> dict[int, _Python]:
+    """Return what shows that it is a rank, by pid, without the processes that ranks have started."""
+    ranks: dict[int, _Python] = {}
+    for process in _pythons(launcher_pid):
+        is_rank = process.has_torch if is_named_by_torchrun(_text(process.environ)) else process.has_group
+        if is_rank and not any(pid in ranks for pid in ancestors(process.pid)):
+            ranks[process.pid] = process
+    return ranks
 
 
 def why_mute(arguments: list[bytes], environ: dict[bytes, bytes]) -> str:

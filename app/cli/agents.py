@@ -21,7 +21,7 @@ from app.cli.chosen_hosts import on_each, print_each
 from app.cli.headless import print_line
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
-from app.errors import AgentUnreachableError, NoAgentError
+from app.errors import AgentUnreachableError, ExitCode, NoAgentError
 from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
 from app.inventory.inventory import HostEntry
 from app.paths import make_room_for_nodes
@@ -29,7 +29,7 @@ from app.preflight.examining import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.session.control import workdir_on
-from app.text import LINE_LIMIT, clean
+from app.text import LINE_LIMIT, clean, nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,13 +76,27 @@ def down(
 ) -> None:
     """End the agent of each host.
 
-    Its jobs go on without it, until the next agent takes them up. HOST is as for `up`.
+    Its jobs go on without it, until the next agent takes them up. HOST is as for `up`. Jobs of other launchers are
+    never killed: where one goes on in spite of --kill-jobs, the exit code is 4.
     """
     if not hosts:
         refuse_relay("down")
     chosen = named_hosts(hosts, exclude)
     answers = on_each(chosen, python, ssh_config, lambda link: _shut_down(link, kills_jobs=kill_jobs))
-    raise SystemExit(print_each(answers, _down_result, "down", is_json=is_json))
+    spared: list[str] = []
+
+    def result(host: str, done: _Down) -> tuple[str, Mapping[str, Any]]:
+        if kill_jobs and done.num_jobs_left:
+            spared.append(host)
+        return _down_result(host, done)
+
+    code = print_each(answers, result, "down", is_json=is_json)
+    if spared:
+        whose = nodes_text(spared)
+        how = f"rankdeck up {spared[0]}; rankdeck kill --host {spared[0]}"
+        print_line(f"rankdeck: a job of another launcher goes on on {whose}: --kill-jobs spares it (to kill it: {how})")
+        code = code or ExitCode.REFUSED
+    raise SystemExit(code)
 
 
 class _Down(NamedTuple):
@@ -119,10 +133,12 @@ def _up_result(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
 
 def _down_result(host: str, done: _Down) -> tuple[str, Mapping[str, Any]]:
     agent = f"the agent on {host} is down" if done.had_agent else f"no agent runs on {host}"
-    jobs = jobs_left(done.num_jobs_left) if done.had_agent else ""
-    if done.num_jobs_ended:
-        jobs = "1 job was ended" if done.num_jobs_ended == 1 else f"{done.num_jobs_ended} jobs were ended"
-    return "; ".join(filter(None, (agent, jobs))), done._asdict()
+    num_left, num_ended = done.num_jobs_left, done.num_jobs_ended
+    ended = "1 job was ended" if num_ended == 1 else f"{num_ended} jobs were ended" if num_ended else ""
+    left = jobs_left(num_left) if num_left or (done.had_agent and not ended) else ""
+    if num_left:
+        left += f": rankdeck up {host} takes {'it' if num_left == 1 else 'them'} up again"
+    return "; ".join(filter(None, (agent, ended, left))), done._asdict()
 
 
 def jobs_left(num_left: int) -> str:

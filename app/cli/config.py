@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from app.cli.headless import print_line
-from app.cli.inventory_file import SSH_CONFIG_VARIABLE, expanded, known_hosts, ssh_config_file, text_of
+from app.cli.inventory_file import SSH_CONFIG, SSH_CONFIG_VARIABLE, expanded, known_hosts, ssh_config_file, text_of
 from app.cli.options import json_option, print_json
 from app.cli.presenting import is_terminal
 from app.cli.settings_options import load_settings, settings_options
@@ -25,6 +25,7 @@ from app.inventory.inventory import HostEntry, Inventory, inventory_text, read_i
 from app.settings.loading import PROJECT_FILE
 from app.settings.toml_lines import parse
 from app.slurm.client import slurm_hostnames
+from app.ssh.way import moved_home_hint
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -161,10 +162,11 @@ def init(
     if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} of {where} to {shown}?"):
         raise UsageError("nothing was written", "--yes writes without asking")
     _write(output, whole, shown)
-    if ssh_config:
-        whole = clean(str(expanded(ssh_config).absolute()), LINE_LIMIT)
+    if ssh_config or (source == "ssh" and ssh_config_file() == SSH_CONFIG and moved_home_hint()):
+        whole = clean(str(expanded(ssh_config or SSH_CONFIG).absolute()), LINE_LIMIT)
         print_line(f"rankdeck: the other commands read that file, too, after: export {SSH_CONFIG_VARIABLE}={whole}")
-    print_line(f"rankdeck: {shown} is written; next: rankdeck install, rankdeck doctor, rankdeck up")
+    print_line(f"rankdeck: {shown} is written; name there the python that has torch, and the workdir")
+    print_line("rankdeck: then: rankdeck install, rankdeck doctor, rankdeck up")
 
 
 def _known(source: str, hostfile: Path | None, ssh_config: str) -> tuple[Sequence[HostEntry], str]:

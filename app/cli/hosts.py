@@ -180,8 +180,10 @@ async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) 
 async def first_view(session: RemoteSession) -> View:
     """Connect, and return the view after a second of reports; the caller closes the session.
 
+    Hosts that do not report in time are named on standard error.
+
     Raises:
-        AppError: No host can be reached, a host does not report, or none knows the job.
+        AppError: No host can be reached, none reports, or none knows the job.
     """
     await session.connect()
     await session.check_job()
@@ -195,7 +197,11 @@ async def first_view(session: RemoteSession) -> View:
         if not silent:
             enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
         elif now_s > deadline_s:
-            raise AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
+            error = AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
+            if all(row.state != "up" for row in view.nodes()):
+                raise error
+            print_line(f"rankdeck: {error}; going on without {len(silent)} of {len(view.nodes())} hosts")
+            return view
         if now_s >= enough_s:
             return view
         await asyncio.sleep(POLL_S)

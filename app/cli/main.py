@@ -67,12 +67,24 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+OF_OTHERS = {
+    "htop": "rankdeck status --watch, or rankdeck alone for the console",
+    "jobs": "rankdeck status",
+    "list": "rankdeck status",
+    "ls": "rankdeck status",
+    "ps": "rankdeck ranks",
+    "tail": "rankdeck logs -f",
+    "top": "rankdeck status --watch, or rankdeck alone for the console",
+}
+"""What is meant by a command that other programs have: the nearest name may do harm."""
+
+
 def _no_command(args: list[str], commands: list[str]) -> UsageError:
     # Imported late: other commands do not wait for these.
     from app.inventory.program import without_launcher  # noqa: PLC0415
 
     program, near = without_launcher(tuple(args)), nearest(args[0], commands)
-    hint = f"did you mean {near}?" if near else "rankdeck --help lists them"
+    hint = OF_OTHERS.get(args[0]) or (f"did you mean {near}?" if near else "rankdeck --help lists them")
     if len(program) < len(args) or args[0].endswith(".py"):
         hint = f"rankdeck run {clean(shlex.join(program), LINE_LIMIT)}"
     return UsageError(f"{clean(args[0])} is no command of rankdeck", hint)

@@ -20,6 +20,7 @@ from app.cli.headless import Followed, Headless, print_line
 from app.errors import ExitCode
 from app.session.opening import Opening
 from app.tui.source import ConsoleSource
+from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import exit_code, headline_text, is_over, summary_lines, summary_object
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Presented(ConsoleSource, Followed, Protocol):
-    """A session that the screen and the printed lines can show."""
+    """A session that the screen and the printed lines can show.
+
+    Attributes:
+        must_succeed: Whether the session has started its job: a job that is stopped is no success then.
+    """
+
+    must_succeed: bool
 
     @property
     def evidence_notices(self) -> Sequence[str]:
@@ -106,7 +113,7 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     _print_farewell(session, last, is_begun=is_begun)
     if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
-    return ExitCode.WELL if last is None else exit_code(last)
+    return ExitCode.WELL if last is None else exit_code(last, must_succeed=session.must_succeed)
 
 
 async def _opened(console: Console, session: Presented) -> Presented:
@@ -164,7 +171,7 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
             print_line(f"rankdeck: {notice}")
         _print_farewell(session)
     print_summary(view, is_json=is_json)
-    return exit_code(view, is_fault_unnamed=is_fault_unnamed)
+    return exit_code(view, is_fault_unnamed=is_fault_unnamed, must_succeed=session.must_succeed)
 
 
 def print_summary(view: View, *, is_json: bool) -> None:
@@ -181,6 +188,9 @@ def _print_farewell(session: Presented, last: View | None = None, *, is_begun: b
         if last.verdicts():  # the first line is about the cause then
             print_line(f"rankdeck: {summary_lines(summary_object(last))[0]}")
         print_line(f"rankdeck: {headline_text(last)}")
+    elif last is not None and session.player is None and exit_code(last) is ExitCode.VERDICT_STANDS:
+        verdict = last.verdicts()[0]
+        print_line(f"rankdeck: exit code 10: {SEVERITY_TEXTS[verdict.severity]}  {verdict.text}")
 
 
 def _on_ending_signals(end: Callable[[], object]) -> None:

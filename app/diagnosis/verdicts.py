@@ -168,6 +168,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
     """For NODE_LOST: why the nodes cannot be reached, where one reason is known for all."""
+    is_unreported: bool = False
+    """For STRAGGLER: whether no watched node has the culprits, although the others have called with them."""
     cost_frac: float | None = None
     """For STRAGGLER: its cost as a fraction of the step time. For INPUT_BOUND: the fraction of time spent on input."""
     earlier_cost: EarlierCost | None = None
@@ -445,9 +447,8 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         is_mild = stood_s < thresholds.stall_s / (1 if is_meant else 2) or bool(is_known[some].all())
         is_behind_work = wait is not None and evidence.are_behind_work(wait.group, some)
         severity = mild if is_mild else grave
-        verdicts.append(
-            name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity, is_behind_work=is_behind_work)
-        )
+        known_more = {"is_behind_work": is_behind_work, "is_unreported": bool(evidence.job.is_elsewhere[some].all())}
+        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity, **known_more))
     return verdicts
 
 

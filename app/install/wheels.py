@@ -231,7 +231,7 @@ def externally_managed() -> tuple[str, str]:
     """Return the texts for a Python that only the operating system's package manager may change (PEP 668)."""
     return (
         "that Python belongs to the operating system, pip may not change it: PEP 668",
-        "name the Python of a venv: --python; or let one be made: --venv '~/rankdeck'",
+        "name the Python of a venv, as python in rankdeck.toml or by --python; or make one: --venv '~/rankdeck'",
     )
 
 

@@ -221,7 +221,7 @@ _HEAD = """\
 [cluster]
 """
 _HINTS = """\
-# python = "~/venvs/train/bin/python"   # on the hosts: the one that has rankdeck
+# python = "~/venvs/train/bin/python"   # on the hosts: has torch; rankdeck is installed into it
 # workdir = "~/project"
 #
 # A node's nproc is how many ranks it has; without it one for each GPU, without GPUs one for every two cores.

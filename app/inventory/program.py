@@ -35,6 +35,8 @@ INSTEAD_OF_OPTIONS = {
     "--no-python": "name a Python script, or -m MODULE",
     "--run-path": "name a Python script, or -m MODULE",
 }
+NAMES_OF_RANKS = frozenset({"--ranks", "--num-ranks", "--nproc", "--np", "-n"})
+"""Options that other commands have for the number of ranks."""
 """Replacement for each option of torchrun."""
 MAX_STEM_CHARS = 40
 """Length limit of a job id before its random suffix."""

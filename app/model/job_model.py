@@ -20,7 +20,7 @@ from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Outp
 from app.model.rank_batch import COUNT, SECOND
 from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, StepRate, which_phases
 from app.text import ranks_text
-from ddpcore.wire import Phase
+from ddpcore.wire import DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,9 @@ STEP_SAMPLE_S = 0.5
 """Seconds between two samples of the step: often enough to date a step, seldom enough for 16,384 ranks."""
 FRESH_S = 2.0
 """Seconds since a node last reported a rank (ten of its reports) after which the rank's step is not sampled."""
+MET_CALLS = 3
+"""Complete collectives of the group of all ranks by which each of these has come; a single one, as a broadcast, may be
+complete for some members while others are still to come."""
 _OUTSIDE = which_phases(Phase.STARTING, Phase.JOINING)
 
 
@@ -193,7 +196,7 @@ class JobModel(RankColumns):
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
-        is_early = self.is_outside & ~self.is_unprobed
+        is_early = self.is_outside & ~self.is_unprobed & ~self.is_elsewhere
         return bool(is_early.any()) and not bool((self.step >= 0).any())
 
     @property
@@ -203,18 +206,27 @@ class JobModel(RankColumns):
 
     @property
     def is_elsewhere(self) -> NDArray[np.bool_]:
-        """Ranks of another launcher's job that no node reports, though the others have opened their group with them."""
+        """Ranks that no node has reported, though the others have met them: they are no longer starting."""
         has_owner = self.node_of >= 0
-        if not self.together.is_adopted or self.is_outside[has_owner & ~self.is_unprobed].any():
+        if has_owner.all() or not self._has_met_all(has_owner):
             return np.zeros(self.world_size, np.bool_)
         return ~has_owner
+
+    def _has_met_all(self, has_owner: NDArray[np.bool_]) -> bool:
+        """Return whether the ranks with an owner show that all ranks have come to the process group."""
+        if self.together.is_adopted:
+            return not self.is_outside[has_owner & ~self.is_unprobed].any()
+        table = self.groups.get(DEFAULT_GROUP)
+        is_missed = self.num_nodes > len(self.assignments)
+        return is_missed and table is not None and int(table.completed.max(initial=0)) >= MET_CALLS
 
     def notes(self) -> dict[str, str]:
         """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
         notes = self.anomalies.notes(self.together.why_unprobed, is_adopted=self.together.is_adopted)
         if self.is_elsewhere.any():
             ranks = ranks_text(np.flatnonzero(self.is_elsewhere).tolist())
-            notes["unknown"] = f"{ranks}: on a host that is not watched here, or without a probe (--name, rankdeck up)"
+            or_unprobed = ", or without a probe (--name, rankdeck up)" if self.together.is_adopted else ""
+            notes["unknown"] = f"{ranks}: on a host that is not watched here{or_unprobed}"
         return notes
 
     def is_ended(self) -> bool:

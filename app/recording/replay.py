@@ -30,6 +30,7 @@ class Replay:
     """Plays a recording; the methods are those of `app.tui.source.ConsoleSource`, and of its player."""
 
     watched_job = ""
+    must_succeed = False
     leaving = "a recording is left as it was"
     can_inject = False
     control = None

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from app.ssh.questions import Question, QuestionDesk
 
 
+LOST = "the connection is lost"
+
+
 class Hosts(NamedTuple):
     """The hosts of a session.
 
@@ -153,7 +156,11 @@ class Connections:
             if link.kept is not link or self._is_unheard(link.host)
         }
         if not self._reconnectors:
-            return {host: unreachable_reason_of(error, host) for host, error in self._away.items()} | own
+            away = {link.host: UnreachableReason(LOST) for link in self._hosts.links if not link.kept.is_alive}
+            away |= {host: unreachable_reason_of(error, host) for host, error in self._away.items()}
+            # Only a relay knows that a node came back: a link of its own says nothing of a host that it never reached.
+            shared = {link.host for link in self._hosts.links if link.kept is not link}
+            return away | {host: own[host] if host in shared else away.get(host) or own[host] for host in own}
         return {
             host: self._reconnector_unreachable(host, link_reconnector) or own.get(host)
             for host, link_reconnector in self._reconnectors.items()
@@ -191,17 +198,18 @@ class Connections:
 
     @property
     def failure(self) -> AppError | None:
-        """Error of a connection that is lost permanently, else None; hosts away from the start do not count."""
-        for link in self._hosts.links:
-            if link.host in self._away:
-                continue  # the user knows that this host was away from the start
+        """Error of a connection that is lost permanently, else None; hosts away from the start do not count.
+
+        Where lost connections are not tried again, the last one counts.
+        """
+        known = [link for link in self._hosts.links if link.host not in self._away]
+        for link in known:
             link_reconnector = self._reconnectors.get(link.host)
-            if link_reconnector is not None:
-                if link_reconnector.failure is not None:
-                    return link_reconnector.failure
-            elif not link.is_alive:
-                return HostUnreachableError(link.host, "the connection is lost")
-        return None
+            if link_reconnector is not None and link_reconnector.failure is not None:
+                return link_reconnector.failure
+        if not known or self._reconnectors or any(link.is_alive for link in known):
+            return None
+        return HostUnreachableError(known[0].host, LOST)
 
     async def keep_no_more(self) -> None:
         """Stop reconnecting."""

@@ -301,6 +301,7 @@ class InspectSession(OutsideSession):
     """A session on the jobs of other launchers alone: no agent takes part; after the last job comes the first again."""
 
     watched_job = ""
+    must_succeed = False
     evidence_notices = ()
 
     def __init__(

@@ -46,6 +46,12 @@ _UNREACHABLE_KINDS: dict[type[AppError], UnreachableKind] = {
 """What is missing after an error; the first match wins, and without one it is the connection."""
 
 
+class Trouble(str):
+    """A sentence about something that has gone wrong, among those about what was done."""
+
+    __slots__ = ()
+
+
 class Reconnector:
     """Watches one host's connection, in a task of the session's loop.
 
@@ -140,7 +146,7 @@ class Reconnector:
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
             self.unreachable_reason = self._unreachable_reason_of(error)
-            self._notify(f"{self._error_text(error)}; it is looked for again, the job keeps running")
+            self._notify(Trouble(f"{self._error_text(error)}; it is looked for again, the job keeps running"))
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
@@ -148,7 +154,7 @@ class Reconnector:
         was_forwarded = self._link.is_forwarded
         if self.unreachable_reason is None:
             self.unreachable_reason = UnreachableReason("the connection is lost")
-            self._notify(f"{host}: the connection is lost; it is tried again, the job keeps running")
+            self._notify(Trouble(f"{host}: the connection is lost; it is tried again, the job keeps running"))
         if self.failure is not None:
             await self._wake.wait()
         while True:
@@ -165,7 +171,7 @@ class Reconnector:
                 return
             if (unreachable_reason := self._unreachable_reason_of(error)) != self.unreachable_reason:
                 self.unreachable_reason = unreachable_reason
-                self._notify(self._error_text(error))
+                self._notify(Trouble(self._error_text(error)))
             self.error = error
             is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
             self.failure = error if is_hopeless else None

@@ -120,6 +120,7 @@ class RemoteSession(Session):
         """
         self._hosts = hosts
         self._request = request
+        self.must_succeed = request is not None
         directories = {link.host: link.directory for link in hosts.links}
         relayed = {link.host for link in hosts.links if link.is_relayed}
         super().__init__(directories, options, hosts.addresses, relayed)
@@ -240,14 +241,16 @@ class RemoteSession(Session):
 
         Raises:
             UsageError: No host that can be asked knows it.
+            AgentUnreachableError: No agent answers.
         """
         job_id = self.choice.wanted
         if not job_id:
             return
-        reports = await self.reports()
+        reports = await self.reports(needs_all=False)
         known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
         if job_id not in known:
-            unknown = unknown_job_text(job_id, known, list(reports), sorted(self.away))
+            unasked = sorted(set(self._hosts.names) - set(reports))
+            unknown = unknown_job_text(job_id, known, list(reports), unasked)
             raise UsageError(unknown, self._hosts.command("status") + " shows the last one")
 
     async def start_another(self, request: RunRequest) -> str:
@@ -283,15 +286,20 @@ class RemoteSession(Session):
     async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
         return started_text(next(iter((await self._start_on_hosts(request, reports)).values())), self._hosts.text)
 
-    async def reports(self) -> dict[str, NodeReport]:
+    async def reports(self, *, needs_all: bool = True) -> dict[str, NodeReport]:
         """Return the report of each host that is reachable.
 
         Raises:
-            AgentUnreachableError: An agent does not answer.
+            AgentUnreachableError: An agent does not answer, or with `needs_all=False` none does.
         """
-        names = [name for name in self._hosts.names if name not in self.away]
-        reports = await asyncio.gather(*(self.fleet.report(name) for name in names))
-        return dict(zip(names, reports, strict=True))
+        away = self.away
+        names = [name for name in self._hosts.names if name not in away]
+        answers = await asyncio.gather(*(self.fleet.report(name) for name in names), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors and (needs_all or len(errors) == len(names)):
+            raise errors[0]
+        answered = zip(names, answers, strict=True)
+        return {name: answer for name, answer in answered if not isinstance(answer, BaseException)}
 
     async def _reports(self, num_ranks: int | None) -> dict[str, NodeReport]:
         """Return the report of each host; where the number of GPUs counts, once it is known."""

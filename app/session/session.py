@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.codec import REPORTS_SOCKET
+from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.fleet.commands import StreamChannel
@@ -27,7 +28,7 @@ from app.model.cluster import Cluster
 from app.model.job_choice import JobChoice
 from app.recording.backfill import replayed
 from app.recording.bundle import masked
-from app.recording.events import EventLog
+from app.recording.events import EventKind, EventLog
 from app.recording.evidence import Answers, ask_agents, put_together
 from app.recording.history import History
 from app.recording.history_replay import replay_history
@@ -38,6 +39,7 @@ from app.session.audit import AuditedAction
 from app.session.control import JobControl
 from app.session.log_pulls import LogPulls
 from app.session.options import SessionOptions
+from app.session.reconnector import Trouble
 from app.stacks.groups import NodeStacks
 from app.view.actions import fault_text
 from app.view.view import View
@@ -107,6 +109,8 @@ class Session:
     starter: JobStarter | None = None
     questions: HostQuestions | None = None
     doctor: HostDoctor | None = None
+    must_succeed = False
+    """Whether this session has started the job that it shows: then a stop from elsewhere is no success."""
     reads_loss = False
     """Whether patterns find the loss in what the shown job prints."""
 
@@ -306,7 +310,8 @@ class Session:
         kept = [notice for source in recorders if source is not None for notice in source.drain_notices()]
         notices, self._notices = [*self._notices, *kept], []
         for notice in notices:
-            self.events.add_event(notice, time.monotonic())
+            kind = (EventKind.NODE, Severity.WARNING) if isinstance(notice, Trouble) else (EventKind.DONE, Severity.OK)
+            self.events.add_event(notice, time.monotonic(), *kind)
         return notices
 
     def time_text(self, at_s: float) -> str:

@@ -88,6 +88,14 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
     return msgspec.structs.replace(settings, config_file=config_file)
 
 
+def moved_home_hint() -> str:
+    """Return that ssh reads its configuration elsewhere than in `HOME`; empty where that is the user's home."""
+    home = Path(_local_user().home)
+    if os.environ.get("HOME", str(home)) == str(home):
+        return ""
+    return f"; ssh reads {clean(str(home))}/.ssh/config, whatever HOME is: RANKDECK_SSH_CONFIG names another file"
+
+
 def _local_user() -> LocalUser:
     # As in ssh, HOME is ignored.
     return LocalUser(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
@@ -217,6 +225,8 @@ def dial(settings: SshSettings) -> socket.socket:
         ) from error
     except OSError as error:
         hint = f"try: {settings.by_hand}"
+        if isinstance(error, socket.gaierror) and not settings.config_file:
+            hint += moved_home_hint()
         raise HostUnreachableError(settings.alias, f"cannot connect to {where}: {error.strerror}", hint) from error
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

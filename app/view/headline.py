@@ -171,7 +171,8 @@ def _left(job: JobModel, found: JobDiagnosis) -> str:
 
 def _ended(job: JobModel, row: JobRow) -> Headline:
     text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
-    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}{_loss(row)}"
+    ranks = f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+    progress = "" if row.step is None else f": {ranks}, step {row.step}{_loss(row)}"
     if row.state not in {"failed", "lost"}:
         why = f" ({row.detail})" if row.state == "stopped" and row.detail else ""
         return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + why + progress)
@@ -188,6 +189,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     if bool((job.step >= 0).any()):
         return None
     is_here = found.facts.is_dead | ~np.isnan(job.report_at_s)
+    is_here |= job.is_elsewhere
     unborn = np.flatnonzero(~is_here & (job.process == Process.UNSEEN))
     if len(unborn):
         return _awaited(cluster, job, unborn.tolist(), "to be started")

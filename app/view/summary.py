@@ -74,14 +74,21 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
     return lines
 
 
-def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
-    """Return the command's exit code: 10 while a verdict stands, else by how the job ended."""
+def exit_code(view: View, *, is_fault_unnamed: bool = False, must_succeed: bool = False) -> ExitCode:
+    """Return the command's exit code: 10 while a verdict stands, else by how the job ended.
+
+    Args:
+        view: The rows of now.
+        is_fault_unnamed: Whether an injected fault was not named in time.
+        must_succeed: Whether a job that was stopped has failed, for a command that started it.
+    """
     if is_fault_unnamed:
         return ExitCode.JOB_FAILED
     if any(verdict.severity is not Severity.QUIET for verdict in view.verdicts()):
         return ExitCode.VERDICT_STANDS
     job = view.job()
-    return ExitCode.JOB_FAILED if job is not None and job.state in {"failed", "lost"} else ExitCode.WELL
+    bad_ends = {"failed", "lost", "stopped"} if must_succeed else {"failed", "lost"}
+    return ExitCode.JOB_FAILED if job is not None and job.state in bad_ends else ExitCode.WELL
 
 
 def is_over(view: View, job_id: str = "") -> bool:

@@ -53,7 +53,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     return {
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
+        Cause.NODE_LOST: "its ranks may still run; x in the console restarts without it"
         if verdict.unreachable_reason is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
@@ -146,6 +146,8 @@ def _memory_hint(verdict: Verdict, on_node: str) -> str:
 
 
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.is_unreported:
+        return "its host may be off: name it by --host too, or leave --exclude out"
     if verdict.slow_factor > 1:
         return "heal it by injecting slow with factor 1"
     if verdict.because:

@@ -388,6 +388,10 @@ def _straggler(verdict: Verdict) -> list[str]:
     about = PHASE_TEXTS.get(verdict.phase, "") if verdict.phase is not None else PHASE_TEXTS[Phase.STARTING]
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     does = " ".join(word for word in (about, place) if word)
+    if verdict.is_unreported:
+        holds = "holds" if len(verdict.culprits) == 1 else "hold"
+        where = f"no host that is watched here reports {_it(verdict)}"
+        return [f"{who(verdict)} {holds} the others up", _victims(verdict), where]
     if verdict.cost_frac is None:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"
         gpu = "its GPU has" if len(verdict.culprits) == 1 else "their GPUs have"

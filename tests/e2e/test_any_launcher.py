@@ -133,6 +133,27 @@ def test_a_job_without_any_probe_is_seen_by_its_processes_and_other_commands_are
 
 
 @pytest.mark.ranks
+def test_the_end_of_agents_spares_a_job_of_another_launcher_and_says_so() -> None:
+    with DemoHouse() as house:
+        (house.home / "train.py").write_text(TRAIN)
+        run(house, *RANKDECK, "up")
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "train.py")
+        with house.start_command(*RANKDECK, "exec", "--name", "kept", "--", *torchrun) as process:
+            until(lambda: status_of(house, "kept")["ranks"], END_S, "its rank is seen")
+
+            code, stdout, stderr = run(house, *RANKDECK, "down")
+            assert (code, stderr) == (0, "")
+            assert stdout.endswith("is down; one job goes on: rankdeck up localhost takes it up again\n")
+            code, stdout, stderr = run(house, *RANKDECK, "down", "--kill-jobs")
+            assert (code, process.poll()) == (4, None)
+            assert stdout.startswith("no agent runs on localhost; one job goes on")
+            assert "--kill-jobs spares it (to kill it: rankdeck up localhost; rankdeck kill --host localhost)" in stderr
+
+            (house.home / "end").touch()
+            assert process.wait(END_S) == 0
+
+
+@pytest.mark.ranks
 def test_ctrl_c_at_the_terminal_ends_the_launcher_as_ever_and_is_no_failure(house: DemoHouse) -> None:
     (house.home / "train.py").write_text(TRAIN)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")

@@ -68,9 +68,11 @@ def test_nothing_is_written_unasked(shell: Shell) -> None:
 
 
 def test_hosts_come_from_the_configuration_of_ssh(shell: Shell) -> None:
-    code, stdout, _ = shell.run("init", "--yes", "--exclude", "log*", "--name", "lab")
+    code, stdout, stderr = shell.run("init", "--yes", "--exclude", "log*", "--name", "lab")
 
     assert code == 0
+    assert f"after: export RANKDECK_SSH_CONFIG={shell.directory}/.ssh/config\n" in stderr, "ssh itself ignores HOME"
+    assert "rankdeck.toml is written; name there the python that has torch, and the workdir" in stderr
     assert shell.hosts == [HostEntry("gpu1"), HostEntry("gpu2")]
     assert (shell.directory / "rankdeck.toml").read_text() == stdout
     code, _, stderr = shell.run("init", "--yes")

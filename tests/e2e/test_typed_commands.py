@@ -142,7 +142,9 @@ def test_what_runs_need_not_be_named_and_what_was_ended_is_said(tmp_path: Path) 
         assert "job d on localhost: stopped" in shell.type("rankdeck stop")
         assert "no job runs on localhost" in shell.type("rankdeck stop", codes=(2,))
         shell.type("rankdeck run --detach --name e --nproc-per-node 1 train.py")
-        assert shell.type("rankdeck down localhost").endswith("is down; one job goes on\n")
+        assert shell.type("rankdeck down localhost").endswith(
+            "is down; one job goes on: rankdeck up localhost takes it up again\n"
+        )
         assert shell.type("rankdeck down localhost --kill-jobs") == "no agent runs on localhost; 1 job was ended\n"
         assert house.processes() == []
 

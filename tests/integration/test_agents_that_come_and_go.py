@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.errors import AgentRefusedError, AgentUnreachableError, AppError, FrozenAgentError
+from app.cli.hosts import look
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, ExitCode, FrozenAgentError
 from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
 from app.inventory.program import Program
@@ -22,6 +23,8 @@ from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from app.view.view import View
 
 COME_S = 30.0
 AT_ONCE_S = 12.0
@@ -152,3 +155,21 @@ async def test_an_agent_whose_process_is_stopped_is_told_as_that_and_is_back_onc
     finally:
         network["h2"].exec("kill", "-CONT", str(pids[1]))
         await session.close()
+
+
+async def test_a_look_at_two_hosts_of_which_one_has_no_agent_shows_the_other(
+    network: Network, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.session.UNHEARD_S", 0.0)  # a loaded machine takes that long for the first report
+    first, second = (link_to(network, stack, name) for name in ("h1", "h2"))
+    first.bring_up()
+    with pytest.raises(AgentUnreachableError) as unreachable_reason:
+        second.find()
+    views: list[View] = []
+
+    code = await look(
+        RemoteSession(both(first, second, away={"h2": unreachable_reason.value})), views.append, is_watching=False
+    )
+
+    assert (code, [row.state for row in views[-1].nodes()]) == (ExitCode.WELL, ["up", "lost"])
+    assert "nothing is known of jobs there" in views[-1].nodes()[1].trouble

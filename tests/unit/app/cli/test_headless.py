@@ -121,6 +121,13 @@ async def test_how_a_job_has_ended_is_printed_however_soon_it_comes(capsys: pyte
     assert "exit code" not in summary_lines(summary_object(view))[0]
 
 
+@pytest.mark.parametrize(("must_succeed", "code"), [(True, ExitCode.JOB_FAILED), (False, ExitCode.WELL)])
+async def test_a_stopped_job_is_no_success_for_the_command_that_started_it(must_succeed: bool, code: ExitCode) -> None:
+    view, _ = await asyncio.wait_for(Headless(SuddenEnd()).run(), 30)
+
+    assert exit_code(view, must_succeed=must_succeed) is code
+
+
 async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     source = Starting()
 
@@ -285,6 +292,7 @@ class Ended(SimSource):
     evidence_notices = ()
     started_at_s = 0.0
     watched_job = ""
+    must_succeed = False
 
     async def start(self) -> None:
         """It was started before."""
@@ -293,13 +301,16 @@ class Ended(SimSource):
         return ""
 
 
-@pytest.mark.parametrize("ending", ["stop", "kill", "none"])
-async def test_who_leaves_the_console_after_the_end_of_the_job_reads_how_it_ended(
+@pytest.mark.parametrize("ending", ["stop", "kill", "none", "freeze"])
+async def test_who_leaves_the_console_reads_how_the_job_ended_or_which_verdict_stands(
     ending: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
     sim.run_to_step(3)
-    if ending != "none":
+    if ending == "freeze":
+        sim.freeze(1, at_step=4)
+        sim.run_until(lambda: bool(sim.view().verdicts()), 60)
+    elif ending != "none":
         sim.stop() if ending == "stop" else sim.kill(1)
         sim.run_until(lambda: is_over(sim.view()), 60)
         sim.run(2)
@@ -314,6 +325,7 @@ async def test_who_leaves_the_console_after_the_end_of_the_job_reads_how_it_ende
             "stop": [f"rankdeck: INFO  {headline}"],
             "kill": ["rankdeck: job demo: failed, exit code 1", f"rankdeck: CRITICAL  {headline}"],
             "none": [],
+            "freeze": [f"rankdeck: exit code 10: CRITICAL  {headline}"],
         }[ending]
     )
 

@@ -120,6 +120,15 @@ def test_an_option_of_torchrun_is_refused_with_what_to_write_instead(started: li
     assert started == []
 
 
+@pytest.mark.parametrize("option", ["--ranks", "-n", "--nproc"])
+def test_another_command_s_option_for_the_number_of_ranks_names_ours(started: list[Started], option: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        run(option, "4", "train.py")
+
+    assert refused.value.whole == f"there is no {option} here (ranks of each host: --nproc-per-node N)"
+    assert started == []
+
+
 @pytest.mark.parametrize(
     ("typed", "line"),
     [

@@ -54,6 +54,8 @@ def test_no_verb_is_forgotten() -> None:
     ("typed", "hint"),
     [
         ("stauts", "did you mean status?"),
+        ("ls", "rankdeck status"),
+        ("top", "rankdeck status --watch, or rankdeck alone for the console"),
         ("stat", "did you mean status?"),
         ("train.py --lr 1", "rankdeck run train.py --lr 1"),
         ("torchrun --standalone train.py", "rankdeck run --standalone train.py"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.diagnosis.causes import Cause, Severity
+from app.model.cluster import Cluster
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
@@ -441,3 +442,37 @@ def test_the_last_stage_of_a_pipeline_that_comes_last_to_each_barrier_is_no_stra
     sim.run(40)
 
     assert sim.alarms == []
+
+
+def excluding_last_node(sim: SimCluster) -> None:
+    """Let the console watch all nodes but the last one."""
+    sim.cluster = Cluster([node.name for node in sim.nodes[:-1]])
+
+
+def test_a_rank_of_a_host_that_is_not_watched_is_no_longer_starting_once_the_others_have_called_with_it() -> None:
+    sim = SimCluster(2, 1)
+    excluding_last_node(sim)
+    sim.run_to_step(20)
+
+    view = sim.view()
+    assert [row.state for row in view.ranks()] == ["running", "unprobed"]
+    job = view.job()
+    assert job is not None
+    assert (sim.causes(), job.state) == (set(), "running")
+
+    sim.nodes[1].is_lost = True
+    sim.run(HANG_S)
+    (verdict,) = sim.view().verdicts()
+    assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.STRAGGLER, [1], Severity.WARNING)
+    assert verdict.text.startswith("rank 1 holds the others up; rank 0 waits for it in all_reduce")
+    assert verdict.text.endswith("; no host that is watched here reports it")
+    assert verdict.hint == "its host may be off: name it by --host too, or leave --exclude out"
+
+
+def test_a_rank_of_a_host_that_is_not_watched_may_be_starting_while_the_others_wait_for_it() -> None:
+    sim = SimCluster(2, 1)
+    excluding_last_node(sim)
+    sim.ranks[1].is_blocked = True
+    sim.run(8)
+
+    assert [row.state for row in sim.view().ranks()] == ["starting", "starting"]

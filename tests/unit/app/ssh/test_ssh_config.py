@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shlex
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import UsageError
+from app.errors import HostUnreachableError, UsageError
 from app.ssh.config import (
     Destination,
     LocalUser,
@@ -20,7 +23,7 @@ from app.ssh.config import (
     proxy_command_line,
     resolve_argv,
 )
-from app.ssh.way import agent_socket
+from app.ssh.way import agent_socket, dial
 
 PERSON = LocalUser("ada", "/home/ada")
 PRINTED = """\
@@ -243,3 +246,21 @@ def test_whatever_a_host_is_called_a_shell_gets_it_as_one_word_or_not_at_all(nam
         return
     assert len(shlex.split(line)) == 3
     assert not shlex.split(line)[2].startswith("-")
+
+
+def test_a_name_that_nobody_knows_leads_to_the_file_that_ssh_reads_where_home_is_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> socket.socket:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    settings = parse_settings("h1", "hostname h1\nport 22\nuser me\n", LocalUser("me", "/home/me"))
+    hints = {}
+    for home in (pwd.getpwuid(os.getuid()).pw_dir, "/elsewhere"):
+        monkeypatch.setenv("HOME", home)
+        with pytest.raises(HostUnreachableError) as caught:
+            dial(settings)
+        hints[home] = caught.value.hint
+
+    assert ["RANKDECK_SSH_CONFIG names another file" in hint for hint in hints.values()] == [False, True]

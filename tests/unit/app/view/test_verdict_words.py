@@ -247,6 +247,13 @@ SENTENCES: list[tuple[Verdict, str]] = [
         "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
     ),
     (
+        verdict(Cause.STRAGGLER, phase=None, place=None, nodes=(), is_unreported=True),
+        (
+            "rank 2 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "no host that is watched here reports it"
+        ),
+    ),
+    (
         verdict(Cause.STRAGGLER, phase=None, place=None),
         (
             "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "

@@ -1,0 +1,151 @@
+"""Hosts that cannot be reached or have ceased to answer, in a console that looks once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from app.cli import hosts as commands
+from app.diagnosis.causes import Severity
+from app.errors import AgentUnreachableError, HostUnreachableError
+from app.inventory.inventory import HostEntry
+from app.recording.events import EventKind
+from app.session.hosts import Connections, Hosts
+from app.session.reconnector import Reconnector
+from app.session.session import Session
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.fleet.agent_link import AgentLink, Kept
+    from app.model.unreachable_reason import UnreachableReason
+    from app.session.remote_session import RemoteSession
+    from app.view.view import View
+
+
+class Link:
+    """A link to a host, reached or not; `kept` is that of a relay where one is given."""
+
+    is_forwarded = True
+
+    def __init__(
+        self, host: str, *, is_alive: bool = True, reason: UnreachableReason | None = None, kept: Link | None = None
+    ) -> None:
+        self.host, self.is_alive, self.unreachable_reason = host, is_alive, reason
+        self.kept = kept or self
+
+    def open_sockets(self, _on_frame: Callable[..., None]) -> None:
+        """Open nothing."""
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - as the link's
+        raise OFF
+
+
+OFF = HostUnreachableError("h2", "No route to host")
+
+
+async def connections(*links: Link, away: dict[str, HostUnreachableError]) -> Connections:
+    """Return connections that are not kept, of hosts none of which reports now."""
+    hosts = Hosts(cast("tuple[AgentLink, ...]", links), tuple(HostEntry(link.host) for link in links), "", away)
+    opened = Connections(hosts, lambda _sentence: None)
+    await opened.open(lambda _node, _frame, _age_s: None, 0.0, lambda _host: True)
+    return opened
+
+
+def reasons(opened: Connections) -> dict[str, str]:
+    """Return why hosts are unreachable now."""
+    return {host: reason.why for host, reason in opened.unreachable_reasons.items() if reason is not None}
+
+
+async def test_a_host_that_was_never_reached_stays_away_however_long_it_is_silent() -> None:
+    opened = await connections(Link("h1"), Link("h2", is_alive=False), away={"h2": OFF})
+
+    assert reasons(opened) == {"h2": "No route to host"}
+    assert opened.failure is None
+
+
+async def test_a_node_that_has_come_back_to_its_relay_is_not_away() -> None:
+    relay = Link("login1")
+    opened = await connections(Link("h1", kept=relay), Link("h2", kept=relay), away={"h2": OFF})
+
+    assert reasons(opened) == {}
+
+
+async def test_of_several_connections_only_the_last_one_that_is_lost_ends_a_look() -> None:
+    links = [Link("h1"), Link("h2")]
+    opened = await connections(*links, away={})
+    links[1].is_alive = False
+
+    assert (opened.failure, reasons(opened)) == (None, {"h2": "the connection is lost"})
+    links[0].is_alive = False
+    assert str(opened.failure) == "h1: the connection is lost"
+
+
+class Looked:
+    """What a command looks at: some nodes report."""
+
+    away: frozenset[str] = frozenset()
+
+    def __init__(self, view: Callable[[], View]) -> None:
+        self.view = view
+
+    async def connect(self) -> None:
+        """Connect to nothing."""
+
+    check_job = replay_history = connect
+
+
+def first_view_of(sim: SimCluster) -> Looked:
+    return Looked(sim.view)
+
+
+async def test_a_look_goes_on_with_the_nodes_that_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "FIRST_REPORTS_S", 0.0)
+    sim = SimCluster(num_nodes=2, ranks_per_node=1)
+    sim.nodes[1].is_unheard = True
+    sim.run(seconds=8)
+
+    view = await commands.first_view(cast("RemoteSession", first_view_of(sim)))
+
+    assert [row.state for row in view.nodes()] == ["up", "connecting"]
+    assert capsys.readouterr().err == (
+        "rankdeck: the agent on demo-1 does not answer: no report in 0 s; going on without 1 of 2 hosts\n"
+    )
+
+
+async def test_a_look_at_nodes_of_which_none_reports_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "FIRST_REPORTS_S", 0.0)
+    sim = SimCluster(num_nodes=2, ranks_per_node=1)
+    for node in sim.nodes:
+        node.is_unheard = True
+    sim.run(seconds=8)
+
+    with pytest.raises(AgentUnreachableError, match="no report in 0 s"):
+        await commands.first_view(cast("RemoteSession", first_view_of(sim)))
+
+
+class Noticing(Session):
+    """A session that takes what is said of its connections."""
+
+    def take(self, sentence: str) -> None:
+        self._notices.append(sentence)
+
+
+async def test_a_lost_connection_is_a_warning_among_the_events_and_its_return_is_not() -> None:
+    session = Noticing({})
+    link = Link("h2", is_alive=False)
+    keeper = Reconnector(cast("Kept", link), session.take, patience_s=0.0)
+
+    await keeper.run()
+
+    session.drain_notices()
+    rows = [(event.kind, event.severity, event.text) for event in session.events.latest_first()]
+    assert (EventKind.NODE, Severity.WARNING, "h2: No route to host") in rows
+    session.take("h2: the connection is back after 3 s")
+    session.drain_notices()
+    latest = next(iter(session.events.latest_first()))
+    assert (latest.kind, latest.severity) == (EventKind.DONE, Severity.OK)

@@ -140,7 +140,7 @@ class RankPage(LineView):
         latest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
         lines = [log_line(self.look, stored, prefix_width(latest)) for stored in latest]
         unsearched = self._prints.num_unsearched
-        none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_text
+        none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_of(self.rank)
         return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
 
 

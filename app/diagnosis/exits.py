@@ -369,7 +369,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
     own = [death for death in first if _has_own_cause(death, context, thresholds)]
     if own:
-        return Exits(own, lost_connection, [], first_s)
+        return Exits(own + [d for d in bad if d not in first and d.is_like(own[0])], lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in unrequested if has_failed(death, context.farewells) and death.at_s <= until_s]:

@@ -33,7 +33,7 @@ class RankPlaces:
     def watch(self, job: JobModel, ranks: Iterable[int], now_s: float) -> None:
         """Sample the ranks that others wait for now; the others are forgotten.
 
-        One that was not watched before, as by a console that has just attached, stands since its own probe says so.
+        One that was not watched before, as by a console that has just attached, stands as long as its probe reports.
         """
         before, self._stood = self._stood, {}
         for rank in ranks:

@@ -62,7 +62,7 @@ ANOTHER_TITLE = "Start another program"
 NO_KEYS = "right arrow, then Enter: do it; Enter alone does nothing"
 YES_KEYS = "Enter does it, Esc does nothing"
 FIELD_KEYS = "Enter goes on, Esc does nothing"
-"""In a field the right arrow moves its cursor."""
+"""Keys in a field, whose cursor the right arrow moves."""
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.filters.lines import LineWish
 from app.filters.terms import Filter, NumberTerm
-from app.text import bytes_text, percent_text, seconds_cell
+from app.text import bytes_text, seconds_cell, signed_percent_text
 from app.tui.logs.matches import LogMatches
 from app.tui.widgets.drawing import fact_lines, log_line, prefix_width, wait_line, wrapped
 from app.tui.widgets.line_view import LineView
@@ -158,6 +158,5 @@ def _held(row: MemoryRow) -> list[tuple[str, str]]:
     )
     parts = [(name, bytes_text(size)) for name, size in sizes if size is not None]
     if row.from_median_frac is not None:
-        sign = "+" if row.from_median_frac >= 0 else ""
-        parts.insert(1, ("beside the median", f"{sign}{percent_text(row.from_median_frac)}"))
+        parts.insert(1, ("beside the median", signed_percent_text(row.from_median_frac)))
     return parts

@@ -111,6 +111,12 @@ def percent_text(fraction: float | None) -> str:
     return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{round(100 * fraction)} %"
 
 
+def signed_percent_text(fraction: float) -> str:
+    """Return `+4 %` or `-3 %`; `0 %` has no sign."""
+    rounded = round(100 * fraction)
+    return f"{rounded:+} %" if rounded else "0 %"
+
+
 def loss_text(loss: float | None) -> str:
     """Return `2.31`: three significant digits, trailing zeros kept."""
     if loss is None:

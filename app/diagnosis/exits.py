@@ -371,7 +371,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
     # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out before.
     if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
-        return Exits(own, lost_connection, [], first_s)
+        alike = [d for d in bad if d not in own and d not in first and d.is_like(own[0])]
+        return Exits(own + alike, lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in unrequested if has_failed(death, context.farewells) and death.at_s <= until_s]:

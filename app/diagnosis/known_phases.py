@@ -31,12 +31,19 @@ class RankPlaces:
         self._stood: dict[int, tuple[int, float]] = {}
 
     def watch(self, job: JobModel, ranks: Iterable[int], now_s: float) -> None:
-        """Sample the ranks that others wait for now; the others are forgotten."""
+        """Sample the ranks that others wait for now; the others are forgotten.
+
+        One that was not watched before, as by a console that has just attached, stands as long as its probe reports.
+        """
         before, self._stood = self._stood, {}
         for rank in ranks:
             place = int(job.place[rank])
             known = before.get(rank)
-            self._stood[rank] = known if known is not None and known[0] == place else (place, now_s)
+            if known is None:
+                stood_s = float(job.stood_s[rank])
+                self._stood[rank] = (place, min(now_s, float(job.report_at_s[rank]) - stood_s) if stood_s else now_s)
+            else:
+                self._stood[rank] = known if known[0] == place else (place, now_s)
 
     def stood_s(self, rank: int, now_s: float) -> float:
         """Return how long a rank has been seen at its present line; 0 for one that no other waits for."""

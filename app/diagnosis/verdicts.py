@@ -106,6 +106,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: Cause
     culprits: tuple[int, ...]
+    is_everyone: bool = False
+    """Whether all ranks of the job, several, ended alike: none is to blame more than another."""
     waiting: tuple[int, ...] = ()
     """Ranks that wait for the culprits, directly or through others."""
     waiting_here: tuple[int, ...] = ()
@@ -352,10 +354,11 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
 
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
-    """Name ranks that died first, those of one node and one end together."""
+    """Name ranks that died first, those of one node and one end together; all ranks of a job with one end at once."""
     alike: dict[tuple[object, ...], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
-    are_few = len(set(owners)) <= MAX_NODES_NAMED
+    ends = {(death.exit.signal, death.exit.code, death.exit.error, death.exit.last_line) for death in culprits}
+    are_few = len(set(owners)) <= MAX_NODES_NAMED and not (len(culprits) == evidence.job.world_size and len(ends) == 1)
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
@@ -377,10 +380,12 @@ def _facts_key(end: ExitReport) -> tuple[object, ...]:
 
 def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
     ranks, end = [death.rank for death in deaths], deaths[0].exit
+    is_everyone = len(ranks) == evidence.job.world_size > 1
     is_memory = is_out_of_memory(end)
     growth = last_growth(evidence.job, ranks, end) if is_memory or end.signal == SIGKILL else None
     if not is_memory:
-        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims, growth=growth)
+        facts = {"exit": end, "lost_connection": victims, "growth": growth, "is_everyone": is_everyone}
+        return name(evidence, Cause.EXITED, ranks, **facts)
     held_bytes = evidence.job.peak_rss_bytes[ranks]
     known = held_bytes[~np.isnan(held_bytes)]
     most = int(known.max()) if len(known) else None

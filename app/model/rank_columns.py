@@ -64,12 +64,25 @@ def which_phases(*phases: Phase) -> NDArray[np.bool_]:
     return np.array([phase in phases for phase in PHASES])
 
 
+ALIKE_S = 5.0
+"""Longest time between ends with one text that count as one event."""
+
+
 class Death(NamedTuple):
     """How and when a worker's process ended."""
 
     rank: int
     at_s: float
     exit: ExitReport
+
+    def is_like(self, first: Death) -> bool:
+        """Return whether a rank has left the very text of an earlier one, by its own code and soon after it.
+
+        A bad argument ends all ranks so, as far apart as their starts are: none is to blame more than another.
+        """
+        end, other = self.exit, first.exit
+        is_same = (end.code, end.error, end.last_line) == (other.code, other.error, other.last_line)
+        return is_same and end.code is not None and bool(end.error_text) and self.at_s - first.at_s <= ALIKE_S
 
 
 class RankColumns:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.tui.source import Control, Outside
 
 
-NOTHING_DONE = "Nothing was done: the right arrow, then Enter, would have done it."
+NOTHING_DONE = "Nothing was done: the right arrow leads to the button that does it."
 
 
 async def ask_for_fault(console: PersonalApp, selected: int) -> None:

@@ -153,6 +153,13 @@ class UiState:
         job_id = self.job_of_logs
         return f"job {clean_name(job_id)} has printed nothing yet" if job_id else "nothing printed yet"
 
+    def no_lines_of(self, rank: int) -> str:
+        """Return the sentence in place of log lines of one rank, while others of its job may have some."""
+        if (job := self.view and self.view.job()) and job.is_adopted:
+            return self.no_lines_text
+        kept = f" in the latest {len(self.logs):,} lines of all ranks" if self.logs.first else ""
+        return f"rank {rank} has printed nothing{kept or ' yet'}"
+
     def take_frame(self) -> bool:
         """Take what is new; return whether there are new rows.
 

@@ -159,8 +159,12 @@ class JobMemory:
         else:
             hold = f"no rank lives; at {'its peak' if len(known) == 1 else 'their peaks'} {ranks} held"
         note = " (shared pages counted in each)" if pss is None and len(known) > 1 else ""
+        # Beside the ranks' RSS, of which the sum would be another one, the figure is named.
+        held = f"{hold} {bytes_text(total)}{note}"
+        if pss is not None and len(known) > 1:
+            held = f"{bytes_text(total)} PSS in {ranks}"
         if imbalance is None or imbalance < EVEN_FRAC:
-            most = f"no RSS is over the median of {bytes_text(median)}"
+            most = f"RSS is even, about {bytes_text(median)} each"
         else:
             over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
             most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
@@ -172,7 +176,7 @@ class JobMemory:
             max_rank=largest,
             imbalance_frac=imbalance,
             severity=_severity(high, median),
-            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}") + old,
+            text=held + ("" if len(known) == 1 else f"; {most}") + old,
         )
 
     def _old_text(self) -> str:

@@ -5,9 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from app.text import UNKNOWN, bytes_cell, call_text, loss_text, percent_text, ranges_text, seconds_cell
+from app.text import (
+    UNKNOWN,
+    bytes_cell,
+    call_text,
+    loss_text,
+    percent_text,
+    ranges_text,
+    seconds_cell,
+    signed_percent_text,
+)
 from app.view.because_text import signal_texts
 from app.view.pace import MIN_SHOWN_FRAC, STEP_ORDER
+from app.view.ranks import rank_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +53,7 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
         _Column(" STEP", lambda row: UNKNOWN if row.step is None else str(row.step)),
         _Column(" LOSS", lambda row: loss_text(row.loss)),
         _Column("PHASE", lambda row: row.phase_text),
-        _Column("LAST CALL", lambda row: call_text(row.group, row.seq, row.op, row.label) if row.op else ""),
+        _Column("LAST CALL", rank_call),
         _Column(" WAITS", lambda row: seconds_cell(row.waiting_s)),
         _Column(" WAITED", lambda row: percent_text(row.wait_frac)),
         _Column(" MEMORY", lambda row: bytes_cell(row.rss_bytes)),
@@ -103,7 +113,7 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
         _Column(" PEAK", lambda row: bytes_cell(row.peak_rss_bytes)),
         _Column(
             " MEDIAN",
-            lambda row: UNKNOWN if row.from_median_frac is None else f"{round(100 * row.from_median_frac):+} %",
+            lambda row: UNKNOWN if row.from_median_frac is None else signed_percent_text(row.from_median_frac),
         ),
         _Column(" GPU", lambda row: UNKNOWN if row.gpu is None else str(row.gpu)),
         _Column(" GPU USED", lambda row: bytes_cell(row.gpu_used_bytes)),

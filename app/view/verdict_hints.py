@@ -123,12 +123,14 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
         number = None
     rank = verdict.culprits[0]
     logs = f"see the logs of rank {rank}"
+    command = f": rankdeck logs {clean_name(verdict.job)} --rank {rank}"
     is_known = verdict.exit is not None and verdict.exit.code is not None
-    plain = f"it left no traceback: {logs}" if is_known else logs
+    it = "they left" if verdict.is_everyone else "it left"
+    plain = f"{it} no traceback: {logs}{command}" if is_known else logs + command
     if verdict.exit is not None and "Duplicate GPU detected" in verdict.exit.error:
         return "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs"
     return {
-        None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
+        None: f"the whole traceback{command}" if has_error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",

@@ -101,7 +101,7 @@ def _aftermath(verdict: Verdict) -> str:
 
 def who(verdict: Verdict) -> str:
     """Return `rank 2 on demo-1`."""
-    ranks = ranks_text(verdict.culprits)
+    ranks = f"all {len(verdict.culprits)} ranks" if verdict.is_everyone else ranks_text(verdict.culprits)
     return f"{ranks} on {nodes_text([clean_name(node) for node in verdict.nodes])}" if verdict.nodes else ranks
 
 

@@ -100,6 +100,10 @@ class _State(NamedTuple):
     """It worked while a collective was under way."""
 
 
+STEP_PHASES = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BARRIER, Phase.OTHER})
+"""Phases within a step: none lasts beyond its end."""
+
+
 class RankState:
     """State of one rank, as far as its probe can see.
 
@@ -191,7 +195,9 @@ class RankState:
         # A program that trains without a process group has started too.
         self._has_started = self._has_started or sample.has_process_group or sample.step is not None
         phase = self._judge_phase(sample)
-        if previous is None or phase is not self._phase:
+        # Samples of fast steps may all come upon one phase: after a step it is another one of the same kind.
+        is_next = previous is not None and phase in STEP_PHASES and sample.step != previous.step
+        if previous is None or phase is not self._phase or is_next:
             self._phase, self._phase_since_s = phase, now_s
         is_pending = self.is_pending and not sample.is_at_work
         is_held_up = self._is_held_up and not sample.is_at_work

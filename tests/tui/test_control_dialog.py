@@ -85,16 +85,49 @@ async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
 async def test_the_last_question_shows_the_keys_that_confirm_and_so_does_the_notice_after_enter() -> None:
     async with desk(training(), (80, 24)) as console:
         await console.press("x")
-        assert "Enter goes on, arrows choose, Esc does nothing" in console.text()
+        assert "right arrow, then Enter: do it; Enter goes on, Esc does nothing" in console.text()
         await console.press("enter")
         assert "right arrow, then Enter: do it; Enter alone does nothing" in console.text()
         await console.press("right")
         assert "Enter does it, Esc does nothing" in console.text()
         await console.press("left", "left")
-        assert "Enter goes on, arrows choose, Esc does nothing" in console.text()
-        await console.press("right", "enter")
+        assert "right arrow, then Enter: do it; Enter goes on, Esc does nothing" in console.text()
+        await console.press("enter", "enter")
         await console.frames()
-        assert "Nothing was done: the right arrow, then Enter, would have done it." in " ".join(console.text().split())
+        screen = " ".join(console.text().split())
+        assert "Nothing was done: the right arrow leads to the button that does it." in screen
+
+
+async def test_the_right_arrow_goes_to_the_button_at_once_from_the_list() -> None:
+    source = training()
+    async with desk(source, (80, 24)) as console:
+        await console.press("x", "right")
+        assert "Enter does it, Esc does nothing" in console.text()
+        await console.press("enter")
+        await console.frames()
+        assert control_of(source).asked == ["stop demo agreed"]
+
+
+async def test_keys_that_cannot_do_it_are_not_promised() -> None:
+    source = training()
+    async with desk(source, (80, 24)) as console:
+        await choose(console, 3)
+        await console.press("enter", "backspace", "0", "up")
+        assert "That many ranks cannot be" in inside(console)
+        assert "right arrow" not in console.text()
+        await console.press("enter", "enter", "enter")
+        assert control_of(source).asked == []
+
+
+async def test_the_right_arrow_moves_the_cursor_of_a_field_and_the_text_does_not_promise_more() -> None:
+    source = training()
+    async with desk(source, (80, 24)) as console:
+        await choose(console, 3)
+        await console.press("enter", "right")
+        assert console.console.screen.focused is not None
+        assert console.console.screen.focused.id == "control-ranks"
+        assert "Enter goes on, Esc does nothing" in console.text()
+        assert "right arrow" not in console.text()
 
 
 @pytest.mark.parametrize(

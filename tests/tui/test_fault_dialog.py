@@ -67,6 +67,16 @@ async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
         assert source.injected == [Fault(FaultKind.THAW, 2)]
 
 
+@pytest.mark.parametrize("before", [(), ("enter",), ("enter", "enter")], ids=["kinds", "ranks", "button"])
+async def test_the_right_arrow_goes_to_the_button_at_once_from_either_list(before: tuple[str, ...]) -> None:
+    source = frozen_source()
+    async with desk(source, (80, 24)) as console:
+        await console.press("F", *before)
+        assert "right arrow, then Enter: do it" in console.text()
+        await console.press("right", "enter")
+        assert source.injected == [Fault(FaultKind.THAW, 2)]
+
+
 @pytest.mark.parametrize("keys", [("escape",), ("enter", "enter", "enter"), ("down", "enter", "escape")])
 async def test_enter_alone_and_escape_do_nothing(keys: tuple[str, ...]) -> None:
     source = frozen_source()

@@ -65,9 +65,9 @@ async def test_memory_says_whose_figures_are_old_and_how_old() -> None:
     async with desk(lost_source()) as console:
         await console.show("memory")
 
-        assert re.search(r"6 ranks hold .* ranks 2-3 as of 9\.\d s ago", console.text())
-        assert styles_in(console, r"2  demo-1\s+\d+ MiB", r"\d+ MiB") == {LOOK.palette.faint}
-        assert LOOK.palette.faint not in styles_in(console, r"0  demo-0\s+\d+ MiB", r"\d+ MiB")
+        assert re.search(r" PSS in 6 ranks; .* ranks 2-3 as of 9\.\d s ago", console.text())
+        assert styles_in(console, r"2  demo-1\s+\d+M", r"\d+M") == {LOOK.palette.faint}
+        assert LOOK.palette.faint not in styles_in(console, r"0  demo-0\s+\d+M", r"\d+M")
         assert re.search(r"demo-1\s+2-3 .* 9\.\ds$", console.text(), re.MULTILINE)
 
 

@@ -47,6 +47,21 @@ async def test_enter_opens_the_selected_rank_and_escape_goes_back_to_where_it_wa
         assert console.console.query_one(RanksView).selected_rank == 3
 
 
+async def test_a_rank_without_output_is_not_taken_for_a_job_without_output() -> None:
+    sim = SimCluster()
+    sim.run(2)
+    source = SimSource(sim.view)
+    source.print("demo-0", -1, "the launcher of a job before", job_id="before")
+    source.print("demo-0", 0, "step 29", job_id="demo")
+    async with desk(source) as console:
+        await console.frames()
+        await console.show("ranks")
+        await console.press("home", "down", "enter")
+        assert "rank 1 has printed nothing yet" in console.text()
+        await console.press("left")
+        assert "step 29" in console.text()
+
+
 async def test_what_happened_to_several_ranks_is_told_of_each() -> None:
     source = training_source(12)
     source.sim.freeze(2)

@@ -111,7 +111,7 @@ async def test_a_long_verdict_on_a_small_screen_looks_as_before(trouble: str) ->
         assert_looks_as_before(f"{trouble}-{name}-80x24", console.lines())
 
 
-async def test_a_long_verdict_takes_the_empty_lines_of_the_overview() -> None:
+async def test_a_long_verdict_takes_the_empty_lines_of_a_view() -> None:
     sim = TROUBLES["circle"][0]()
     sim.run(12)
     source = SimSource(sim.view)
@@ -126,7 +126,13 @@ async def test_a_long_verdict_takes_the_empty_lines_of_the_overview() -> None:
 
         await console.show("ranks")
         await console.frames(4)
-        assert verdict not in " ".join(console.text().split())
+        assert verdict in " ".join(console.text().split()), "the rows leave lines empty there too"
+        in_ranks = console.lines()
+        await console.frames(4)
+        assert console.lines() == in_ranks
+        await console.show("charts")
+        await console.frames(4)
+        assert verdict not in " ".join(console.text().split()), "charts fill the window"
         await console.show("overview")
         await console.frames(4)
         assert console.lines() == before

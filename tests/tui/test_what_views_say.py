@@ -99,9 +99,28 @@ async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None
         await console.show("memory")
         text = console.text()
 
-        assert "4 ranks hold 918 MiB; most RSS on rank 3: 312 MiB, 2 % over median 306 MiB" in text
-        assert re.search(r"3 +demo-1 +312 MiB +234M +312M +\+2 %", text)
+        assert "918 MiB PSS in 4 ranks; most RSS on rank 3: 312 MiB, 2 % over median 306 MiB" in text
+        assert re.search(r"3 +demo-1 +312M +234M +312M +\+2 %", text)
         assert "6.0 GiB / 16 GiB" in text
+
+
+async def test_a_rank_that_others_wait_for_is_not_taken_for_one_without_a_process() -> None:
+    sim = SimCluster()
+    sim.run_to_step(40)
+    sim.slow(3, 4000)
+    sim.run(5)
+    async with desk(SimSource(sim.view), (80, 24)) as console:
+        await console.show("ranks")
+        await console.press("end")
+        assert "missing: it runs, and others wait for it" in console.text()
+
+
+async def test_the_number_of_a_lone_rank_is_not_taken_for_a_count() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=1)
+    sim.run_to_step(20)
+    async with desk(SimSource(sim.view), (80, 24)) as console:
+        await console.show("overview")
+        assert re.search(r"demo-0 +\S+ up +rank 0 +1/1", console.text())
 
 
 async def test_logs_shows_who_printed_each_line() -> None:

@@ -61,6 +61,8 @@ ANOTHER_TITLE = "Start another program"
 
 NO_KEYS = "right arrow, then Enter: do it; Enter alone does nothing"
 YES_KEYS = "Enter does it, Esc does nothing"
+FIELD_KEYS = "Enter goes on, Esc does nothing"
+"""Keys in a field, whose cursor the right arrow moves."""
 
 Result = TypeVar("Result")
 
@@ -69,15 +71,17 @@ class DialogScreen(ModalScreen[Result | None]):
     """The common part of dialogs before an action: the last question starts on `Do nothing`.
 
     Attributes:
-        keys: Text below the dialog about the keys that lead to the last question.
+        keys: Text below the dialog about the keys that act in a list.
+        field_keys: The same, in a field.
     """
 
-    keys = "Enter goes on, arrows choose, Esc does nothing"
+    keys = "right arrow, then Enter: do it; Enter goes on, Esc does nothing"
+    field_keys = FIELD_KEYS
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
         Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
+        Binding("right", "to_yes", "On", show=False),
     ]
 
     def buttons(self, name: str, yes: str = "Do it") -> Horizontal:
@@ -89,10 +93,20 @@ class DialogScreen(ModalScreen[Result | None]):
         )
 
     def on_descendant_focus(self) -> None:
-        """Show which keys answer the question with the focus."""
+        self.show_keys()
+
+    def show_keys(self) -> None:
+        """Show which keys answer the question with the focus, once more where the answer can no longer be given."""
+        cannot = self.query_one("Button.yes", Button).disabled
+        usual = self.field_keys if cannot or isinstance(self.focused, Input) else self.keys
         no_or_yes = self.focused.id or "" if isinstance(self.focused, Button) else ""
-        keys = NO_KEYS if no_or_yes.endswith("-no") else YES_KEYS if no_or_yes else self.keys
+        of_no = "Enter and Esc do nothing" if cannot else NO_KEYS
+        keys = of_no if no_or_yes.endswith("-no") else YES_KEYS if no_or_yes else usual
         self.query_one(".dialog").border_subtitle = keys
+
+    def action_to_yes(self) -> None:
+        """Focus the button that does it, from wherever the focus is; a list is not left halfway."""
+        self.query_one("Button.yes").focus()
 
     def action_cancel(self) -> None:
         self.dismiss(None)
@@ -228,6 +242,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         yes.label = Text(action_title(action, self._job, has_ended=self._has_ended))
         yes.disabled = not is_sound
         yes.refresh(layout=True)
+        self.show_keys()
 
     def _show_another(self, host: str) -> None:
         self.query_one("#control-size").display = False
@@ -243,6 +258,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         yes.label = Text(ANOTHER_TITLE)
         yes.disabled = not self._has_ended
         yes.refresh(layout=True)
+        self.show_keys()
 
 
 LABEL = "look at the hosts first, as rankdeck doctor does"

@@ -148,7 +148,7 @@ class DoctorScreen(ReadingScreen[bool]):
         Binding("a", "fold", "All rows"),
         Binding("y", "copy", "Copy"),
         Binding("left", "app.focus_previous", "Back", show=False),
-        Binding("right", "app.focus_next", "On", show=False),
+        Binding("right", "to_yes", "On", show=False),
     ]
 
     def __init__(self, ui: UiState, doctor: Doctor, job: Program | Again | None = None, action: str = "") -> None:
@@ -165,7 +165,13 @@ class DoctorScreen(ReadingScreen[bool]):
         if self._job_action:
             yield Horizontal(
                 Button("Do nothing", id="doctor-no", compact=True),
-                Button(Text(f"{self._job_action} all the same"), id="doctor-yes", variant="error", compact=True),
+                Button(
+                    Text(f"{self._job_action} all the same"),
+                    id="doctor-yes",
+                    classes="yes",
+                    variant="error",
+                    compact=True,
+                ),
                 id="doctor-question",
                 classes="buttons",
             )
@@ -197,6 +203,11 @@ class DoctorScreen(ReadingScreen[bool]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Go on only when it was confirmed."""
         self.dismiss(event.button.id == "doctor-yes")
+
+    def action_to_yes(self) -> None:
+        """Focus the button that goes on, from wherever the focus is."""
+        for button in self.query("Button.yes").results(Button):
+            button.focus()
 
     def action_leave(self) -> None:
         self.dismiss(False)  # noqa: FBT003 - the result of the screen

@@ -139,7 +139,8 @@ class ProgramScreen(DialogScreen[Program]):
         )
         body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
         earlier = "up: earlier ones, " if self._form.has_earlier else ""
-        self.keys = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
+        self.field_keys = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
+        self.keys = f"{earlier}right arrow, then Enter: start it; Enter goes on, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:
@@ -167,3 +168,4 @@ class ProgramScreen(DialogScreen[Program]):
         summary.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
         summary.set_class(bool(trouble), "trouble")
         self.query_one("#program-yes", Button).disabled = bool(trouble)
+        self.show_keys()

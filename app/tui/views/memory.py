@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
-from app.text import bytes_cell, bytes_text, seconds_cell
+from app.text import bytes_cell, seconds_cell, signed_percent_text
 from app.tui.widgets.columns import (
     Column,
     Table,
@@ -49,6 +49,8 @@ class MemoryView(LineView):
     torch has reserved marked: the rest is contexts, NCCL and other libraries.
     """
 
+    counts_free_lines = True
+
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "memory")
         self._table: Table[MemoryRow] | None = None
@@ -86,7 +88,7 @@ class MemoryView(LineView):
     def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
         return [
             *place_columns(view),
-            figure("RESIDENT", 8, 0, lambda row: "" if row.rss_bytes is None else bytes_text(row.rss_bytes)),
+            figure("RESIDENT", 8, 0, lambda row: size_text(row.rss_bytes)),
             figure("PSS", 5, 4, lambda row: size_text(row.pss_bytes), "muted"),
         ]
 
@@ -198,7 +200,7 @@ class MemoryView(LineView):
         line.bar(frac, width, style, mark_frac=None if torch is None else torch / row.gpu_total_bytes)
 
     def _paint_difference(self, line: Line, row: MemoryRow, width: int) -> None:
-        text = "" if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"
+        text = "" if row.from_median_frac is None else signed_percent_text(row.from_median_frac)
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.muted
         line.cell(text, width, style, is_right=True)
 

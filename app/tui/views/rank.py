@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.filters.lines import LineWish
 from app.filters.terms import Filter, NumberTerm
-from app.text import bytes_text, percent_text, seconds_cell
+from app.text import bytes_text, seconds_cell, signed_percent_text
 from app.tui.logs.matches import LogMatches
 from app.tui.widgets.drawing import fact_lines, log_line, prefix_width, wait_line, wrapped
 from app.tui.widgets.line_view import LineView
@@ -140,7 +140,7 @@ class RankPage(LineView):
         latest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
         lines = [log_line(self.look, stored, prefix_width(latest)) for stored in latest]
         unsearched = self._prints.num_unsearched
-        none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_text
+        none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_of(self.rank)
         return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
 
 
@@ -158,6 +158,5 @@ def _held(row: MemoryRow) -> list[tuple[str, str]]:
     )
     parts = [(name, bytes_text(size)) for name, size in sizes if size is not None]
     if row.from_median_frac is not None:
-        sign = "+" if row.from_median_frac >= 0 else ""
-        parts.insert(1, ("beside the median", f"{sign}{percent_text(row.from_median_frac)}"))
+        parts.insert(1, ("beside the median", signed_percent_text(row.from_median_frac)))
     return parts

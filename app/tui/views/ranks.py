@@ -27,7 +27,7 @@ GRID_HINT = "v: table"
 class RanksView(FilteredView):
     """A table or a grid whose ranks keep their places while the user reads; the selection follows its rank."""
 
-    has_selection = True
+    has_selection = counts_free_lines = True
     filter_keys = RANK_KEYS
     filter_example = "state=waiting node=gpu* rank=0,3-5 wait>5s /regex/ !not"
 

@@ -51,7 +51,7 @@ SHORT_NAMES = {
 class StragglersView(LineView):
     """A row per rank, the costliest first; what a rank does more than the others is marked."""
 
-    has_selection = True
+    has_selection = counts_free_lines = True
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "stragglers")

@@ -269,12 +269,21 @@ NODE_STATE_WIDTH = 12
 MEMORY_TEXT_WIDTH = 18
 
 
+RANKS_WIDTH = 7
+
+
+def _ranks_cell(row: NodeRow) -> str:
+    """Return which ranks are on a node; one alone must not read as a count."""
+    named = f"rank {row.ranks}" if row.ranks.isdigit() else row.ranks
+    return named if len(named) <= RANKS_WIDTH else named.replace("rank ", "r")
+
+
 def node_columns(name_width: int) -> list[Column[NodeRow]]:
     """Return every column of a node, for names of at most `name_width` cells."""
     return [
         node_name_column(name_width),
         Column("STATE", NODE_STATE_WIDTH, 0, _paint_node_state, is_lasting=True),
-        Column("RANKS", 7, 1, cells(lambda row: row.ranks), is_lasting=True),
+        Column("RANKS", RANKS_WIDTH, 1, cells(_ranks_cell), is_lasting=True),
         Column("RUN", 5, 3, _paint_running, is_right=True),
         Column("CPU", 13, 4, _paint_cpu),
         Column("MEMORY OF THE HOST", 28, 2, paint_node_memory, is_flexible=True),

@@ -293,7 +293,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
         ("where", row.where),
         ("phase", f"{row.phase_text}{phase_s}" if row.phase_text else ""),
         ("last call", f"{rank_call(row)}{waiting}"),
-        ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
+        ("wait share", f"{percent_text(row.wait_frac)} of the last seconds" if row.wait_frac is not None else ""),
         ("step", f"{step}{epoch}{loss}"),
         ("process", f"{process}{on_node}{local}"),
         ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
@@ -303,6 +303,8 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
 
 def _state_text(row: RankRow) -> str:
     """Return the state and its detail, which often begins with the state's name."""
+    if row.state is RankState.MISSING and not row.detail:
+        return "missing: it runs, and others wait for it"
     if not row.detail or row.detail.startswith(row.state):
         return row.detail or row.state
     return f"{row.state}: {row.detail}"

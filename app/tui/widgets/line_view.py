@@ -52,6 +52,8 @@ class LineView(DirectWidget):
 
     ALLOW_SELECT = False
     has_selection: ClassVar[bool] = False
+    counts_free_lines: ClassVar[bool] = False
+    """Whether its rows are as many in a window of any height, so that the lines below them are free."""
 
     def __init__(self, ui: UiState, widget_id: str) -> None:
         super().__init__(id=widget_id)
@@ -93,6 +95,8 @@ class LineView(DirectWidget):
             if top != self.top:
                 self.top = top
                 self.build()
+            if self.counts_free_lines:
+                self.num_free_lines = self.body_height - self.num_rows if self.num_rows <= self.body_height else -1
             rendered = [self.render_line(y) for y in range(self.size.height)]
             self.ui.is_owed |= self.show(rendered, self.ui.max_bytes)
 

@@ -56,6 +56,15 @@ def test_independent_deaths_of_one_instant_are_all_named() -> None:
     ]
 
 
+def test_ranks_that_end_alike_within_seconds_are_all_named_whichever_came_first() -> None:
+    line = "train.py: error: unrecognized arguments: --slwo 3"
+    alike = [Death(rank, 10.0 + 0.6 * rank, ExitReport(code=2, last_line=line)) for rank in range(4)]
+    assert culprits(sorted_out(*alike)) == [0, 1, 2, 3]
+    assert culprits(sorted_out(*alike[:3], end(3, 11.8, code=2))) == [0, 1, 2], "it has left no text"
+    assert culprits(sorted_out(*alike[:3], end(3, 11.8, signal=15))) == [0, 1, 2]
+    assert culprits(sorted_out(alike[0], Death(1, 30.0, alike[0].exit), now_s=50.0)) == [0]
+
+
 def test_ranks_that_sigint_has_ended_are_all_named_once_their_launcher_may_have_said_that_it_was_asked() -> None:
     interrupted = [end(rank, 10.0 + rank / 10, signal=2, error="KeyboardInterrupt") for rank in range(3)]
     assert culprits(sorted_out(*interrupted)) == [], "it may have come from the launcher"

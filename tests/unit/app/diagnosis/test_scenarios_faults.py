@@ -146,7 +146,7 @@ def test_an_exit_code_comes_with_its_error_line() -> None:
     assert blamed(sim) == {(Cause.EXITED, (1,))}
     assert "exited with code 3 after step" in sim.verdicts()[0].text
     assert "ValueError: boom" in sim.verdicts()[0].text
-    assert sim.verdicts()[0].hint == "the whole traceback is in the logs of rank 1"
+    assert sim.verdicts()[0].hint == "the whole traceback: rankdeck logs demo --rank 1"
 
 
 def test_ranks_on_one_gpu_that_each_name_themselves_first_are_told_together_while_they_fail_and_after() -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.digest import decode_frame
 from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
@@ -476,3 +478,21 @@ def test_a_rank_of_a_host_that_is_not_watched_may_be_starting_while_the_others_w
     sim.run(8)
 
     assert [row.state for row in sim.view().ranks()] == ["starting", "starting"]
+
+
+def test_a_console_that_attaches_late_judges_a_rank_that_stands_as_gravely_as_one_that_has_watched_it() -> None:
+    def hang(rank: int) -> Iterator[Action]:
+        if rank == 1:
+            yield Work(Phase.DATA, 30, "load", LONG_S, is_standing=True)
+        yield from steps(1)
+
+    sim = SimCluster(1, 3, program=then(hang))
+    until_named(sim)
+    sim.run(60)
+    cluster, late = Cluster([node.name for node in sim.nodes]), Diagnoser()
+    arrived_s, name, frame = sim.heard[-1]
+    cluster.apply(name, decode_frame(frame), arrived_s)
+
+    (watched,), (attached,) = sim.diagnosis.verdicts, late.observe(cluster, sim.now_s).verdicts
+    assert (attached.cause, attached.culprits, attached.severity) == (Cause.STRAGGLER, (1,), Severity.CRITICAL)
+    assert watched.severity is Severity.CRITICAL

@@ -21,6 +21,16 @@ def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:
     assert rank_lines([]) == []
 
 
+def test_only_ranks_that_wait_show_the_number_of_their_call() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(20)
+    sim.freeze(2)
+    sim.run(5)
+    _, *lines = rank_lines(sim.view().ranks())
+
+    assert ["all_reduce #" in line for line in lines] == [True, True, False, True], "a moving rank's is seconds old"
+
+
 def test_a_wait_is_told_with_both_sides() -> None:
     sim = SimCluster(num_nodes=1, ranks_per_node=4)
     sim.run_to_step(20)

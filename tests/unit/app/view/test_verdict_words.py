@@ -138,6 +138,17 @@ SENTENCES: list[tuple[Verdict, str]] = [
         "ranks 2-3 on demo-1 exited with code 2; rank 2's last line: no data",
     ),
     (
+        verdict(
+            Cause.EXITED,
+            exit=ExitReport(code=2, last_line="train.py: error: unrecognized arguments: --slwo"),
+            culprits=(0, 1, 2, 3),
+            is_everyone=True,
+            waiting=(),
+            place=None,
+        ),
+        "all 4 ranks on demo-1 exited with code 2; rank 0's last line: train.py: error: unrecognized arguments: --slwo",
+    ),
+    (
         verdict(Cause.EXITED, exit=ExitReport(code=1, last_line=LOST), waiting=(), place=None),
         f"rank 2 on demo-1 exited with code 1; its last line: {LOST}; whose connection it lost is not known",
     ),
@@ -502,13 +513,26 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.EXITED, exit=ExitReport(signal=7)), None, "/dev/shm on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=15)), None, "asked it to end on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=8)), None, "see the logs of rank 2"),
-        (verdict(Cause.EXITED, exit=ExitReport(code=1, error="OSError")), None, "traceback is in the logs of rank 2"),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(code=1, error="OSError")),
+            None,
+            "the whole traceback: rankdeck logs demo --rank 2",
+        ),
         (
             verdict(Cause.EXITED, exit=ExitReport(code=1, error="NCCL invalid usage: Duplicate GPU detected : rank 1")),
             None,
             "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs",
         ),
-        (verdict(Cause.EXITED, exit=ExitReport(code=1)), None, "it left no traceback: see the logs of rank 2"),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(code=1)),
+            None,
+            "it left no traceback: see the logs of rank 2: rankdeck logs demo --rank 2",
+        ),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(code=2), culprits=(0, 1, 2, 3), is_everyone=True),
+            None,
+            "they left no traceback: see the logs of rank 0: rankdeck logs demo --rank 0",
+        ),
         (verdict(Cause.EXITED), None, "see the logs of rank 2"),
         (verdict(Cause.STRAGGLER, slow_factor=8.0), None, "factor 1"),
         (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),

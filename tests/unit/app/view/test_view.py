@@ -369,7 +369,7 @@ def test_pages_that_ranks_share_are_counted_once_where_that_is_known_of_all_livi
     summary = view.memory_summary()
     assert summary is not None
     assert (summary.total_bytes, summary.median_bytes) == (1024 * MIB, 1000 * MIB)
-    assert summary.text == "3 ranks hold 1.0 GiB; no RSS is over the median of 1.0 GiB"
+    assert summary.text == "1.0 GiB PSS in 3 ranks; RSS is even, about 1.0 GiB each"
 
 
 def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
@@ -379,7 +379,7 @@ def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
 
     summary = view.memory_summary()
     assert summary is not None
-    assert summary.text == ("4 ranks hold 3.9 GiB (shared pages counted in each); no RSS is over the median of 1.0 GiB")
+    assert summary.text == ("4 ranks hold 3.9 GiB (shared pages counted in each); RSS is even, about 1.0 GiB each")
 
 
 def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:

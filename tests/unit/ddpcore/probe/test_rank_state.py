@@ -25,6 +25,7 @@ TICK_S = 0.1
 GLOO: CounterKey = ("gloo", 0)
 NCCL: CounterKey = ("nccl", 0)
 USER: StackLine = ("/home/me/train.py", 57, "main")
+BACKWARD: StackLine = ("/torch/_tensor.py", 647, "backward")
 C10D: StackLine = ("/torch/distributed/distributed_c10d.py", 1, "barrier")
 ROOTS = CodeRoots(torch=("/torch/",), ddpcore=("/ddpcore/",), libraries=("/lib/",))
 ALL = {DEFAULT_GROUP: GroupMembers(ranks=(0, 1, 2, 3))}
@@ -520,6 +521,19 @@ def test_a_phase_s_time_runs_without_a_break(rank: Rank) -> None:
 
     rank.see(stack=[USER])
     assert rank.report().phase_s == 0.0
+
+
+def test_a_phase_within_steps_does_not_outlast_a_step(rank: Rank) -> None:
+    """Samples of fast steps may all come upon backward: 25 s of it were reported at 16 steps a second."""
+    marks = [StepMark(4 * number, None, None, None, 4 * number) for number in range(1, 9)]
+    for mark in marks:
+        rank.see(stack=[BACKWARD, USER], step=mark)
+    assert rank.report().phase is Phase.BACKWARD
+    assert rank.report().phase_s == 0.0
+
+    for _ in range(3):
+        rank.see(stack=[BACKWARD, USER], step=marks[-1])
+    assert rank.report().phase_s == pytest.approx(3 * TICK_S), "it stands in this one"
 
 
 def test_identity_place_and_step_are_passed_on(rank: Rank) -> None:

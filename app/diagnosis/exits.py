@@ -353,8 +353,7 @@ class ExitContext(msgspec.Struct, frozen=True):
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
     """Return the ranks that died first, and their causes.
 
-    A death that looks like a consequence is not shown before its cause has had `grace_s` to be reported; when no cause
-    comes, the first of them is the best that is known.
+    A death that looks like a consequence is shown where `grace_s` has brought no cause: the first is the best known.
     """
     now_s = context.now_s
     unrequested = [death for death in deaths.values() if not is_on_request(death, context.stop_began_s, thresholds)]
@@ -369,10 +368,10 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     lost_connection = [death.rank for death in bad if has_lost_peer(death)]
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
-    # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out before.
+    # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out.
     if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
-        alike = [d for d in bad if d not in own and d not in first and d.is_like(own[0])]
-        return Exits(own + alike, lost_connection, [], first_s)
+        own += [d for d in bad if d not in own and d not in first and d.is_like(own[0])]
+        return Exits(own, lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in unrequested if has_failed(death, context.farewells) and death.at_s <= until_s]:

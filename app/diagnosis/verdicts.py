@@ -19,7 +19,7 @@ from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.diagnosis.waits import that_go_on
 from app.model.job_model import PHASE_CODE
-from app.model.xids import gpu_cause
+from app.model.xids import facts_key
 from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -364,18 +364,11 @@ def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Seque
         node = owner if are_few else -1
         # Each rank names itself first in NCCL's errors.
         error = re.sub(r"\d+", "", end.error) if " NCCL " in end.error else end.error
-        key = (node, end.signal, end.code, error, bool(end.oom_kills), *_facts_key(end))
+        key = (node, end.signal, end.code, error, bool(end.oom_kills), *facts_key(end))
         alike.setdefault(key, []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
     return [_ended(evidence, deaths, victims) for deaths in alike.values()]
-
-
-def _facts_key(end: ExitReport) -> tuple[object, ...]:
-    """Return what distinguishes ends beside their own words, without figures that each rank has its own of."""
-    gpu, facts = gpu_cause(end), end.facts
-    codes = () if gpu is None else (gpu.condition, *sorted(xid.code for xid in gpu.xids))
-    return (codes, facts.cgroup, facts.sender, None if facts.disk is None else (facts.disk.path, facts.disk.limit))
 
 
 def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:

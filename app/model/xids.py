@@ -161,6 +161,13 @@ def gpu_cause(end: ExitReport | None) -> GpuCause | None:
     return GpuCause(gpu.index, xids, gpu.condition)
 
 
+def facts_key(end: ExitReport) -> tuple[object, ...]:
+    """Return what distinguishes ends beside their own words, without figures that each rank has its own of."""
+    gpu, facts = gpu_cause(end), end.facts
+    codes = () if gpu is None else (gpu.condition, *sorted(xid.code for xid in gpu.xids))
+    return (codes, facts.cgroup, facts.sender, None if facts.disk is None else (facts.disk.path, facts.disk.limit))
+
+
 def _explains(xid: Xid, *, is_ended_by_others: bool) -> bool:
     kind = XIDS.get(xid.code)
     if kind is not None and kind.action in LASTING:

@@ -40,9 +40,9 @@ def work(cpu_s: float) -> None:
 
 
 def hold_interpreter() -> None:
-    """Run Python without an end beside the training."""
+    """Call C code that keeps the interpreter lock for tens of milliseconds, again and again."""
     while True:
-        sum(range(200_000))
+        sum(range(3_000_000))
 
 
 def slow_down(step: int) -> None:

@@ -148,10 +148,10 @@ CAUSES = (
     ),
     RealCause(
         "processes on its CPU",
-        lambda on, pids: on.compete(pids[1], 2),
+        lambda on, pids: on.compete(pids[1], 6),
         frozenset({Signal.CPU_WAIT, Signal.CPU_OTHERS}),
     ),
-    RealCause("a slow disk", lambda on, pids: on.slow_disk(pids[1], 8 << 20), frozenset({Signal.BLOCKED})),
+    RealCause("a slow disk", lambda on, pids: on.slow_disk(pids[1], 2 << 20), frozenset({Signal.BLOCKED})),
     RealCause("garbage collection", lambda on, _: on.ask("gc"), frozenset({Signal.GC_PAUSE})),
     RealCause("a thread that holds the interpreter", lambda on, _: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
     RealCause("printing", lambda on, _: on.ask("log"), frozenset({Signal.LOG_LINES})),

@@ -107,7 +107,7 @@ async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None
 async def test_a_rank_that_others_wait_for_is_not_taken_for_one_without_a_process() -> None:
     sim = SimCluster()
     sim.run_to_step(40)
-    sim.slow(3, 4000)
+    sim.ranks[3].is_blocked = True
     sim.run(5)
     async with desk(SimSource(sim.view), (80, 24)) as console:
         await console.show("ranks")

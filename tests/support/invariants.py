@@ -205,7 +205,8 @@ def broken_events(events: Sequence[Event]) -> list[str]:
     jobs: dict[str, str] = {}
     for event in events:
         if event.kind is EventKind.NODE:
-            broken += _broken_step(event.text, states)
+            if event.text.startswith(("node ", "nodes ")):  # the rest is bad news of connections
+                broken += _broken_step(event.text, states)
         elif event.kind is EventKind.JOB and not event.text.startswith("root cause"):
             who, _, state = event.text.partition(": ")
             if who not in jobs:  # another attempt: what was found of the one before it goes with it

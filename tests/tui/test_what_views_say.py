@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,10 @@ from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
-from tests.support.sim_program import Work
+from tests.support.sim_program import Action, Training, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VERDICT = re.compile(
     r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
@@ -105,10 +109,14 @@ async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None
 
 
 async def test_a_rank_that_others_wait_for_is_not_taken_for_one_without_a_process() -> None:
-    sim = SimCluster()
-    sim.run_to_step(40)
-    sim.ranks[3].is_blocked = True
-    sim.run(5)
+    def program(rank: int) -> Iterator[Action]:
+        for step, action in enumerate(Training()(rank)):
+            if rank == 3 and step == 400:
+                yield Work(Phase.DATA, 50, "load", 99.0, True)
+            yield action
+
+    sim = SimCluster(program=program)
+    sim.run(20)
     async with desk(SimSource(sim.view), (80, 24)) as console:
         await console.show("ranks")
         await console.press("end")

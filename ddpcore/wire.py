@@ -337,7 +337,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """CPU time that the probe's thread has taken."""
     gc_pause_s: Seconds | None = None
     gil_held_s: Seconds | None = None
-    """Time for which the interpreter's lock was held for 10 ms and more, by samples. Both stay on the node."""
+    """Seconds of garbage collection; by samples, those with the interpreter's lock held for 10 ms. Not for consoles."""
     is_adopted: bool = False
     """True of a rank that no agent has launched."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0

@@ -1,7 +1,8 @@
 """NVIDIA's Xid errors: what each means, who is to blame, what is done about it; and which one explains a rank's end.
 
 Source: the catalog https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (columns "Description" and
-"Resolution Bucket", for A100 to GB200) and https://docs.nvidia.com/deploy/gpu-debug-guidelines/, read in November 2026.
+"Resolution Bucket", for A100 to GB200), read in November 2026 in excerpts, its actions in public copies of its table;
+https://docs.nvidia.com/deploy/gpu-debug-guidelines/.
 Codes that are not here are unused, of video engines, or not known to NVIDIA's catalog either.
 """
 

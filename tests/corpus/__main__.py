@@ -2,7 +2,7 @@
 
 `python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
 programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those, `--causes N` runs with a
-slow rank and why it is slow.
+slow rank and why it is slow, `--real-causes [NAME ...]` the same on two real ranks of a quiet machine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.corpus.generator import command
 from tests.corpus.real import REAL, play_real
+from tests.corpus.real_causes import CAUSES, OPPOSITES, play_cause
 from tests.corpus.reported.table import chosen, figures, line, play_and_score
 from tests.corpus.scenarios import ALL, Outcome, play
 
@@ -31,11 +32,17 @@ def main() -> None:
     parser.add_argument("--story", type=int, help="play the story of this seed alone")
     parser.add_argument("--shrink", type=int, help="make the story of this seed as small as it can be while it fails")
     parser.add_argument("--causes", type=int, nargs="?", const=500, help="play so many runs with a slow rank")
+    parser.add_argument(
+        "--real-causes", nargs="*", metavar="NAME", help="causes on two real ranks, a quarter of an hour"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
     arguments = parser.parse_args()
     if arguments.reported is not None:
         _play_reported(arguments.reported, arguments.patience)
+        return
+    if arguments.real_causes is not None:
+        _play_real_causes(arguments.real_causes, arguments.patience)
         return
     if arguments.story is not None:
         command.main_of_one(arguments.story)
@@ -69,6 +76,13 @@ def _play_reported(names: list[str], patience: float) -> None:
         scores.append(play_and_score(program, patience))
         print(line(scores[-1]), flush=True)  # noqa: T201 - what the command is for
     print("\n".join(figures(scores)))  # noqa: T201 - as above
+
+
+def _play_real_causes(names: list[str], patience: float) -> None:
+    for cause in (*CAUSES, *OPPOSITES):
+        if not names or cause.name in names:
+            with tempfile.TemporaryDirectory() as directory:
+                print(play_cause(cause, Path(directory), patience), flush=True)  # noqa: T201 - what the command is for
 
 
 def _print(outcomes: list[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Causes of slowness on real ranks: what is done to rank 1 from outside or inside, and what must be said of it.
+"""Causes of slowness on real ranks: what is done to rank 1 from outside or inside, and what must be named.
 
 Each cause is done by the kernel's own means: a CPU quota and a disk's limit by cgroups, CPUs taken away, processes that
 compete. Beside each stands its opposite: the same slowness by the program alone, or the same burden where nobody is
@@ -35,7 +35,7 @@ SETTLED_STEPS, SETTLED_S = 200, 40.0
 """Steps and seconds of healthy training before the strike: ranks have been compared, and signals have a past."""
 WITHIN_S = 60.0
 AFTER_S = 15.0
-"""Seconds for which what is said is watched once the rank is named."""
+"""Seconds for which what is named is watched after that."""
 LOOK_S = 0.1
 CGROUPS = Path("/sys/fs/cgroup")
 DATA_BYTES = 1 << 20
@@ -73,12 +73,6 @@ class Machine:
             self.undo.callback(process.wait)
             self.undo.callback(process.kill)
 
-    def move(self, pid: int, to_cpu_of: int) -> None:
-        """Bind all threads of a process to the CPU of another one."""
-        cpus = os.sched_getaffinity(to_cpu_of)
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), cpus)
-
     def ask(self, what: str) -> None:
         """Have rank 1 do something from its next steps on."""
         (self.directory / what).touch()
@@ -105,9 +99,9 @@ def _remove(group: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class RealCause:
-    """What is done, given the pids of both ranks, and the signals of which one must be said first.
+    """What is done, given the pids of both ranks, and the signals of which one must be named first.
 
-    Without signals nothing may be said; `is_slow` is whether rank 1 is to be named then.
+    Without signals no cause may be named; `is_slow` is whether rank 1 is to be named then.
     """
 
     name: str
@@ -115,12 +109,12 @@ class RealCause:
     signals: frozenset[Signal] = frozenset()
     is_slow: bool = True
     also: frozenset[Signal] = frozenset()
-    """Signals that may be said besides: they show the same."""
+    """Signals that may be named besides: they show the same."""
 
 
 @dataclass
 class Told:
-    """What was told of a run: seconds from the strike until rank 1 was named, and its cause; what was said wrongly."""
+    """What was told of a run: seconds from the strike until rank 1 was named, and its cause; what was named wrongly."""
 
     name: str
     named_s: float | None = None
@@ -139,13 +133,14 @@ def _work_in_quota(machine: Machine, pids: tuple[int, int]) -> None:
     machine.ask("work")
 
 
+QUOTA = RealCause(
+    "a CPU quota",
+    lambda on, pids: on.quota(pids[1], 0.15),
+    frozenset({Signal.CPU_THROTTLED}),
+    also=frozenset({Signal.CPU_WAIT}),
+)
 CAUSES = (
-    RealCause(
-        "a CPU quota",
-        lambda on, pids: on.quota(pids[1], 0.15),
-        frozenset({Signal.CPU_THROTTLED}),
-        also=frozenset({Signal.CPU_WAIT}),
-    ),
+    QUOTA,
     RealCause(
         "processes on its CPU",
         lambda on, pids: on.compete(pids[1], 6),
@@ -156,8 +151,9 @@ CAUSES = (
     RealCause("a thread that holds the interpreter", lambda on, _: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
     RealCause("printing", lambda on, _: on.ask("log"), frozenset({Signal.LOG_LINES})),
 )
+MORE_WORK = RealCause("more work", lambda on, _: on.ask("work"))
 OPPOSITES = (
-    RealCause("more work", lambda on, _: on.ask("work")),
+    MORE_WORK,
     RealCause("asleep", lambda on, _: on.ask("sleep")),
     RealCause("both in a quota", _hold_both, is_slow=False),
     RealCause("a quota that is enough", lambda on, pids: on.quota(pids[1], 0.9), is_slow=False),
@@ -166,7 +162,7 @@ OPPOSITES = (
 )
 
 
-def play(cause: RealCause, directory: Path, patience: float = 1.0) -> Told:
+def play_cause(cause: RealCause, directory: Path, patience: float = 1.0) -> Told:
     """Run two ranks under an agent, do it, and return what a console says of them."""
     (directory / "data").write_bytes(os.urandom(DATA_BYTES))
     os.sync()

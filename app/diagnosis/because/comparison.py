@@ -1,7 +1,8 @@
 """Signals of a rank beside those of its peers, all other live ranks of its job, at the same time.
 
 A value stands out where it differs from the peers' median by enough, by several times their usual spread, and by twice
-as much as nearly all of them: what a rank shares with one that keeps up does not make it slow.
+as much as nearly all of them: what a rank shares with one that keeps up does not make it slow. What is compared per
+second of work must differ as it is shown, too.
 
 Of a large job a sample is compared, always the same ranks: those beside the slow ones, and others evenly from the rest.
 """
@@ -196,7 +197,8 @@ class Peers:
         if value is None or not values:
             return None
         sign = -1.0 if trait.is_less_worse else 1.0
-        harm = sign * (own.compared_as(signal, value) - middle)
+        # A rank that works little has much of anything per second of work, and suffers no more from it than others.
+        harm = min(sign * (own.compared_as(signal, value) - middle), sign * (value - shown))
         spreads = (SPREAD if len(values) > FEW_VALUES else FEW_SPREAD) * spread
         least = ease * max(trait.least, trait.least_ratio * abs(middle), spreads)
         alike = sum(sign * (other - middle) > ALIKE * harm for other in values) if harm >= least else 0

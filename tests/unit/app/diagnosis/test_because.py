@@ -134,6 +134,16 @@ def test_who_works_more_waits_more_for_a_cpu() -> None:
     assert set(found({Signal.CPU_WAIT: 0.5}, peers)) == {Signal.CPU_WAIT}
 
 
+def test_who_works_little_does_not_stand_out_by_what_all_have() -> None:
+    idle = rank(0, {Signal.CPU_WAIT: 0.2}, work_frac=0.2)
+    peers = Peers([idle], [rank(number, {Signal.CPU_WAIT: 0.2}, work_frac=0.9) for number in range(1, 8)])
+
+    compared = peers.compare(idle, Signal.CPU_WAIT)
+
+    assert compared is not None
+    assert (compared.value, compared.peers, compared.is_worse) == (0.2, 0.2, False)
+
+
 def test_a_part_of_time_must_account_for_the_cost() -> None:
     assert found({Signal.CPU_WAIT: 0.15}, cost_frac=0.6) == {}
     assert confidence(found({Signal.CPU_WAIT: 0.22}, cost_frac=0.6), Signal.CPU_WAIT) is Confidence.POSSIBLE

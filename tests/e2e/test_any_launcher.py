@@ -147,7 +147,7 @@ def test_the_end_of_agents_spares_a_job_of_another_launcher_and_says_so() -> Non
             code, stdout, stderr = run(house, *RANKDECK, "down", "--kill-jobs")
             assert (code, process.poll()) == (4, None)
             assert stdout.startswith("no agent runs on localhost; one job goes on")
-            assert "--kill-jobs spares it (to kill it: rankdeck up localhost; rankdeck kill --host localhost)" in stderr
+            assert "--kill-jobs spares it (kill it: rankdeck up localhost; rankdeck kill --host localhost)" in stderr
 
             (house.home / "end").touch()
             assert process.wait(END_S) == 0

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 """Seconds between samples: their borders are whole multiples of it."""
-SEARCH_PERIOD_S = 10.0
-"""Seconds between searches for cgroups with a quota."""
+SEARCH_PERIOD_S = 2.0
+"""Seconds between searches for cgroups with a quota: a later date of the quota would not fit the slowness."""
 MAX_CHILDREN = 64
 """Child processes of a rank that are looked at."""
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")

@@ -55,7 +55,7 @@ def slow_down(step: int) -> None:
         helpers.append(threading.Thread(target=hold_interpreter, daemon=True))
         helpers[0].start()
     if "log" in asked:
-        for line in range(2000):
+        for line in range(20_000):
             sys.stdout.write(f"step {step}: sample {line} has been seen and is of no use to anybody who reads this\n")
     if "work" in asked:
         work(2 * WORK_S)

@@ -94,9 +94,7 @@ def down(
     if spared:
         whose = nodes_text(spared)
         how = f"rankdeck up {spared[0]}; rankdeck kill --host {spared[0]}"
-        print_line(
-            f"rankdeck: a job of another launcher still runs on {whose}: --kill-jobs spares it (kill it: {how})"
-        )
+        print_line(f"rankdeck: a job of another launcher still runs on {whose}: --kill-jobs spares it (kill it: {how})")
         code = code or ExitCode.REFUSED
     raise SystemExit(code)
 

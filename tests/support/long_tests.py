@@ -4,7 +4,7 @@
 named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then one of
 `NUM_SHARES` equal shares of the slow and chaos tests runs with the rest, another one for another commit, and besides it
 all that test code which the commit changes (RANKDECK_CHANGED_FILES).
-A share of a twentieth takes two of the eight minutes that `.ci/run` may take on two cores.
+A share takes one of the eight minutes that `.ci/run` may take on two cores.
 
 `long_tests.txt` has the worker-seconds of the slow and chaos tests, by which shares are equal. It also names more slow
 tests: of the tests of a file that each took longer than `LONG_S` in a whole run all but the shortest.
@@ -101,6 +101,7 @@ CODE_OF_TESTS = {
     "tests/integration/test_samplers_": ("ddpcore/samplers/",),
     "tests/integration/test_schedules": ("ddpcore/engine",),
     "tests/integration/test_slurm_": ("agent/serve.py", "agent/wire/slurm.py", "app/slurm/"),
+    "tests/integration/test_signals_of_": ("agent/processes/", "agent/machine/", "agent/node_state/signals.py"),
     "tests/integration/test_slow_link": ("app/fleet/", "agent/transport/"),
     "tests/integration/test_ssh": ("app/ssh/",),
     "tests/integration/test_stack_": ("app/stacks/", "agent/processes/"),

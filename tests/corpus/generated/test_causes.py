@@ -14,7 +14,9 @@ from tests.corpus.generator.causes import CAUSES, Opposite, play, run_of, table
 
 NUM_RUNS = int(os.environ.get("RANKDECK_CAUSES", "500"))
 NUM_IN_EACH_RUN = 8
-MIN_NAMED = 0.95
+NUM_TOGETHER = 25
+MAX_UNNAMED = 1
+"""Of the about 16 runs with a cause among 25. `python -m tests.corpus --causes 500` says how many are named in all."""
 
 
 def test_causes_and_opposites_of_all_kinds_are_drawn() -> None:
@@ -36,13 +38,13 @@ def test_a_cause_is_named_and_no_other(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_nearly_all_causes_are_named_and_none_is_false() -> None:
-    outcomes = [play(run_of(seed)) for seed in range(NUM_RUNS)]
-    caused = [outcome for outcome in outcomes if outcome.run.kinds]
+@pytest.mark.parametrize("first", range(0, NUM_RUNS, NUM_TOGETHER))
+def test_nearly_all_causes_are_named_and_none_is_false(first: int) -> None:
+    outcomes = [play(run_of(seed)) for seed in range(first, min(first + NUM_TOGETHER, NUM_RUNS))]
+    unnamed = [outcome for outcome in outcomes if outcome.run.kinds and outcome.named_s is None]
     figures = "\n".join(table(outcomes))
 
     assert [outcome for outcome in outcomes if outcome.false] == [], figures
-    assert sum(outcome.named_s is not None for outcome in caused) >= MIN_NAMED * len(caused), figures
+    assert len(unnamed) <= MAX_UNNAMED, figures
     slow = [one for one in outcomes if one.run.opposite in (Opposite.PROGRAM, Opposite.STATIC, Opposite.OTHER_RANK)]
     assert all(outcome.is_slow_named and outcome.is_compared for outcome in slow), "nothing differs is an answer"

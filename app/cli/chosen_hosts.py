@@ -53,6 +53,7 @@ from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
 from app.slurm.client import slurm_job_hosts, why_ending, why_unreachable
+from app.slurm.node_watch import NodeWatch
 from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
 from app.ssh.config import THIS_MACHINE
 from app.text import nodes_text
@@ -95,6 +96,7 @@ class HostsWanted(NamedTuple):
         named_python: The Python, as typed; empty when none was typed.
         ssh_config: File read instead of ~/.ssh/config.
         hub: The relay whose nodes the hosts are; None when SSH goes to each.
+        slurm: Id of the Slurm job whose nodes the hosts are; empty when they are of none.
     """
 
     entries: tuple[HostEntry, ...]
@@ -106,6 +108,7 @@ class HostsWanted(NamedTuple):
     named_python: str
     ssh_config: str
     hub: RelayHub | None = None
+    slurm: str = ""
 
     def with_workdirs(self, workdir: str) -> HostsWanted:
         """Return the hosts with their working directories: `workdir` on all, or each host's own where it is empty."""
@@ -181,7 +184,8 @@ def takes_hosts(
             entries = relayed_hosts(inventory, hub, names, exclude)
             if step is not None:
                 entries = tuple(msgspec.structs.replace(entry, workdir=str(Path.cwd())) for entry in entries)
-            command(wanted=wanted._replace(entries=entries, hub=hub), **how)
+            job_id = slurm or (step.job_id if step is not None else "")
+            command(wanted=wanted._replace(entries=entries, hub=hub, slurm=job_id), **how)
 
     wrapped = reaches(with_hosts)
     for option in reversed((*_choice_options, *relay_options)):
@@ -253,7 +257,8 @@ def reach(wanted: HostsWanted, group: LinkGroup, then: Callable[[AgentLink], obj
     there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
     still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
     links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
-    return Hosts(links, entries, wanted.typed, still_away, _new_nodes(wanted))
+    news = NodeWatch(wanted.slurm).news if wanted.slurm else tuple
+    return Hosts(links, entries, wanted.typed, still_away, _new_nodes(wanted), news)
 
 
 @contextmanager

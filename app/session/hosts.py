@@ -49,6 +49,7 @@ class Hosts(NamedTuple):
         typed: Command-line options that name them, as `--host gpu1`; empty where they are the whole inventory.
         away: Hosts not reached so far, and why.
         new_nodes: Returns the nodes that have come and are not among these hosts; may be called often.
+        news: Returns sentences about hosts, from those who manage them, since the last call; may be called often.
     """
 
     links: tuple[AgentLink, ...]
@@ -56,6 +57,7 @@ class Hosts(NamedTuple):
     typed: str
     away: Mapping[str, AppError]
     new_nodes: Callable[[], NewNodes] = NewNodes
+    news: Callable[[], Sequence[str]] = tuple
 
     @property
     def names(self) -> list[str]:

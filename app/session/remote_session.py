@@ -13,7 +13,7 @@ from agent.wire.commands import RefusalReason, ShowJob, Shown
 from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.model.job_choice import NEVER, JobChoice
-from app.model.new_nodes import NewNodes
+from app.model.new_nodes import NewNodeWatch
 from app.recording.backfill import PAUSE_S
 from app.session.audit import AuditedAction
 from app.session.control import AssignmentGuard, JobStarter
@@ -59,35 +59,6 @@ END_PATIENCE_S = 120.0
 """Seconds for a job to end, beyond its times for a checkpoint and a grace period."""
 USUAL_END_S = 180.0
 """Seconds for a checkpoint and a grace period of a job whose own times are unknown."""
-
-
-SETTLE_S = 2.0
-"""Seconds without another new node until those that came are reported; agents of one `srun` come within a second."""
-MAX_WAIT_S = 10.0
-"""Seconds until they are reported, even if more still come."""
-MAX_KNOWN = 16_384
-"""Names of reported nodes kept; only a faulty relay has more, and then a node is reported twice."""
-
-
-class NewNodeWatch:
-    """Reports each new node once, even if it leaves and comes back."""
-
-    def __init__(self) -> None:
-        self._notified: frozenset[str] = frozenset()
-        self._waiting: frozenset[str] = frozenset()
-        self._first_s = self._last_s = 0.0
-
-    def news(self, new_nodes: NewNodes, now_s: float) -> NewNodes:
-        """Return the new nodes to report now."""
-        waiting = frozenset(new_nodes.nodes) - self._notified
-        if waiting != self._waiting:
-            self._first_s = self._first_s if self._waiting else now_s
-            self._waiting, self._last_s = waiting, now_s
-        if not waiting or (now_s - self._last_s < SETTLE_S and now_s - self._first_s < MAX_WAIT_S):
-            return NewNodes()
-        self._notified = waiting | (self._notified if len(self._notified) < MAX_KNOWN else frozenset())
-        self._waiting = frozenset()
-        return new_nodes._replace(nodes=tuple(node for node in new_nodes.nodes if node in waiting))
 
 
 class RemoteSession(Session):
@@ -413,6 +384,8 @@ class RemoteSession(Session):
             self.put_unreachable(host, unreachable_reason)
         if self.patience_s:  # a console for one look finds new nodes at its next start
             self._look_for_new_nodes()
+            for sentence in self._hosts.news():
+                self._notify(sentence)
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.job_control.doing)

@@ -37,6 +37,7 @@ _ENDINGS = {
 """Source: squeue(1), JOB STATE CODES."""
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _NOT_SET = frozenset({"", "None", "N/A", "Unknown"})
+_NO_REASON = frozenset({"", "none"})
 
 
 class SlurmJob(NamedTuple):
@@ -47,6 +48,15 @@ class SlurmJob(NamedTuple):
     reason: str
     nodes: str
     """Its nodes as Slurm writes them; empty while it waits."""
+
+
+class SlurmNode(NamedTuple):
+    """A node as `sinfo` shows it."""
+
+    state: str
+    """As Slurm writes it in full: mixed, draining, down*."""
+    reason: str
+    """What an administrator, or Slurm, noted; empty without a note."""
 
 
 def slurm_hostnames(nodes: str) -> list[str]:
@@ -73,6 +83,16 @@ def slurm_job_hosts(job_id: str) -> list[str]:
         state = f"{found[0].state} ({found[0].reason})" if found else "not known to squeue"
         raise UsageError(f"Slurm job {job_id} is on no node: {clean(state)}", _NEXT)
     return list(dict.fromkeys(slurm_hostnames(nodes)))
+
+
+def slurm_job_nodes(job_id: str) -> dict[str, SlurmNode]:
+    """Return the nodes of a running Slurm job by name; none once it is on none. Raises as `slurm_hostnames`."""
+    nodes = ",".join(job.nodes for job in _jobs(job_id) if job.nodes)
+    if not nodes:
+        return {}
+    rows = _slurm("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", f"--nodes={nodes}").splitlines()
+    found = (row.split("|", 2) for row in rows if row.count("|") >= len(SlurmNode._fields))
+    return {name.strip(): SlurmNode(state, "" if reason in _NO_REASON else reason) for name, state, reason in found}
 
 
 def why_unreachable(job_id: str, host: str) -> AppError | None:

@@ -16,6 +16,7 @@ from tests.support.slurm import SlurmCluster, require_slurm
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.timeout(600)
@@ -143,10 +144,7 @@ def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster
     job_id = training(cluster)
     status = json.loads(cluster.rankdeck("status", "--slurm", job_id, "--json"))
     assert [rank["node"] for rank in status["ranks"]] == ["h1", "h2"]
-    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
-    assert console.stderr is not None
-    while "ranks training" not in console.stderr.readline():
-        assert console.poll() is None
+    console = attached(cluster, job_id)
     before = checkpoints(cluster)
 
     cluster.run("scancel", job_id)
@@ -160,12 +158,22 @@ def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster
     assert f"Slurm job {job_id} has ended: CANCELLED" in ended
 
 
+def attached(cluster: SlurmCluster, job_id: str) -> subprocess.Popen[str]:
+    """Return a console without a screen that shows a job that trains."""
+    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
+    until_printed(console, "ranks training")
+    return console
+
+
+def until_printed(console: subprocess.Popen[str], text: str) -> None:
+    assert console.stderr is not None
+    while text not in console.stderr.readline():
+        assert console.poll() is None
+
+
 def ended_by(cluster: SlurmCluster, job_id: str, *cause: str) -> str:
     """Return what a console that is attached to a job shows once a command of Slurm has ended that."""
-    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
-    assert console.stderr is not None
-    while "ranks training" not in console.stderr.readline():
-        assert console.poll() is None
+    console = attached(cluster, job_id)
     cluster.run(*cause)
     stdout, stderr = console.communicate(timeout=END_S)
     return stdout + stderr
@@ -196,6 +204,22 @@ def test_a_failed_node_is_why_slurm_ends_a_job(cluster: SlurmCluster) -> None:
 
     cluster.run("scontrol", "update", "NodeName=h2", "State=RESUME", codes=(0, 1))  # it may be back by itself
     until(lambda: set(cluster.states().values()) == {"idle"}, END_S, "all nodes are idle")
+
+
+@pytest.mark.slow
+def test_a_node_that_slurm_drains_is_a_notice_and_the_job_goes_on(cluster: SlurmCluster) -> None:
+    job_id = training(cluster)
+    console = attached(cluster, job_id)
+
+    cluster.run("scontrol", "update", "NodeName=h2", "State=DRAIN", "Reason=bad disk")
+    until_printed(console, "Slurm drains h2 (bad disk): no new job starts there, this one keeps running")
+    cluster.run("scontrol", "update", "NodeName=h2", "State=RESUME")
+    until_printed(console, "Slurm reports h2 in service again")
+    assert cluster.state(job_id) == "RUNNING"
+
+    cluster.run("scancel", job_id)
+    console.communicate(timeout=END_S)
+    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 
 
 @pytest.mark.slow

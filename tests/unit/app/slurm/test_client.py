@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,20 +12,6 @@ from app.slurm.client import slurm_job_hosts, why_ending, why_unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that has a command print some text from then on."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def answers(text: str, name: str = "squeue", code: int = 0) -> None:
-        (tmp_path / f"{name}.txt").write_text(text)
-        stream = " >&2" if code else ""
-        (tmp_path / name).write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.txt{stream}; exit {code}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return answers
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from app.model.new_nodes import NewNodes
-from app.session.remote_session import MAX_KNOWN, MAX_WAIT_S, SETTLE_S, NewNodeWatch
+from app.model.new_nodes import MAX_KNOWN, MAX_WAIT_S, SETTLE_S, NewNodes, NewNodeWatch
 from app.view.nodes import new_nodes_notice, new_nodes_text
 
 NONE = NewNodes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from typing import NamedTuple
@@ -46,6 +47,9 @@ class SlurmJob(NamedTuple):
     state: str
     """As Slurm writes it: RUNNING, PENDING, TIMEOUT, PREEMPTED, NODE_FAIL."""
     reason: str
+    user: str
+    """Name of the user whose job it is."""
+    user_id: str
     nodes: str
     """Its nodes as Slurm writes them; empty while it waits."""
 
@@ -108,12 +112,15 @@ def why_unreachable(job_id: str, host: str) -> AppError | None:
         return None
     if not found:
         return AllocationEndedError(host, f"Slurm job {job_id} has ended: squeue does not know it any more", _NEXT)
-    state, reason, _ = found[0]
+    state, reason, user, user_id, _ = found[0]
     because = f" ({clean_name(reason)})" if reason not in ("", "None", state) else ""
     if state in WAITING_STATES:
         return HostUnreachableError(host, f"Slurm job {job_id} waits: {clean_name(state)}{because}")
     if state in RUNNING_STATES:
-        return None
+        if user_id == str(os.getuid()):
+            return None
+        whose = f"Slurm job {job_id} is a job of {clean_name(user)}: its relay serves that user alone"
+        return HostUnreachableError(host, whose, _NEXT)
     known = _ENDINGS.get(state, _Ending("", _NEXT))
     text = f"; {known.text}" if known.text else ""
     return AllocationEndedError(host, f"Slurm job {job_id} has ended: {clean_name(state)}{because}{text}", known.hint)
@@ -142,7 +149,7 @@ def why_ending(job_id: str) -> str:
 
 def _jobs(job_id: str) -> list[SlurmJob]:
     """Return a job, or the tasks of an array; none where Slurm does not know it. Raises as `slurm_hostnames`."""
-    done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%N", f"--jobs={job_id}")
+    done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%u|%U|%N", f"--jobs={job_id}")
     if done.returncode and UNKNOWN_JOB not in done.stderr:  # its controller may be away: that ends no job
         raise SessionError(f"squeue fails: {_why(done)}", "try: squeue --me")
     rows = [line.split("|") for line in done.stdout.splitlines()]

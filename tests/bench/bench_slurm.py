@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from tests.e2e.test_slurm import checkpoints, nothing_is_left, training
+from tests.e2e.test_slurm import attached, checkpoints, nothing_is_left, training
 from tests.support.slurm import SlurmCluster
 from tests.support.waiting import until
 
@@ -26,10 +25,8 @@ def measured(
 ) -> tuple[float, float, bool]:
     """Return the seconds until a console shows the end and until nothing is left, and whether a checkpoint is new."""
     job_id = training(cluster, *options)
-    console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
+    console = attached(cluster, job_id)
     assert console.stderr is not None
-    while "ranks training" not in console.stderr.readline():
-        assert console.poll() is None
     before = checkpoints(cluster)
     event(job_id)
     began_s = time.monotonic()

@@ -72,6 +72,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left_to_the_next_test(cluster: SlurmCluster) -> Iterator[None]:
+    yield
+    cluster.run("scancel", "--state=RUNNING")
+    cluster.run("scancel", "--state=PENDING")
+    until(lambda: nothing_is_left(cluster), SAVE_S + END_S, "nothing is left")
+
+
 def training(cluster: SlurmCluster, *options: str) -> str:
     """Return a batch job of two nodes whose ranks train, from wherever the last one has stopped."""
     (cluster.home / "train.py").write_text(ENGINE)
@@ -82,7 +90,7 @@ def training(cluster: SlurmCluster, *options: str) -> str:
 
 def until_it_trains(cluster: SlurmCluster, job_id: str) -> None:
     try:
-        until(lambda: "ranks training, step" in cluster.output(job_id), START_S, f"job {job_id} trains")
+        until(lambda: "training, step" in cluster.output(job_id), START_S, f"job {job_id} trains")
     except AssertionError as error:
         raise AssertionError(f"{error}: {cluster.output(job_id)}") from error
 
@@ -161,14 +169,16 @@ def test_scancel_leaves_a_checkpoint_and_a_console_is_told(cluster: SlurmCluster
 def attached(cluster: SlurmCluster, job_id: str) -> subprocess.Popen[str]:
     """Return a console without a screen that shows a job that trains."""
     console = cluster.start(sys.executable, "-P", "-m", "app", "attach", "--slurm", job_id, "--headless")
-    until_printed(console, "ranks training")
+    until_printed(console, " training")
     return console
 
 
 def until_printed(console: subprocess.Popen[str], text: str) -> None:
     assert console.stderr is not None
-    while text not in console.stderr.readline():
-        assert console.poll() is None
+    lines = [""]
+    while text not in lines[-1]:
+        lines.append(console.stderr.readline())
+        assert lines[-1], "".join(lines)
 
 
 def ended_by(cluster: SlurmCluster, job_id: str, *cause: str) -> str:
@@ -219,7 +229,14 @@ def test_a_node_that_slurm_drains_is_a_notice_and_the_job_goes_on(cluster: Slurm
 
     cluster.run("scancel", job_id)
     console.communicate(timeout=END_S)
-    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+
+
+def until_it_goes_on(cluster: SlurmCluster, job_id: str, step: int) -> None:
+    """Wait until a requeued job trains again, from a step on."""
+    until(lambda: cluster.state(job_id) == "RUNNING", START_S, f"job {job_id} runs again")
+    # Relay and agents come first.
+    look = ("logs", "--slurm", job_id)
+    until(lambda: f"begins at step {step}" in cluster.rankdeck(*look, codes=(0, 2, 3)), START_S, "it goes on")
 
 
 @pytest.mark.slow
@@ -232,14 +249,51 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(cluster: SlurmCluster) -> No
     last = checkpoints(cluster)[-1]
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
     cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-    until(lambda: cluster.state(job_id) == "RUNNING", START_S, f"job {job_id} runs again")
-    until(
-        lambda: f"begins at step {last}" in cluster.rankdeck("logs", "--slurm", job_id, codes=(0, 2, 3)),
-        START_S,
-        "it goes on",
-    )
-    cluster.run("scancel", job_id)
-    until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
+    until_it_goes_on(cluster, job_id, last)
+
+
+@pytest.mark.slow
+def test_a_requeued_job_goes_on_from_its_checkpoint_on_another_node(cluster: SlurmCluster) -> None:
+    job_id = training(cluster, "--nodes=1", "--nodelist=h1")
+
+    cluster.run("scontrol", "requeue", job_id)
+    until(lambda: cluster.state(job_id) == "PENDING" and nothing_is_left(cluster), END_S, f"job {job_id} waits")
+    last = checkpoints(cluster)[-1]
+    cluster.run("scontrol", "update", f"JobId={job_id}", "ReqNodeList=h2", "StartTime=now")
+    until_it_goes_on(cluster, job_id, last)
+
+    status = json.loads(cluster.rankdeck("status", "--slurm", job_id, "--json"))
+    assert [rank["node"] for rank in status["ranks"]] == ["h2"]
+
+
+@pytest.mark.slow
+def test_the_time_limit_leaves_a_checkpoint(cluster: SlurmCluster) -> None:
+    job_id = training(cluster, "--time=1")
+    console = attached(cluster, job_id)
+    before = checkpoints(cluster)
+
+    said, _ = console.communicate(timeout=120.0)
+
+    assert said.startswith("job spirals: succeeded"), "the engine has ended it before Slurm's signal"
+    until(lambda: cluster.state(job_id) != "RUNNING" and nothing_is_left(cluster), END_S, "all is over")
+    assert len(set(checkpoints(cluster)) - set(before)) == 1
+
+
+@pytest.mark.slow
+def test_two_users_share_nodes_and_each_watches_their_own_job(cluster: SlurmCluster) -> None:
+    alice = cluster.add_user()
+    hers = training(alice, "--cpus-per-task=1")
+    roots = training(cluster, "--cpus-per-task=1")
+
+    assert "job spirals: running" in alice.rankdeck("status", "--slurm", hers, codes=(0, 10))
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", roots, codes=(0, 10))
+    assert f"Slurm job {hers} is a job of alice" in cluster.rankdeck("status", "--slurm", hers, codes=(3,))
+    assert f"Slurm job {roots} is a job of root" in alice.rankdeck("stop", "--slurm", roots, codes=(3,))
+
+    alice.run("scancel", hers)
+    until(lambda: cluster.state(hers) == "CANCELLED", END_S, "hers ends")
+    assert cluster.state(roots) == "RUNNING"
+    assert checkpoints(alice)
 
 
 @pytest.mark.slow

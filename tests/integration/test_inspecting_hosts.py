@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +56,7 @@ def desk_with_a_user() -> Iterator[Desk]:
             host.home.chmod(0o755)
             (host.directory / "home/alice").mkdir()
             shutil.chown(host.directory / "home/alice", USER, USER)
-            open_python_to_users(host)
+            host.open_python_to_users()
             with (host.directory / "passwd").open("a") as users:
                 users.write(f"alice:x:{USER}:{USER}::{host.home}/alice:/bin/bash\n")
         desk = Desk(network)
@@ -66,19 +65,6 @@ def desk_with_a_user() -> Iterator[Desk]:
         shutil.chown(shared, USER, USER)
         yield desk
         desk.end()
-
-
-def open_python_to_users(host: Host) -> None:
-    """Let every user of a host run this Python, which may lie in a home that is closed to others."""
-    prefix = Path(sys.base_prefix)
-    closed = next((path for path in reversed(prefix.parents) if not path.stat().st_mode & stat.S_IXOTH), None)
-    if closed is None:
-        return
-    opened = host.directory / "opened"
-    place = opened / prefix.relative_to(closed)
-    place.mkdir(parents=True)
-    host.exec("mount", "--bind", str(prefix), str(place))
-    host.exec("mount", "--rbind", str(opened), str(closed))
 
 
 @contextlib.contextmanager

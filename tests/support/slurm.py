@@ -8,6 +8,7 @@ host needs a root of its own in the freezer.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -35,6 +36,7 @@ SOCKET = "/run/munge/munge.socket"
 UP_S = 60.0
 COMMAND_S = 120.0
 KILL_WAIT_S = 25
+USER_ID = 1500
 
 
 def require_slurm() -> None:
@@ -53,14 +55,15 @@ class SlurmCluster:
 
     Attributes:
         nodes: Names of the nodes.
-        home: Root's home, on all hosts.
+        user: Who uses it.
+        home: That user's home, on all hosts.
     """
 
     def __init__(self, num_nodes: int = 2, *, proctrack: str = "", cpus: int = 4) -> None:
         can_freeze = os.access(FREEZER / "cgroup.procs", os.W_OK)
         self.nodes = [f"h{number + 1}" for number in range(num_nodes)]
         self.network = Network(*self.nodes, LOGIN)
-        self.home = self.network.directory / "shared"
+        self.user, self.home = "root", self.network.directory / "shared"
         self._proctrack = proctrack or ("cgroup" if can_freeze else "linuxproc")
         self._cpus = cpus
         self._freezer = FREEZER / self.network.name
@@ -81,12 +84,38 @@ class SlurmCluster:
     ) -> None:
         self._undo.close()
 
+    def add_user(self) -> SlurmCluster:
+        """Return this cluster as a user without rights sees it, whose home all hosts share."""
+        for directory in (
+            self.network.directory,
+            self.network.directory / "slurm",
+            self.network.directory / "slurm/etc",
+        ):
+            directory.chmod(0o755)
+        other = copy.copy(self)
+        other.home, other.user = self.network.directory / "alice", "alice"
+        shutil.copytree(self.home / ".ssh", other.home / ".ssh")
+        for host in self.network.hosts.values():
+            host.open_python_to_users()
+            with (host.directory / "passwd").open("a") as users:
+                users.write(f"alice:x:{USER_ID}:{USER_ID}::{other.home}:/bin/bash\n")
+        for path in (other.home, *other.home.rglob("*")):
+            shutil.chown(path, USER_ID, USER_ID)
+        return other
+
     def argv(self, host: str, *words: str) -> list[str]:
         """Return what runs a command in the shared home, as a login to a host does."""
-        environment = {"HOME": str(self.home), "USER": "root", "PATH": PATH, "LANG": "C.UTF-8", "TERM": "dumb"}
+        environment = {"HOME": str(self.home), "USER": self.user, "PATH": PATH, "LANG": "C.UTF-8", "TERM": "dumb"}
         environment |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         variables = [f"{name}={value}" for name, value in environment.items()]
-        return [*self.network[host].inside(), "env", "-i", "-C", str(self.home), *variables, *words]
+        as_user = ("setpriv", "--clear-groups", f"--reuid={USER_ID}", f"--regid={USER_ID}")
+        rights = () if self.user == "root" else as_user
+        return [*self.network[host].inside(), *rights, "env", "-i", "-C", str(self.home), *variables, *words]
+
+    def boot(self, name: str) -> None:
+        """Start a host after a power cut, and Slurm's daemon on it."""
+        self.network[name].boot()
+        self._start(self.network[name])
 
     def start(self, *words: str, host: str = LOGIN) -> subprocess.Popen[str]:
         """Start a command on a host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,21 +14,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+ME = f"root|{os.getuid()}"
+
 
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("RUNNING|None|h[1-2]\n", None, ""),
-        ("PENDING|BeginTime|\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
-        ("CANCELLED|None|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: CANCELLED; it was cancelled"),
+        (f"RUNNING|None|{ME}|h[1-2]\n", None, ""),
+        (f"PENDING|BeginTime|{ME}|\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
         (
-            "PREEMPTED|None|h[1-2]\n",
+            f"CANCELLED|None|{ME}|h[1-2]\n",
+            AllocationEndedError,
+            "h1: Slurm job 7 has ended: CANCELLED; it was cancelled",
+        ),
+        (
+            f"PREEMPTED|None|{ME}|h[1-2]\n",
             AllocationEndedError,
             "has ended: PREEMPTED; a job of higher priority has preempted it",
         ),
-        ("FAILED|NonZeroExitCode|h1\n", AllocationEndedError, "h1: Slurm job 7 has ended: FAILED (NonZeroExitCode)"),
-        ("TIMEOUT|TimeLimit|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: TIMEOUT (TimeLimit)"),
-        ("NODE\x1b_FAIL|a\x1b[2J|h1\n", AllocationEndedError, ""),
+        (f"RUNNING|None|ali\x1bce|{os.getuid() + 1}|h1\n", HostUnreachableError, "h1: Slurm job 7 is a job of ali"),
+        (
+            f"FAILED|NonZeroExitCode|{ME}|h1\n",
+            AllocationEndedError,
+            "h1: Slurm job 7 has ended: FAILED (NonZeroExitCode)",
+        ),
+        (f"TIMEOUT|TimeLimit|{ME}|h[1-2]\n", AllocationEndedError, "h1: Slurm job 7 has ended: TIMEOUT (TimeLimit)"),
+        (f"NODE\x1b_FAIL|a\x1b[2J|{ME}|h1\n", AllocationEndedError, ""),
     ],
 )
 def test_slurm_s_state_of_a_job_is_why_its_relay_is_gone(
@@ -91,7 +103,7 @@ def test_without_slurm_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_the_hosts_of_an_array_are_those_of_all_its_tasks_once(answer: Callable[..., None]) -> None:
-    answer("RUNNING|None|h1\nRUNNING|None|h2\nPENDING|Resources|\n")
+    answer(f"RUNNING|None|{ME}|h1\nRUNNING|None|{ME}|h2\nPENDING|Resources|{ME}|\n")
     answer("h1\nh2\nh1\n", "scontrol")
 
     assert slurm_job_hosts("7") == ["h1", "h2"]

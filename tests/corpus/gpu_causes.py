@@ -111,6 +111,11 @@ def _heat_one_that_keeps_up(gpus: Gpus) -> None:
     gpus.heat(1)
 
 
+def _heat_and_share(gpus: Gpus) -> None:
+    gpus.heat(1)
+    gpus.share(1)
+
+
 def _heat_another_one(gpus: Gpus) -> None:
     gpus.ask("unbound")
     gpus.heat(2)
@@ -130,6 +135,7 @@ GPU_CAUSES: tuple[RealCause[Gpus], ...] = (
     RealCause("PCIe packets sent again", lambda on: on.count(1, REPLAYS, 200), frozenset({Signal.PCIE_REPLAYS})),
     RealCause("memory errors", lambda on: on.count(1, CORRECTED, 50), frozenset({Signal.GPU_ECC_CORRECTED})),
     RealCause("PCIe 3 of 5", lambda on: on.change(1, {GENERATION: 3}), frozenset({Signal.PCIE_GENERATION})),
+    RealCause("heat and another process", _heat_and_share, frozenset({Signal.GPU_THERMAL, Signal.GPU_OTHERS})),
 )
 GPU_OPPOSITES: tuple[RealCause[Gpus], ...] = (
     RealCause("its program, on a healthy GPU", lambda on: on.ask("program")),

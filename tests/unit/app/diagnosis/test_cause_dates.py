@@ -44,9 +44,9 @@ def late_s(start_s: int, shift_s: int) -> dict[Signal, float]:
         figures = kept.last(SELDOM_S, now_s, gpu.figures, None)
         for whose, signal, value in signals.values([GpuReport(figures, [WHOSE], [GpuHolder(100, whose=WHOSE)])], now_s):
             tracks.take(whose, signal, value, now_s)
-        for signal, reading in tracks.readings(WHOSE, now_s).items():
+        for name, reading in tracks.readings(WHOSE, now_s).items():
             if reading.since_s is not None:
-                found.setdefault(Signal(signal), now_s - reading.since_s - ONSET_S)
+                found.setdefault(Signal(name), now_s - reading.since_s - ONSET_S)
     return found
 
 

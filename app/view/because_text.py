@@ -75,7 +75,7 @@ WORDINGS: dict[Signal, Wording] = {
         COUNT,
         "other processes on GPU",
         "used by another process",
-        "{processes} {gpu}, {other} {peers}",
+        "{processes} {gpu}, {other} have {peers}",
     ),
     Signal.PCIE_WIDTH: Wording(
         COUNT, "PCIe lanes", "fewer PCIe lanes", f"{_LINK} has {{value}} lanes, {{other}} {{peers}}"

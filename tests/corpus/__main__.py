@@ -2,7 +2,8 @@
 
 `python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
 programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those, `--causes N` runs with a
-slow rank and why it is slow, `--real-causes [NAME ...]` the same on two real ranks of a quiet machine.
+slow rank and why it is slow, `--real-causes [NAME ...]` the same on two real ranks of a quiet machine, `--gpu-causes
+[NAME ...]` causes of the GPUs of four real ranks on two hosts of the testbed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.corpus.generator import command
+from tests.corpus.gpu_causes import GPU_CAUSES, GPU_OPPOSITES, play_gpu_cause
 from tests.corpus.real import REAL, play_real
 from tests.corpus.real_causes import CAUSES, OPPOSITES, play_cause
 from tests.corpus.reported.table import chosen, figures, line, play_and_score
 from tests.corpus.scenarios import ALL, Outcome, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.corpus.real_causes import On, RealCause, Told
 
 
 def main() -> None:
@@ -35,36 +43,39 @@ def main() -> None:
     parser.add_argument(
         "--real-causes", nargs="*", metavar="NAME", help="causes on two real ranks, a quarter of an hour"
     )
+    parser.add_argument("--gpu-causes", nargs="*", metavar="NAME", help="causes of GPUs, twenty minutes")
     parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
-    arguments = parser.parse_args()
-    if arguments.reported is not None:
-        _play_reported(arguments.reported, arguments.patience)
+    args = parser.parse_args()
+    commands: tuple[tuple[object, Callable[[], None]], ...] = (
+        (args.reported, lambda: _play_reported(args.reported, args.patience)),
+        (args.real_causes, lambda: _play_causes((*CAUSES, *OPPOSITES), play_cause, args.real_causes, args.patience)),
+        (
+            args.gpu_causes,
+            lambda: _play_causes((*GPU_CAUSES, *GPU_OPPOSITES), play_gpu_cause, args.gpu_causes, args.patience),
+        ),
+        (args.story, lambda: command.main_of_one(args.story)),
+        (args.shrink, lambda: command.main_of_shrinking(args.shrink)),
+        (args.causes, lambda: command.main_of_causes(args.causes, args.seed, args.jobs)),
+        (args.generated, lambda: command.main(args.generated, args.seed, args.jobs)),
+    )
+    asked = next((play_it for wish, play_it in commands if wish is not None), None)
+    if asked is not None:
+        asked()
         return
-    if arguments.real_causes is not None:
-        _play_real_causes(arguments.real_causes, arguments.patience)
-        return
-    if arguments.story is not None:
-        command.main_of_one(arguments.story)
-        return
-    if arguments.shrink is not None:
-        command.main_of_shrinking(arguments.shrink)
-        return
-    if arguments.causes is not None:
-        command.main_of_causes(arguments.causes, arguments.seed, arguments.jobs)
-        return
-    if arguments.generated is not None:
-        command.main(arguments.generated, arguments.seed, arguments.jobs)
-        return
+    _play_all(num_seeds=args.seeds, is_real=args.real)
+
+
+def _play_all(*, num_seeds: int, is_real: bool) -> None:
     outcomes: list[Outcome] = []
-    if arguments.real:
+    if is_real:
         with tempfile.TemporaryDirectory() as directory:
             for scenario in REAL:
                 outcomes.append(play_real(scenario, Path(directory)))
                 _print(outcomes[-1:])
     else:
         for simulated in ALL:
-            played = [play(simulated, seed) for seed in range(arguments.seeds)]
+            played = [play(simulated, seed) for seed in range(num_seeds)]
             outcomes += played
             _print(played)
     _print_figures(outcomes)
@@ -78,11 +89,16 @@ def _play_reported(names: list[str], patience: float) -> None:
     print("\n".join(figures(scores)))  # noqa: T201 - as above
 
 
-def _play_real_causes(names: list[str], patience: float) -> None:
-    for cause in (*CAUSES, *OPPOSITES):
+def _play_causes(
+    causes: Sequence[RealCause[On]],
+    play_one: Callable[[RealCause[On], Path, float], Told],
+    names: list[str],
+    patience: float,
+) -> None:
+    for cause in causes:
         if not names or cause.name in names:
             with tempfile.TemporaryDirectory() as directory:
-                print(play_cause(cause, Path(directory), patience), flush=True)  # noqa: T201 - what the command is for
+                print(play_one(cause, Path(directory), patience), flush=True)  # noqa: T201 - what the command is for
 
 
 def _print(outcomes: list[Outcome]) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.wire.signals import Signal
 from app.diagnosis.causes import Cause
@@ -25,10 +25,10 @@ from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from app.diagnosis.verdicts import Verdict
-
+On = TypeVar("On")
+"""What causes are done to."""
 PROGRAMS = Path(__file__).parent / "programs"
 START_S = 120.0
 SETTLED_STEPS, SETTLED_S = 200, 40.0
@@ -43,14 +43,17 @@ SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True:
 
 
 class Machine:
-    """Means of this machine to burden a process, taken back at the end."""
+    """Means of this machine to burden a rank, taken back at the end."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.pids: list[int] = []
+        """Of the ranks, once they run."""
         self.undo = contextlib.ExitStack()
 
-    def quota(self, pid: int, cpu_frac: float) -> None:
-        """Give a process a part of one CPU."""
+    def quota(self, rank: int, cpu_frac: float) -> None:
+        """Give a rank a part of one CPU."""
+        pid = self.pids[rank]
         group = self._cgroup("cpu", pid)
         if (CGROUPS / "cgroup.controllers").exists():
             (group / "cpu.max").write_text(f"{int(cpu_frac * 100_000)} 100000")
@@ -58,16 +61,17 @@ class Machine:
             (group / "cpu.cfs_quota_us").write_text(str(int(cpu_frac * 100_000)))
         _enter(group, pid)
 
-    def slow_disk(self, pid: int, bytes_hz: int) -> None:
-        """Let a process read so many bytes a second of the disk that holds the directory."""
+    def slow_disk(self, rank: int, bytes_hz: int) -> None:
+        """Let a rank read so many bytes a second of the disk that holds the directory."""
+        pid = self.pids[rank]
         group = self._cgroup("blkio", pid)
         device = self.directory.stat().st_dev
         (group / "blkio.throttle.read_bps_device").write_text(f"{os.major(device)}:{os.minor(device)} {bytes_hz}")
         _enter(group, pid)
 
-    def compete(self, pid: int, num: int) -> None:
-        """Run processes on the CPU of a process."""
-        (cpu,) = os.sched_getaffinity(pid)
+    def compete(self, rank: int, num: int) -> None:
+        """Run processes on the CPU of a rank."""
+        (cpu,) = os.sched_getaffinity(self.pids[rank])
         for _ in range(num):
             process = subprocess.Popen([sys.executable, "-c", SPIN, str(cpu)])
             self.undo.callback(process.wait)
@@ -98,14 +102,14 @@ def _remove(group: Path, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class RealCause:
-    """What is done, given the pids of both ranks, and the signals of which one must be named first.
+class RealCause(Generic[On]):
+    """What is done, and the signals of which one must be named first.
 
     Without signals no cause may be named; `is_slow` is whether rank 1 is to be named then.
     """
 
     name: str
-    do: Callable[[Machine, tuple[int, int]], None]
+    do: Callable[[On], None]
     signals: frozenset[Signal] = frozenset()
     is_slow: bool = True
     also: frozenset[Signal] = frozenset()
@@ -119,50 +123,60 @@ class Told:
     name: str
     named_s: float | None = None
     because_s: float | None = None
-    false: set[Signal] = field(default_factory=set)
+    false: set[str] = field(default_factory=set)
     others: set[tuple[int, ...]] = field(default_factory=set)
 
+    def note(self, cause: RealCause[On], culprits: Sequence[int], said: Sequence[str], at_s: float) -> None:
+        """Note a verdict on slow ranks: the signals that it names, the best first, and when it was seen."""
+        if tuple(culprits) != (1,):
+            self.others.add(tuple(culprits))
+            return
+        self.named_s = at_s if self.named_s is None else self.named_s
+        if self.because_s is None and said and said[0] in cause.signals:
+            self.because_s = at_s
+        self.false |= set(said) - cause.signals - cause.also
 
-def _hold_both(machine: Machine, pids: tuple[int, int]) -> None:
-    for pid in pids:
-        machine.quota(pid, 0.2)
+
+def _hold_both(machine: Machine) -> None:
+    for rank in range(2):
+        machine.quota(rank, 0.2)
 
 
-def _work_in_quota(machine: Machine, pids: tuple[int, int]) -> None:
-    machine.quota(pids[1], 0.95)
+def _work_in_quota(machine: Machine) -> None:
+    machine.quota(1, 0.95)
     machine.ask("work")
 
 
-QUOTA = RealCause(
+QUOTA: RealCause[Machine] = RealCause(
     "a CPU quota",
-    lambda on, pids: on.quota(pids[1], 0.15),
+    lambda on: on.quota(1, 0.15),
     frozenset({Signal.CPU_THROTTLED}),
     also=frozenset({Signal.CPU_WAIT}),
 )
-CAUSES = (
+CAUSES: tuple[RealCause[Machine], ...] = (
     QUOTA,
     RealCause(
         "processes on its CPU",
-        lambda on, pids: on.compete(pids[1], 6),
+        lambda on: on.compete(1, 6),
         frozenset({Signal.CPU_WAIT, Signal.CPU_OTHERS}),
     ),
-    RealCause("a slow disk", lambda on, pids: on.slow_disk(pids[1], 2 << 20), frozenset({Signal.BLOCKED})),
-    RealCause("garbage collection", lambda on, _: on.ask("gc"), frozenset({Signal.GC_PAUSE})),
-    RealCause("a thread that holds the interpreter", lambda on, _: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
-    RealCause("printing", lambda on, _: on.ask("log"), frozenset({Signal.LOG_LINES})),
+    RealCause("a slow disk", lambda on: on.slow_disk(1, 2 << 20), frozenset({Signal.BLOCKED})),
+    RealCause("garbage collection", lambda on: on.ask("gc"), frozenset({Signal.GC_PAUSE})),
+    RealCause("a thread that holds the interpreter", lambda on: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
+    RealCause("printing", lambda on: on.ask("log"), frozenset({Signal.LOG_LINES})),
 )
-MORE_WORK = RealCause("more work", lambda on, _: on.ask("work"))
-OPPOSITES = (
+MORE_WORK: RealCause[Machine] = RealCause("more work", lambda on: on.ask("work"))
+OPPOSITES: tuple[RealCause[Machine], ...] = (
     MORE_WORK,
-    RealCause("asleep", lambda on, _: on.ask("sleep")),
+    RealCause("asleep", lambda on: on.ask("sleep")),
     RealCause("both in a quota", _hold_both, is_slow=False),
-    RealCause("a quota that is enough", lambda on, pids: on.quota(pids[1], 0.9), is_slow=False),
-    RealCause("nothing", lambda *_: None, is_slow=False),
+    RealCause("a quota that is enough", lambda on: on.quota(1, 0.9), is_slow=False),
+    RealCause("nothing", lambda _: None, is_slow=False),
     RealCause("more work, and a quota that is enough", _work_in_quota),
 )
 
 
-def play_cause(cause: RealCause, directory: Path, patience: float = 1.0) -> Told:
+def play_cause(cause: RealCause[Machine], directory: Path, patience: float = 1.0) -> Told:
     """Run two ranks under an agent, do it, and return what a console says of them."""
     (directory / "data").write_bytes(os.urandom(DATA_BYTES))
     os.sync()
@@ -174,7 +188,7 @@ def play_cause(cause: RealCause, directory: Path, patience: float = 1.0) -> Told
 class _Watch:
     """A console's look at the ranks, before and after the strike."""
 
-    def __init__(self, agent: RunningAgent, machine: Machine, cause: RealCause, patience: float) -> None:
+    def __init__(self, agent: RunningAgent, machine: Machine, cause: RealCause[Machine], patience: float) -> None:
         self._agent, self._machine, self._cause = agent, machine, cause
         self._within_s = patience * (WITHIN_S if cause.is_slow else WITHIN_S / 2)
         self._cluster, self._diagnoser = Cluster(["here"]), Diagnoser()
@@ -187,8 +201,8 @@ class _Watch:
         self._watch(SETTLED_S, lambda: False)
         until(self._is_warm, START_S, "healthy training")
         self._told, self._struck_s = Told(self._cause.name), time.monotonic()
-        first, second = (worker.pid for worker in self._agent.report().workers)
-        self._cause.do(self._machine, (first, second))
+        self._machine.pids = [worker.pid for worker in self._agent.report().workers]
+        self._cause.do(self._machine)
         self._watch(self._within_s, self._is_told)
         self._watch(AFTER_S, lambda: False)
         return self._told
@@ -220,15 +234,5 @@ class _Watch:
         self._cluster.apply("here", self._agent.report(), now_s)
         for verdict in self._diagnoser.observe(self._cluster, now_s).verdicts:
             if verdict.cause is Cause.STRAGGLER:
-                self._note(verdict, now_s - self._struck_s)
-
-    def _note(self, verdict: Verdict, at_s: float) -> None:
-        told = self._told
-        if verdict.culprits != (1,):
-            told.others.add(verdict.culprits)
-            return
-        told.named_s = at_s if told.named_s is None else told.named_s
-        said = [one.signal for one in verdict.because]
-        if told.because_s is None and said and said[0] in self._cause.signals:
-            told.because_s = at_s
-        told.false |= set(said) - self._cause.signals - self._cause.also
+                said = [one.signal for one in verdict.because]
+                self._told.note(self._cause, verdict.culprits, said, now_s - self._struck_s)

@@ -10,7 +10,7 @@ from agent.wire.machine import GpuCondition, GpuWatchState
 from tests.support.agents import RunningAgent
 from tests.support.hosts import Network, require_hosts
 from tests.support.jobs import make_local_spec
-from tests.support.nvml.stub import HW_SLOWDOWN, HW_THERMAL, Stub, h100, in_parts, mig
+from tests.support.nvml.stub import DRIVER_FILES, HW_SLOWDOWN, HW_THERMAL, Stub, h100, in_parts, mig
 from tests.support.nvml_recordings import GIB, a100, recording, uuid
 from tests.support.ranks import still_runs
 
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 START_S, SEEN_S = 120.0, 60.0
 PROGRAM = "import time\nwith open('/dev/nvidia0'):\n    while True: time.sleep(1)\n"
 """In a container a process is believed to be on a GPU if it has the driver open."""
-DRIVER_FILES = """
-set -e
-mkdir /run/dev
-mount --rbind /dev /run/dev
-mount -t tmpfs -o mode=755 tmpfs /dev
-for name in null zero full random urandom tty; do
-  touch /dev/$name
-  mount --bind /run/dev/$name /dev/$name
-done
-mkdir /dev/shm
-mount --rbind /run/dev/shm /dev/shm
-ln -s /proc/self/fd /dev/fd
-touch /dev/nvidia0
-"""
 
 
 class GpuHost:

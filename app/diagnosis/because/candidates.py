@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 LEAD_S = 40.0
 """Seconds before a rank is named from which a change may be the reason: it takes up to 15 s to name most, up to 40 s to
 name one that is slow in some steps only."""
-LAG_S = 5.0
-"""Seconds by which a change may be dated too late: agents smooth."""
 STALL_LEAD_S = 20.0
 """Seconds before a wait from which a change may be its reason."""
 YOUNG_S = 30.0
@@ -75,12 +73,12 @@ class Slowness(NamedTuple):
     is_whole_host: bool
     """Whether all ranks of its host are slow."""
 
-    def may_begin_at(self, began_s: float | None) -> bool:
+    def may_begin_at(self, began_s: float | None, signal: Signal) -> bool:
         """Return whether a signal that became worse at a time may be the reason; also where that is not known."""
         if began_s is None:
             return True
         lead_s = STALL_LEAD_S if self.cost_frac is None else LEAD_S
-        return self.earliest_s - lead_s <= began_s <= self.latest_s + LAG_S
+        return self.earliest_s - lead_s <= began_s <= self.latest_s + TRAITS[signal].lag_s
 
 
 class Candidate(NamedTuple):
@@ -119,7 +117,11 @@ def candidates_of(
     compared = peers.all_of(own, known, EASE)
     worse = {signal: one for signal, one in compared.items() if one.is_worse and _fits(signal, slowness)}
     began_s = {signal: began_of(own, one, well_s.get(signal)) for signal, one in worse.items()}
-    found = {signal: one for signal, one in worse.items() if signal in known or slowness.may_begin_at(began_s[signal])}
+    found = {
+        signal: one
+        for signal, one in worse.items()
+        if signal in known or slowness.may_begin_at(began_s[signal], signal)
+    }
     look = _Look(own, peers, slowness, compared, began_s)
     causes = [signal for signal in found if TRAITS[signal].role is not Role.SUPPORT and look.applies(signal)]
     causes = without_what_follows(causes)
@@ -305,4 +307,4 @@ class _Look:
         if trait.is_less_worse or reading.value - reading.before < _least(trait, reading.before):
             return None
         one = Compared(signal, reading.value, None, reading.before, reading.since_s, is_worse=True)
-        return one if self._slowness.may_begin_at(began_of(self._own, one)) else None
+        return one if self._slowness.may_begin_at(began_of(self._own, one), signal) else None

@@ -24,6 +24,11 @@ READING = frozenset(Phase) - {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 """Phases in which a rank may read or write files."""
 ANY_PHASE = frozenset(Phase)
 
+LAG_S = 5.0
+"""Seconds by which a change may be dated too late: agents smooth."""
+SELDOM_LAG_S, COUNTER_LAG_S = LAG_S + 10.0, LAG_S + 20.0
+"""The same where an agent asks every 10 s, and where it makes rates of counters over another 10 s."""
+
 
 class Scope(StrEnum):
     """Whose figure a signal is."""
@@ -78,6 +83,8 @@ class Trait(NamedTuple):
     """Whether it is a part of the rank's time: it must be large enough for the cost."""
     explains_stalls: bool = False
     """Whether it may keep a rank from moving for seconds."""
+    lag_s: float = LAG_S
+    """Seconds by which a change of it may be dated too late."""
 
 
 def _rank(role: Role, family: Family, least: float, least_ratio: float = 0.0, **more: object) -> Trait:
@@ -97,7 +104,7 @@ TRAITS: dict[Signal, Trait] = {
     Signal.GPU_THERMAL: _gpu(Role.CAUSE, Family.GPU_SPEED, 0.1, is_direct=True),
     Signal.GPU_HW_SLOWDOWN: _gpu(Role.CAUSE, Family.GPU_SPEED, 0.1, is_direct=True),
     Signal.GPU_POWER_BRAKE: _gpu(Role.CAUSE, Family.GPU_SPEED, 0.1, is_direct=True),
-    Signal.GPU_POWER_LIMIT: _gpu(Role.CAUSE, Family.GPU_SPEED, 10.0, 0.08, is_less_worse=True),
+    Signal.GPU_POWER_LIMIT: _gpu(Role.CAUSE, Family.GPU_SPEED, 10.0, 0.08, is_less_worse=True, lag_s=SELDOM_LAG_S),
     Signal.GPU_POWER_CAP: _gpu(Role.CAUSE, Family.GPU_SPEED, 0.2, is_weak=True, is_per_work=True),
     Signal.GPU_CLOCK: _gpu(Role.WITNESS, Family.GPU_SPEED, 5e7, 0.1, is_less_worse=True, is_direct=True),
     Signal.GPU_TEMPERATURE: _gpu(Role.SUPPORT, Family.GPU_SPEED, 5.0),
@@ -106,11 +113,11 @@ TRAITS: dict[Signal, Trait] = {
     Signal.GPU_OTHERS: _gpu(Role.CAUSE, Family.ALONE, 0.5),
     Signal.PCIE_WIDTH: _gpu(Role.CAUSE, Family.ALONE, 0.9, 0.4, is_less_worse=True, phases=ANY_PHASE),
     Signal.PCIE_GENERATION: _gpu(Role.CAUSE, Family.ALONE, 0.9, is_less_worse=True, phases=ANY_PHASE),
-    Signal.PCIE_REPLAYS: _gpu(Role.CAUSE, Family.ALONE, 10.0, 4.0, is_weak=True, phases=ANY_PHASE),
-    Signal.NVLINKS: _gpu(Role.CAUSE, Family.ALONE, 0.9, is_less_worse=True),
-    Signal.NVLINK_ERRORS: _gpu(Role.CAUSE, Family.ALONE, 1.0, 4.0, is_weak=True),
-    Signal.GPU_ROW_REMAP: _gpu(Role.CAUSE, Family.ALONE, 0.5, is_weak=True),
-    Signal.GPU_ECC_CORRECTED: _gpu(Role.CAUSE, Family.ALONE, 1.0, 4.0, is_weak=True),
+    Signal.PCIE_REPLAYS: _gpu(Role.CAUSE, Family.ALONE, 10.0, 4.0, is_weak=True, phases=ANY_PHASE, lag_s=COUNTER_LAG_S),
+    Signal.NVLINKS: _gpu(Role.CAUSE, Family.ALONE, 0.9, is_less_worse=True, lag_s=SELDOM_LAG_S),
+    Signal.NVLINK_ERRORS: _gpu(Role.CAUSE, Family.ALONE, 1.0, 4.0, is_weak=True, lag_s=COUNTER_LAG_S),
+    Signal.GPU_ROW_REMAP: _gpu(Role.CAUSE, Family.ALONE, 0.5, is_weak=True, lag_s=SELDOM_LAG_S),
+    Signal.GPU_ECC_CORRECTED: _gpu(Role.CAUSE, Family.ALONE, 1.0, 4.0, is_weak=True, lag_s=COUNTER_LAG_S),
     # CPUs.
     Signal.CPU_THROTTLED: _rank(
         Role.CAUSE, Family.CPU, 0.08, is_direct=True, is_per_work=True, is_part=True, explains_stalls=True

@@ -33,6 +33,21 @@ _NO_INSTANCE = 2**32 - 1
 NVLINK_COUNT, NVLINK_STATE, NVLINK_REPLAY, NVLINK_RECOVERY, NVLINK_CRC = 91, 165, 161, 162, 163
 """Fields of nvmlDeviceGetFieldValues; all but the first are of a link."""
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x04, 0x08, 0x20, 0x40, 0x80
+DRIVER_FILES = """
+set -e
+mkdir /run/dev
+mount --rbind /dev /run/dev
+mount -t tmpfs -o mode=755 tmpfs /dev
+for name in null zero full random urandom tty; do
+  touch /dev/$name
+  mount --bind /run/dev/$name /dev/$name
+done
+mkdir /dev/shm
+mount --rbind /run/dev/shm /dev/shm
+ln -s /proc/self/fd /dev/fd
+touch /dev/nvidia0
+"""
+"""For a shell of a testbed's host: gives it a /dev of its own, with a file of the driver that programs can open."""
 
 
 @cache

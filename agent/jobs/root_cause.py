@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.logs.traceback_text import FailureText
-from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LOST_PEER, RootCause
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LOST_PEER, RootCause, rank_with_problem
 
 if TYPE_CHECKING:
     from agent.jobs.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
@@ -139,6 +139,7 @@ def _order(failure: Failure) -> tuple[bool, bool, float, int]:
 
 def _failure(rank: int, end: str, found: FoundFailure | None, now_s: float, *, is_requested: bool) -> Failure:
     text = found.text if found else FailureText()
+    has_lost_peer = LOST_PEER.search(text.exception or text.last_line) is not None
     failed_s = now_s if found is None or found.failed_s is None else min(now_s, found.failed_s)
     return Failure(
         failed_s,
@@ -149,6 +150,6 @@ def _failure(rank: int, end: str, found: FoundFailure | None, now_s: float, *, i
             outer=text.outer,
             where=text.where,
             traceback=text.traceback,
-            is_consequence=is_requested or LOST_PEER.search(text.exception or text.last_line) is not None,
+            is_consequence=is_requested or rank_with_problem(text.exception) not in (None, rank) or has_lost_peer,
         ),
     )

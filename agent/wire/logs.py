@@ -36,6 +36,9 @@ LOST_PEER = re.compile(
 )
 """Texts of gloo, NCCL, the store and ddpcore in a rank that has lost another, or fails because of it."""
 
+_OF_RANK = re.compile(r"ddpcore\.errors\.\w+: rank (\d+): ")
+"""An error that all ranks raise since that one has it. Source: `ddpcore.agreement.common_problem`."""
+
 _NCCL_ERROR = re.compile(
     r"(?P<type>[\w.:]+: )NCCL error(?: in)?: (?:\S+:\d+, )?"
     r"(?P<what>.+?)(?: \(run with .*?\)| - please .*?)?, NCCL version .*"
@@ -51,6 +54,12 @@ _OUT_OF_MEMORY = re.compile(
     r"(?:.*? (?P<allowed>[\d.]+ \w+) allowed;)?)?"
 )
 """Source: torch 2.1 to 2.13, c10/cuda/CUDACachingAllocator.cpp; torch 2.1 writes "capacty"."""
+
+
+def rank_with_problem(exception: str) -> int | None:
+    """Return the rank whose problem all ranks raise by this exception; None where it names none, or several."""
+    found = _OF_RANK.match(exception)
+    return int(found[1]) if found else None
 
 
 def exception_line(text: str) -> str:

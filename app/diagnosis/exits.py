@@ -20,7 +20,7 @@ import numpy as np
 from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
-from app.model.farewells import REQUEST_SIGNALS, is_clean, names_lost_peer, names_time_out
+from app.model.farewells import REQUEST_SIGNALS, is_clean, is_of_another, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from app.model.xids import is_gpu_at_fault
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
@@ -307,8 +307,8 @@ def is_unknown(death: Death) -> bool:
 
 
 def has_lost_peer(death: Death) -> bool:
-    """Return whether a rank's error reports the loss of another."""
-    return not is_clean(death) and names_lost_peer(death.exit.error_text)
+    """Return whether a rank's error reports the loss of another, or another's problem."""
+    return not is_clean(death) and is_of_another(death.rank, death.exit.error_text)
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:
@@ -365,7 +365,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         known + [d for d in unrequested if is_unknown(d) and d.at_s <= first_s + thresholds.instant_s], key=_by_time
     )
     first_s = bad[0].at_s
-    lost_connection = [death.rank for death in bad if has_lost_peer(death)]
+    lost_connection = [death.rank for death in bad if names_lost_peer(death.exit.error_text)]
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
     # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out.

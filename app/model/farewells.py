@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire.logs import INTERRUPTED, LOST_PEER, exception_line
+from agent.wire.logs import INTERRUPTED, LOST_PEER, exception_line, rank_with_problem
 from agent.wire.reports import ExitReport
 from app.model.job_model import Death, Process
 
@@ -52,6 +52,12 @@ def names_lost_peer(error_text: str) -> bool:
     return LOST_PEER.search(error_text) is not None
 
 
+def is_of_another(rank: int, error_text: str) -> bool:
+    """Return whether a rank's error reports the loss of a peer, or the problem of another rank, which all raise."""
+    return names_lost_peer(error_text) or _rank_with_problem(error_text) not in (None, rank)
+
+
+_rank_with_problem = lru_cache(MAX_TEXTS)(rank_with_problem)
 _line_of = lru_cache(MAX_TEXTS)(exception_line)
 
 
@@ -76,7 +82,7 @@ def ends_of(job: JobModel) -> dict[int, Death]:
         end = ExitReport(signal=by, error=raised) if death is None else death.exit
         if raised and not end.error_text:
             end = msgspec.structs.replace(end, error=raised)
-        is_consequence = names_lost_peer(end.error_text) or names_time_out(end.error_text)
+        is_consequence = is_of_another(rank, end.error_text) or names_time_out(end.error_text)
         if death is not None:
             since_s = death.at_s if is_clean(death) or is_consequence else min(death.at_s, job.report_at_s[rank])
             ends[rank] = Death(rank, float(since_s), end)

@@ -534,6 +534,16 @@ def test_a_rank_without_an_exception_is_told_with_its_last_line() -> None:
     assert job.status(20.0).detail.startswith("rank 3 exited with code 2; its last line: train.py: error: no data")
 
 
+def test_of_an_error_that_all_ranks_raise_the_rank_whose_problem_it_is_is_the_cause() -> None:
+    error = "ddpcore.errors.CheckpointDirectoryError: rank 3: /runs is in use by another run"
+    job = job_in(JobState.RUNNING)
+    job.handle(WorkerExited(2, 1, None, left(error, failed_s=3.0)), 5.0)
+    assert cause_of(job) == (2, error, True)
+    job.handle(WorkerExited(3, 1, None, left(error, failed_s=4.0)), 6.0)
+
+    assert cause_of(job) == (3, error, False)
+
+
 def test_a_last_line_may_say_that_another_was_lost() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(WorkerExited(2, 1, None, FoundFailure(FailureText(last_line=f"train.py: {LOST}"), 2)), 5.0)

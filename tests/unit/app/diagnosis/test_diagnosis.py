@@ -207,6 +207,19 @@ def test_deaths_of_different_kinds_are_told_apart() -> None:
     assert causes(diagnosis) == {(Cause.EXITED, (0, 1)), (Cause.EXITED, (2,))}
 
 
+@pytest.mark.parametrize("at_s", [(0.1, 0.3), (0.3, 0.1)])
+def test_of_an_error_that_all_ranks_raise_the_one_whose_problem_it_is_is_named(at_s: tuple[float, float]) -> None:
+    watched = Watched()
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(3)])
+    watched.now_s += 1
+    error = "ddpcore.errors.CheckpointDirectoryError: rank 1: /runs is in use by another run"
+    followed = [dead_worker(rank, code=1, error=error, age_s=at_s[0]) for rank in (0, 2)]
+    diagnosis = watched.receive(*followed, dead_worker(1, code=1, error=error, age_s=at_s[1]))
+
+    assert causes(diagnosis) == {(Cause.EXITED, (1,))}
+    assert diagnosis.verdicts[0].lost_connection == ()
+
+
 def test_who_called_less_in_a_sub_group_is_known_by_that_group() -> None:
     watched = Watched()
     other = group_report(9, group="8", ranks=[2, 3])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from agent.wire.relay import INVITATION_FILE
 from app.errors import ExitCode, SessionError, UsageError
-from app.slurm.client import slurm_hostnames, why_ending
+from app.slurm.client import SLURM_S, slurm_hostnames, why_ending
 from app.text import clean
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ LAST_LOOK_S = 3.0
 """Seconds for other consoles to see how the job has ended: they ask once a second."""
 LEAVE_S = 15.0
 """Seconds after the end of this node's agent in which the job's end is seen, unless there is none to be seen."""
-WHY_LOOKS, WHY_PAUSE_S = 5, 1.0
-"""How often Slurm is asked why it ends a job, and the pause in seconds between."""
+WHY_PAUSE_S = 5.0
+"""Seconds between two questions to Slurm why it ends a job."""
 INTERFACE_VARIABLE = "RANKDECK_INTERFACE"
 _AGENT = (sys.executable, "-P", "-m", "agent")
 
@@ -112,7 +112,9 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
         undo.callback(_end_after_relay, relay, agent)
 
         # Not in the handler: Slurm's controller may take its time to answer.
-        why = threading.Thread(target=_notify_why, args=(step.job_id, notify), name="slurm-why", daemon=True)
+        is_over = threading.Event()
+        why = threading.Thread(target=_notify_why, args=(step.job_id, is_over, notify), name="slurm-why", daemon=True)
+        undo.callback(_join, why)
 
         def on_notice(number: int, _frame: FrameType | None) -> None:
             notify(f"Slurm sends {signal.Signals(number).name}: what runs here is stopped first")
@@ -123,19 +125,23 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
 
         for number in (signal.SIGTERM, signal.SIGUSR1):
             undo.callback(signal.signal, number, signal.signal(number, on_notice))
-        is_over = threading.Event()
         undo.callback(is_over.set)
         threading.Thread(target=_leave_after, args=(agent, is_over, notify), daemon=True).start()
         yield str(directory)
 
 
-def _notify_why(job_id: str, notify: Callable[[str], None]) -> None:
-    """Show why Slurm ends a job, where that is known: its controller may note it after the signal."""
-    for _ in range(WHY_LOOKS):
-        if sentence := why_ending(job_id):
-            notify(sentence)
-            return
-        time.sleep(WHY_PAUSE_S)
+def _notify_why(job_id: str, is_over: threading.Event, notify: Callable[[str], None]) -> None:
+    """Show why Slurm ends a job once that is known; it may be noted after the signal: the last look is at the end."""
+    is_last = False
+    while not (sentence := why_ending(job_id)) and not is_last:
+        is_last = is_over.wait(WHY_PAUSE_S)
+    if sentence:
+        notify(sentence)
+
+
+def _join(thread: threading.Thread) -> None:
+    if thread.ident is not None:
+        thread.join(SLURM_S)
 
 
 def _leave_after(agent: subprocess.Popen[bytes], is_over: threading.Event, notify: Callable[[str], None]) -> None:

@@ -14,8 +14,11 @@ from signal import SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGTERM
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.machine import GpuCondition
+from app.model.farewells import names_time_out
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from agent.wire.machine import Xid
     from agent.wire.reports import ExitReport
 
@@ -99,6 +102,8 @@ BROKEN_XIDS = frozenset(code for code, kind in XIDS.items() if kind.action in LA
 """Errors that mean broken hardware or a dead driver; a program causes most others."""
 _ORDER = (Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM, Blame.FABRIC, None)
 _OWN_BLAMES = frozenset({Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM})
+_RAISED = frozenset({*_OWN_BLAMES, Blame.FABRIC, None})
+"""Blames of errors that a rank's next CUDA call raises; None of one that is not in the catalog."""
 
 NEAR_S = 60.0
 """Seconds before a rank's end in which an error counts that its next CUDA call raises."""
@@ -145,17 +150,20 @@ def gpu_cause(end: ExitReport | None) -> GpuCause | None:
     """Return what happened to a rank's GPU that explains a bad end; None where nothing did, or another reason is known.
 
     An exception that does not speak of a GPU has its reason in the program. A rank that others end, by SIGKILL or
-    SIGTERM, may have hung on a GPU that ran nothing any more; another error of its GPU did not bring that about.
+    SIGTERM, may have hung on a GPU that ran nothing any more; another error of its GPU did not bring that about. Nor
+    did it let a collective time out, unless it is one of a link: the rank would have raised it.
     """
-    if end is None or end.facts.gpu is None or end.code == 0 or end.oom_kills:
+    if end is None or end.facts.gpu is None or end.code == 0 or (end.oom_kills and end.signal == SIGKILL):
         return None
     if end.error_text and not _OF_GPU.search(end.error_text):
         return None
     if end.signal is not None and end.signal not in _BY_ABORT | _BY_OTHERS and not end.error_text:
         return None
     gpu = end.facts.gpu
-    is_ended_by_others = end.signal in _BY_OTHERS and not end.error_text
-    xids = [xid for xid in gpu.xids if _explains(xid, is_ended_by_others=is_ended_by_others)]
+    blames = frozenset() if end.signal in _BY_OTHERS and not end.error_text else _RAISED
+    if names_time_out(end.error_text) and "CUDA error" not in end.error_text:
+        blames &= {Blame.FABRIC}
+    xids = [xid for xid in gpu.xids if _explains(xid, blames)]
     if not xids and gpu.condition is GpuCondition.OK:
         return None
     xids.sort(key=lambda xid: (_ORDER.index(blame_of(xid)), xid.age_s))
@@ -169,13 +177,12 @@ def facts_key(end: ExitReport) -> tuple[object, ...]:
     return (codes, facts.cgroup, facts.sender, None if facts.disk is None else (facts.disk.path, facts.disk.limit))
 
 
-def _explains(xid: Xid, *, is_ended_by_others: bool) -> bool:
+def _explains(xid: Xid, blames: AbstractSet[Blame | None]) -> bool:
     kind = XIDS.get(xid.code)
     if kind is not None and kind.action in LASTING:
         return xid.age_s <= LASTING_S
     # The driver logs others as a process ends, too: those follow from the end.
-    is_before = 0.0 < xid.age_s <= NEAR_S
-    return is_before and not is_ended_by_others and (kind is None or kind.blame is not Blame.NOBODY)
+    return 0.0 < xid.age_s <= NEAR_S and blame_of(xid) in blames
 
 
 def is_gpu_at_fault(end: ExitReport) -> bool:

@@ -10,8 +10,11 @@ import re
 from signal import SIGHUP, SIGXCPU, SIGXFSZ
 from typing import TYPE_CHECKING
 
-from agent.wire.ends import DiskLimit, Sender
+import msgspec
+
+from agent.wire.ends import DiskLimit, EndFacts, Sender
 from agent.wire.machine import GpuCondition
+from app.diagnosis.memory import is_killed_by_kernel
 from app.model.xids import XIDS, Action, Blame, gpu_cause
 from app.text import bytes_text, clean_name, nodes_text, seconds_text
 from app.view.rows import EndRow
@@ -128,10 +131,13 @@ def memory_limit_hint(end: ExitReport) -> str:
 
 def end_row(end: ExitReport | None) -> EndRow | None:
     """Return the facts on an end for `--json`; None where there are none."""
-    gpu = gpu_cause(end)
-    if end is None or (gpu is None and end.facts == type(end.facts)()):
+    if end is None:
         return None
-    facts = end.facts
+    # A rank may end by an exception of its own just after another process of its cgroup was killed for want of memory.
+    facts = end.facts if is_killed_by_kernel(end) else _without_kill(end.facts)
+    gpu = gpu_cause(end)
+    if gpu is None and facts == EndFacts(gpu=facts.gpu):
+        return None
     kind = None if gpu is None else gpu.kind
     return EndRow(
         gpu=None if gpu is None else gpu.gpu,
@@ -145,6 +151,11 @@ def end_row(end: ExitReport | None) -> EndRow | None:
         disk_limit="" if facts.disk is None else str(facts.disk.limit),
         sender="" if facts.sender is None else str(facts.sender),
     )
+
+
+def _without_kill(facts: EndFacts) -> EndFacts:
+    sender = None if facts.sender is Sender.OOMD else facts.sender
+    return msgspec.structs.replace(facts, memory_limit=None, cgroup="", sender=sender)
 
 
 def _gpu_text(gpu: GpuCause) -> str:

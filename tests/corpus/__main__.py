@@ -3,7 +3,8 @@
 `python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
 programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those, `--causes N` runs with a
 slow rank and why it is slow, `--real-causes [NAME ...]` the same on two real ranks of a quiet machine, `--gpu-causes
-[NAME ...]` causes of the GPUs of four real ranks on two hosts of the testbed.
+[NAME ...]` causes of the GPUs of four real ranks on two hosts of the testbed, `--ends N` runs in which a rank ends and
+why.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--story", type=int, help="play the story of this seed alone")
     parser.add_argument("--shrink", type=int, help="make the story of this seed as small as it can be while it fails")
     parser.add_argument("--causes", type=int, nargs="?", const=500, help="play so many runs with a slow rank")
+    parser.add_argument("--ends", type=int, nargs="?", const=500, help="play so many runs in which a rank ends")
     parser.add_argument(
         "--real-causes", nargs="*", metavar="NAME", help="causes on two real ranks, a quarter of an hour"
     )
@@ -57,6 +59,7 @@ def main() -> None:
         (args.story, lambda: command.main_of_one(args.story)),
         (args.shrink, lambda: command.main_of_shrinking(args.shrink)),
         (args.causes, lambda: command.main_of_causes(args.causes, args.seed, args.jobs)),
+        (args.ends, lambda: command.main_of_ends(args.ends, args.seed, args.jobs)),
         (args.generated, lambda: command.main(args.generated, args.seed, args.jobs)),
     )
     asked = next((play_it for wish, play_it in commands if wish is not None), None)

@@ -25,7 +25,7 @@ def gpu_uuid(node: int, index: int) -> str:
 
 
 class SimGpus:
-    """A GPU for each rank of a node, each rank on its own; `change` and `hold` let things go wrong.
+    """A GPU for each rank of a node, each rank on its own, and spare ones; `change` and `hold` let things go wrong.
 
     Attributes:
         extra: By index: processes beside the ranks'.
@@ -33,8 +33,9 @@ class SimGpus:
         xids: By index: code and time of each Xid error that its driver logs.
     """
 
-    def __init__(self, node: SimNode) -> None:
+    def __init__(self, node: SimNode, num_spare: int = 0) -> None:
         self._node = node
+        self.num_gpus = len(node.ranks) + num_spare
         self.extra: dict[int, list[GpuProcess]] = {}
         self.changes: dict[int, dict[str, Any]] = {}
         self.xids: dict[int, list[tuple[int, float]]] = {}
@@ -63,16 +64,12 @@ class SimGpus:
         gpus = [self._gpu(index, now_s) for index in range(self.num_gpus)]
         return GpuSample(SAMPLE_VERSION, 77, driver_version="550.127.05", gpus=gpus)
 
-    @property
-    def num_gpus(self) -> int:
-        """One a rank."""
-        return len(self._node.ranks)
-
     def _gpu(self, index: int, now_s: float) -> SampledGpu:
-        rank = self._node.ranks[index]
-        reserved = sum(told.reserved_bytes for told in rank.gpu_memory)
-        processes = [] if rank.end is not None else [GpuProcess(rank.pid, reserved + CONTEXT_BYTES)]
-        processes += self.extra.get(index, [])
+        processes = list(self.extra.get(index, []))
+        for rank in self._node.ranks[index : index + 1]:
+            reserved = sum(told.reserved_bytes for told in rank.gpu_memory)
+            if rank.end is None:
+                processes.insert(0, GpuProcess(rank.pid, reserved + CONTEXT_BYTES))
         figures = GpuFigures(
             index=index,
             uuid=gpu_uuid(self._node.node_rank, index),
@@ -94,6 +91,6 @@ class SimGpus:
         return SampledGpu(msgspec.structs.replace(figures, **self.changes.get(index, {})), processes)
 
 
-def give_gpus(sim: SimCluster) -> list[SimGpus]:
-    """Give every rank of a cluster a GPU; return them by node."""
-    return [SimGpus(node) for node in sim.nodes]
+def give_gpus(sim: SimCluster, num_spare: int = 0) -> list[SimGpus]:
+    """Give every rank of a cluster a GPU, and each node some that no rank uses; return them by node."""
+    return [SimGpus(node, num_spare) for node in sim.nodes]

@@ -9,6 +9,7 @@ from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worke
 from agent.node_state.gpu_sample import decode_sample, encode_sample
 from agent.node_state.node_state import NodeState
 from agent.node_state.observations import (
+    DiskFound,
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agent.node_state.gpu_sample import GpuSample
+    from agent.wire.ends import FullDisk
     from agent.wire.reports import NodeReport
     from tests.support.sim_rank import SimRank
 
@@ -67,6 +69,8 @@ class SimNode:
         """What this node's sampler says at a time, if it has GPUs."""
         self.with_signals: Callable[[NodeReport, float], NodeReport] | None = None
         """Gives a report the signals that its agent takes; None of an agent that takes none."""
+        self.with_facts: Callable[[SimRank, ExitReport, float], ExitReport] | None = None
+        """Adds to a rank's end what its agent finds out; None of an agent that finds nothing."""
         self._failure: Failure | None = None
         self._cpu_s = {rank.rank: 0.0 for rank in ranks}
 
@@ -122,6 +126,10 @@ class SimNode:
         """Take a probe's datagram."""
         self._core.apply(RankReported(decode_report(datagram)), now_s)
 
+    def find_disk(self, rank: int, disk: FullDisk, now_s: float) -> None:
+        """Learn on which file system a rank that has ended could not write."""
+        self._core.apply(DiskFound(self.job[0], rank, disk), now_s)
+
     def sample(self, now_s: float) -> None:
         """Look at the workers, as the agent does from /proc."""
         job_id = self.job[0]
@@ -156,12 +164,9 @@ class SimNode:
                 self._ended.add(rank.rank)
                 self._see(rank, now_s)
                 code, signal, error = rank.end
-                self._core.apply(
-                    WorkerEnded(
-                        self.job[0], rank.rank, ExitReport(code, signal, error=error, oom_kills=rank.oom_kills)
-                    ),
-                    now_s,
-                )
+                end = ExitReport(code, signal, error=error, oom_kills=rank.oom_kills)
+                end = end if self.with_facts is None else self.with_facts(rank, end, now_s)
+                self._core.apply(WorkerEnded(self.job[0], rank.rank, end), now_s)
                 if code or signal:
                     self._bad_s = now_s if self._bad_s is None else self._bad_s
                     if self.state is JobState.STOPPING:

@@ -223,6 +223,11 @@ class Outcome:
     is_slow_named: bool
     is_compared: bool
 
+    @property
+    def is_right(self) -> bool:
+        """Whether its causes were named, and nothing false."""
+        return not self.false and (self.named_s is not None or not self.run.kinds)
+
 
 def run_of(seed: int) -> Run:
     """Draw the run of a seed: two of three have a cause."""

@@ -6,19 +6,21 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from tests.corpus.generator import causes
+from tests.corpus.generator import causes, ends
 from tests.corpus.generator.lives import play
 from tests.corpus.generator.score import Grade, table
 from tests.corpus.generator.shrinking import entry, shrink
 from tests.corpus.generator.stories import story_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from tests.corpus.generator.score import Result
+
+T = TypeVar("T", causes.Outcome, ends.Outcome)
 
 STRIDE = 1_000_000
 """Between the seeds of two runs: their stories do not overlap."""
@@ -84,18 +86,35 @@ def main_of_one(seed: int) -> None:
 
 def main_of_causes(number: int, seed: int, jobs: int) -> None:
     """Play runs with a slow rank, and print those with a cause that is not named or false, and the figures."""
-    outcomes: list[causes.Outcome] = []
+    outcomes = _outcomes(play_causes, seeds_of(seed, number), jobs)
+    print(*causes.table(outcomes), sep="\n")  # noqa: T201 - what the command is for
+
+
+def main_of_ends(number: int, seed: int, jobs: int) -> None:
+    """Play runs in which a rank ends, and print those that are named wrong, and the figures."""
+    outcomes = _outcomes(play_end, seeds_of(seed, number), jobs)
+    print(*ends.table(outcomes), sep="\n")  # noqa: T201 - what the command is for
+
+
+def _outcomes(play_run: Callable[[int], T], seeds: Iterable[int], jobs: int) -> list[T]:
+    """Play runs on some processes, and print those that went wrong as they come."""
+    outcomes: list[T] = []
     with multiprocessing.get_context("fork").Pool(jobs, initializer=_leave_interrupts_to_the_parent) as pool:
-        for outcome in pool.imap_unordered(play_causes, seeds_of(seed, number), chunksize=1):
+        for outcome in pool.imap_unordered(play_run, seeds, chunksize=1):
             outcomes.append(outcome)
-            if outcome.false or (outcome.run.kinds and outcome.named_s is None):
+            if not outcome.is_right:
                 print(outcome, flush=True)  # noqa: T201 - what the command is for
-    print(*causes.table(outcomes), sep="\n")  # noqa: T201
+    return outcomes
 
 
 def play_causes(seed: int) -> causes.Outcome:
     """Play the run of a seed."""
     return causes.play(causes.run_of(seed))
+
+
+def play_end(seed: int) -> ends.Outcome:
+    """Play the run of a seed in which a rank ends."""
+    return ends.play(ends.run_of(seed))
 
 
 def describe(seed: int, result: Result) -> str:

@@ -13,6 +13,11 @@ from app.model.xids import BROKEN_XIDS, LASTING, XIDS, Action, Blame, gpu_cause,
 SIGABRT, SIGKILL, SIGTERM, SIGINT, SIGSEGV = 6, 9, 15, 2, 11
 CUDA = ExitReport(code=1, error="torch.AcceleratorError: CUDA error: unspecified launch failure")
 ABORTED = ExitReport(signal=SIGABRT)
+TIMED_OUT = ExitReport(
+    signal=SIGABRT,
+    error="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 12000 milliseconds before "
+    "timing out.",
+)
 
 
 def with_xids(end: ExitReport, *xids: Xid, condition: GpuCondition = GpuCondition.OK) -> ExitReport:
@@ -50,9 +55,15 @@ def codes(end: ExitReport) -> list[int] | None:
         (ExitReport(code=1, error="KeyError: 'labels'"), Xid(79, 1, 0.2), False),
         (ExitReport(code=1, last_line="no such file"), Xid(79, 1, 0.2), False),
         (ExitReport(code=1, error="RuntimeError: [Rank 3] Watchdog caught collective"), Xid(79, 1, 700.0), True),
+        (TIMED_OUT, Xid(79, 1, 12.0), True),
+        (TIMED_OUT, Xid(74, 1, 12.0), True),  # a collective hangs over a link
+        (TIMED_OUT, Xid(94, 1, 12.0), False),  # it would have been raised; another process of that GPU has it
+        (TIMED_OUT, Xid(999, 1, 12.0), False),
+        (ExitReport(code=1, error="CUDA error: the launch timed out and was terminated"), Xid(8, 1, 0.2), True),
         (ExitReport(code=1), Xid(79, 1, 0.2), True),
         (ExitReport(code=0), Xid(79, 1, 0.2), False),
         (ExitReport(signal=SIGKILL, oom_kills=1), Xid(79, 1, 0.2), False),
+        (replace(CUDA, oom_kills=1), Xid(31, 1, 0.2), True),  # another process of its cgroup was killed
     ],
 )
 def test_an_error_explains_an_end(end: ExitReport, xid: Xid, is_cause: bool) -> None:

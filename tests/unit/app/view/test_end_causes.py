@@ -186,14 +186,21 @@ def test_hostile_names_are_cleaned_and_long_ones_cut() -> None:
 def test_json_has_the_facts_or_nothing() -> None:
     assert end_row(None) is None
     assert end_row(ExitReport(signal=9)) is None
-    assert end_row(ExitReport(signal=9, facts=gpu(Xid(31, 1, 0.1)))) is not None
+    assert end_row(ExitReport(signal=9, facts=gpu(Xid(31, 1, 0.1)))) is None, "no kernel sends it"
     assert end_row(ExitReport(code=1, error=CUDA, facts=gpu(Xid(999, 1, 0.1)))) == EndRow(
         3, "ok", [999], "", "", None, "", "", "", ""
     )
     facts = EndFacts(None, LIMIT, "/job_12", FULL, Sender.RANKDECK)
-    assert end_row(ExitReport(signal=9, facts=facts)) == EndRow(
+    assert end_row(ExitReport(signal=9, oom_kills=1, facts=facts)) == EndRow(
         None, "", [], "", "", 8 * GIB, "/job_12", "/scratch", "space", "rankdeck"
     )
+
+
+def test_json_has_no_limit_of_memory_where_another_process_of_the_cgroup_was_killed() -> None:
+    own = "KeyError: 'labels'"
+    at_limit = EndFacts(memory_limit=LIMIT, cgroup="/job_12")
+    assert end_row(ExitReport(code=1, error=own, oom_kills=1, facts=at_limit)) is None
+    assert end_row(ExitReport(code=1, error=own, facts=EndFacts(cgroup="/user.slice", sender=Sender.OOMD))) is None
 
 
 def test_the_manual_s_table_of_errors_agrees_with_the_catalog() -> None:

@@ -7,6 +7,7 @@ the rank. `RankGrid` draws a cell per rank, so that the states of thousands of r
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,11 +128,18 @@ def fitted(text: str, width: int, ellipsis: str, *, is_right: bool = False) -> s
     return set_cell_size(text, width - 1) + ellipsis if width > 0 else ""
 
 
+_BREAK = re.compile(r" (?!(?<=\d )(?:%|[mu]?s|min|h|C|W|[KMG]Hz|[KMGT]?i?B)(?!\w))")
+"""A blank that is not between a number and its unit."""
+
+
 def wrapped(text: str, width: int, max_lines: int, ellipsis: str) -> list[str]:
-    """Return text broken at blanks into at most `max_lines` lines of at most `width` cells; the last may be cut."""
+    """Return text broken at blanks into at most `max_lines` lines of at most `width` cells; the last may be cut.
+
+    A number stays with its unit.
+    """
     lines: list[str] = []
     current = ""
-    for word in text.split():
+    for word in _BREAK.split(" ".join(text.split())):
         longer = f"{current} {word}" if current else word
         if cell_len(longer) <= width or not current:
             current = longer

@@ -45,6 +45,13 @@ def test_wrapped_lines_are_no_wider_and_no_more_than_allowed(text: str, width: i
         assert " ".join(lines).split() == text.split()
 
 
+def test_a_number_stays_with_its_unit() -> None:
+    text = "it is held 27 % of the time, for 12 s"
+    assert wrapped(text, 14, 4, "~") == ["it is held", "27 % of the", "time, for 12 s"]
+    assert wrapped("of rank 3 so far", 10, 4, "~") == ["of rank 3", "so far"]
+    assert wrapped("a GPU at 1,230 MHz, at 4 Cents", 14, 4, "~") == ["a GPU at", "1,230 MHz, at", "4 Cents"]
+
+
 @given(frac=st.floats(0, 1), width=st.integers(1, 60), mark=st.none() | st.floats(0, 1.2))
 def test_a_bar_has_exactly_its_width_with_and_without_a_mark(frac: float, width: int, mark: float | None) -> None:
     line = Line(LOOK).bar(frac, width, Style(), mark_frac=mark)

@@ -3,8 +3,8 @@
 What is decoded from bytes holds no cycles, so nothing here is shown to the collector of garbage (`gc=False`): it would
 look through the reports of a whole fleet for nothing.
 
-`loss_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports goes before what it prints, and that
-before a count of its optimizers.
+`loss_of`, `loss_step_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports goes before what it
+prints, and that before a count of its optimizers.
 """
 
 from __future__ import annotations
@@ -255,6 +255,13 @@ def step_of(worker: WorkerReport) -> int | None:
         return report.step
     printed = _whole(worker.metrics.get(STEP_METRIC))
     return printed if printed is not None or report is None else report.step
+
+
+def loss_step_of(worker: WorkerReport) -> int | None:
+    """Return the step of a rank's loss: what it reports, else what its lines have; None where that is not known."""
+    report = worker.report
+    is_reported = report is not None and report.loss is not None
+    return report.loss_step if report is not None and is_reported else _whole(worker.metrics.get(STEP_METRIC))
 
 
 def epoch_of(worker: WorkerReport) -> int | None:

@@ -294,7 +294,7 @@ def _still_job(job: JobModel) -> JobModel:
     copied.group_tables = _still(job.group_tables)
     copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
     copied.anomalies, copied.step_rate = copy.deepcopy(job.anomalies), copy.deepcopy(job.step_rate)
-    copied.output = copy.copy(job.output)
+    copied.output, copied.steps_together = copy.copy(job.output), _still(job.steps_together)
     return copied
 
 

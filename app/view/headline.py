@@ -252,7 +252,9 @@ def _training(row: JobRow) -> str:
 
 
 def _loss(row: JobRow) -> str:
-    return "" if row.loss is None else f", loss {loss_text(row.loss)}"
+    """Return `, loss 2.31`, with its step where that is not the job's."""
+    at_step = "" if row.loss_step in {None, row.step} else f" at step {row.loss_step}"
+    return "" if row.loss is None else f", loss {loss_text(row.loss)}{at_step}"
 
 
 def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:

@@ -134,7 +134,8 @@ class OverviewView(LineView):
         source, shown = self.ui.source, self.ui.history.shown
         points = shown.loss.points if shown is not None else ()
         without = NO_LOSS if source.player else NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
-        return loss_panel(self.look, points, width, height, without)
+        at = "at" if shown is None or shown.is_loss_dated else "at about"
+        return loss_panel(self.look, points, width, height, without, at=at)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

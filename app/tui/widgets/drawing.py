@@ -288,6 +288,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
     step = str(row.step) if row.step is not None else UNKNOWN
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
+    loss += f" at step {row.loss_step}" if row.loss_step not in {None, row.step} else ""
     return [
         ("state", _state_text(row)),
         ("where", row.where),

@@ -278,7 +278,8 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
     if job.epoch is not None:
         figures.append(("epoch", str(job.epoch)))
     if job.loss is not None:
-        figures.append(("loss", loss_text(job.loss)))
+        at_step = "" if job.loss_step in {None, job.step} else f" at {job.loss_step:,}"
+        figures.append(("loss", f"{loss_text(job.loss)}{at_step}"))
     if job.steps_per_s is not None:
         figures.append(("steps/s", rate_text(job.steps_per_s)))
     if job.remaining_s is not None:

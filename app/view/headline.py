@@ -252,8 +252,8 @@ def _training(row: JobRow) -> str:
 
 
 def _loss(row: JobRow) -> str:
-    """Return `, loss 2.31`, with its step where that is not the job's."""
-    at_step = "" if row.loss_step in {None, row.step} else f" at step {row.loss_step}"
+    """Return `, loss 2.31`, or `, loss 2.31 at 120` where it is of another step than the job's."""
+    at_step = "" if row.loss_step in {None, row.step} else f" at {row.loss_step}"
     return "" if row.loss is None else f", loss {loss_text(row.loss)}{at_step}"
 
 

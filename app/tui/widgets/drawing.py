@@ -15,6 +15,8 @@ from rich.segment import Segment
 
 from app.diagnosis.causes import RankState
 from app.diagnosis.rank_facts import STATES
+from app.fleet.start_progress import NodeStage
+from app.preflight.findings import HostStep, Step
 from app.text import UNKNOWN, bytes_text, call_text, loss_text, percent_text, ranks_text, seconds_cell, seconds_text
 from app.tui.widgets.charts import bar_cells
 from app.view.ranks import rank_call
@@ -26,9 +28,29 @@ if TYPE_CHECKING:
     from rich.style import Style
 
     from app.tui.logs.store import StoredLine
+    from app.tui.palette import Palette
     from app.tui.theme import Look
     from app.tui.ui_state import UiState
+    from app.view.nodes import Progress
     from app.view.rows import BarrierRow, RankRow
+
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
+START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
+START_ORDER = (
+    *START_FAILED,
+    NodeStage.TAKEN_BACK,
+    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING, *HostStep, *Step),
+    *START_DONE,
+)
+
+
+def in_stage_order(progress: Progress) -> list[str]:
+    """Return the nodes of a start; those that keep the others waiting come first."""
+    return sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
+
+
+def stage_style(palette: Palette, stage: str) -> Style:
+    return palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
 
 
 class Line:

@@ -109,6 +109,8 @@ class Cluster:
         """Attempt that this console started, by job; older attempts are over, whichever node still reports them."""
         self.new_nodes = NewNodes()
         """Nodes that came after the start and are not part of this cluster."""
+        self.awaits_past = False
+        """Whether what the nodes reported before this console came is still being read: it may hold a verdict."""
         self.num_unknown_nodes = 0
         """Number of reports under a name that is not a node of this cluster."""
 

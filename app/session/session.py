@@ -226,7 +226,11 @@ class Session:
             pause_s: Seconds left to other tasks between two pieces of work.
         """
         nodes = list(self._directories)
-        replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        self._cluster.awaits_past = True
+        try:
+            replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        finally:
+            self._cluster.awaits_past = False
         if replayed is not None:
             before, self._cluster, self._diagnoser = self._cluster, replayed.cluster, replayed.diagnoser
             self._cluster.go_on_from(before)

@@ -9,7 +9,7 @@ from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
-from app.tui.widgets.drawing import in_stage_order, log_line, prefix_width, stage_style, wait_line
+from app.tui.widgets.drawing import in_step_order, log_line, prefix_width, step_style, wait_line
 from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ class OverviewView(LineView):
     def _opening(self, progress: Progress) -> list[Line]:
         """Return a line a node that is being reached, with what it does."""
         palette = self.look.palette
-        nodes, room = in_stage_order(progress), max(2, self.size.height - 2)
+        nodes, room = in_step_order(progress), max(2, self.size.height - 2)
         shown = nodes[: room - (len(nodes) > room)]
         width = node_width(["NODE", *shown])
         lines = [self.heading(self.line().put(f" {'NODE':<{width}}  STATE", palette.heading))]
         for node in shown:
-            stage = progress.stage(node)
+            step = progress.stage(node)
             line = self.line().pad(1).cell(node, width, palette.strong).pad(1 + width + 2)
-            lines.append(line.put(stage, stage_style(palette, stage)))
+            lines.append(line.put(step, step_style(palette, step)))
         if len(nodes) > len(shown):
             lines.append(self.line().put(f" and {len(nodes) - len(shown):,} more", palette.muted))
         return lines

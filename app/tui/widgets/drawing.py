@@ -44,13 +44,13 @@ START_ORDER = (
 )
 
 
-def in_stage_order(progress: Progress) -> list[str]:
+def in_step_order(progress: Progress) -> list[str]:
     """Return the nodes of a start; those that keep the others waiting come first."""
     return sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
 
 
-def stage_style(palette: Palette, stage: str) -> Style:
-    return palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
+def step_style(palette: Palette, step: str) -> Style:
+    return palette.critical if step in START_FAILED else palette.ok if step in START_DONE else palette.muted
 
 
 class Line:

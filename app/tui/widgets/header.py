@@ -11,7 +11,7 @@ from app.diagnosis.rank_facts import UP
 from app.fleet.start_progress import MIN_NODES_SHOWN
 from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
-from app.tui.widgets.drawing import in_stage_order, stage_style, wrapped
+from app.tui.widgets.drawing import in_step_order, step_style, wrapped
 from app.tui.widgets.line_view import LineView
 from app.view.rows import OLD_S, SEVERITY_TEXTS
 
@@ -192,7 +192,7 @@ class Header(LineView):
             return []  # the headline names it, and the overview each node
         if len(progress.nodes) < MIN_NODES_SHOWN:
             return [content]
-        nodes = in_stage_order(progress)
+        nodes = in_step_order(progress)
         each = self.line().pad(3)
         for place, node in enumerate(nodes):
             step = progress.stage(node)
@@ -201,7 +201,7 @@ class Header(LineView):
             if each.width + len(text) + (0 if is_last else len(more) + 3) + 1 > width:
                 each.put(more, palette.muted)
                 break
-            each.put(f"{node} ", palette.strong).put(f"{step}   ", stage_style(palette, step))
+            each.put(f"{node} ", palette.strong).put(f"{step}   ", step_style(palette, step))
         return [content, each]
 
     def _is_expecting(self, severity: Severity) -> bool:

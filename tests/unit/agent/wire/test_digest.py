@@ -112,7 +112,7 @@ def test_the_latest_steps_and_the_step_of_the_loss_have_a_record_where_they_are_
         worker_report(1, counted),
         # The line is what counts, and says nothing of when its step ended.
         worker_report(2, counted, metrics={"step": 20.0}),
-        worker_report(3, rank_report(3, step=5), metrics={"step": 20.0, "loss": 0.5}),
+        worker_report(3, rank_report(3, step=5), metrics={"step": 22.0, "loss": 0.5}, loss_step=20),
         worker_report(4, rank_report(4, step=5)),
         dead_worker(5, signal=9),
     ]

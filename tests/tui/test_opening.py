@@ -19,7 +19,8 @@ NOW_S = 100.0
 async def test_the_headline_names_what_the_hosts_wait_for(size: tuple[int, int]) -> None:
     cluster, diagnoser = Cluster(["h1", "h2"]), Diagnoser()
     source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, NOW_S), NOW_S), can_inject=False)
-    source.starting = progress = OpeningProgress(["h1", "h2"])
+    progress = OpeningProgress(["h1", "h2"])
+    source.starting = progress  # type: ignore[assignment]  # other sources start jobs
     progress.move("h1", HostStep.READY)
     async with desk(source, size) as console:
         assert_looks_as_before(f"opening-connecting-{size[0]}x{size[1]}", console.lines())

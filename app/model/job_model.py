@@ -185,7 +185,8 @@ class JobModel(RankColumns):
     def shown_step(self) -> NDArray[np.int64]:
         """Step of each rank as of one moment; -1 while it is not known."""
         if self._shown_step is None:
-            self._shown_step = self.steps_together.at_one_moment(self.step)
+            is_frozen, is_dead = self.process == Process.FROZEN, self.process == Process.EXITED
+            self._shown_step = self.steps_together.at_one_moment(self.step, is_frozen, is_dead)
         return self._shown_step
 
     def lowest_shown_step(self) -> int | None:

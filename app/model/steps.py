@@ -107,7 +107,9 @@ class StepRate:
 
 APART_S = 2.0
 """Seconds between the latest and the oldest of the reports that are compared; an older one shows its rank's last known
-step, as that of a frozen rank."""
+step."""
+FROZEN_APART_S = 0.6
+"""The same for a frozen rank: two reports of a rank are half as far apart."""
 DRIFT_FRAC = 0.003
 """Seconds a second by which a node's clock may fall behind the console's: a report that was under way for long then
 counts for little against quick ones, and a node whose clock stood is followed again."""
@@ -152,15 +154,23 @@ class StepsTogether:
         self._ended_s[ranks] = np.where(ages_ms == NO_AGE_MS, np.nan, ended_s)
         self._stride[ranks] = records["stride"]
 
-    def at_one_moment(self, latest: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ranks' steps when the least current report was made, given the latest (-1 is none).
+    def at_one_moment(
+        self, latest: NDArray[np.int64], is_frozen: NDArray[np.bool_], is_dead: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Return the ranks' steps when the least current report was made.
 
-        Reports that are much older than the latest one, and last ones, hold nobody back; they keep their steps.
+        Ranks whose report is their last one, or much older than the latest of all, keep their steps and hold nobody
+        back.
+
+        Args:
+            latest: Latest reported steps; -1 is none.
+            is_frozen: Which ranks are frozen.
+            is_dead: Whose process has ended.
         """
-        is_compared = ~np.isnan(self._made_s) & ~self._has_ended & (latest >= 0)
+        is_compared = ~np.isnan(self._made_s) & ~self._has_ended & ~is_dead & (latest >= 0)
         if not is_compared.any():
             return latest
-        is_compared &= self._made_s >= self._made_s[is_compared].max() - APART_S
+        is_compared &= self._made_s >= self._made_s[is_compared].max() - np.where(is_frozen, FROZEN_APART_S, APART_S)
         moment_s = self._made_s[is_compared].min()
         num_later = ((self._ended_s > moment_s) & is_compared[:, np.newaxis]).sum(axis=1)
         return np.where(num_later > 0, np.maximum(latest - num_later * self._stride, 0), latest)

@@ -71,6 +71,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         state=state,
         severity=_severity(found, rank, state),
         step=None if worker is None else _step(job, worker),
+        is_step_least=worker is not None and is_dead and not (job.is_ending[rank] or job.has_raised[rank]),
         epoch=None if worker is None else epoch_of(worker),
         loss=None if worker is None else loss_of(worker),
         loss_step=None if worker is None or loss_of(worker) is None else loss_step_of(worker),
@@ -124,7 +125,7 @@ def rank_call(row: RankRow) -> str:
 def rank_text(row: RankRow) -> str:
     """Return a rank in one line, for searching and copying."""
     waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
-    step = "" if row.step is None else f"step {row.step}"
+    step = "" if row.step is None else f"step {row.step_text}"
     call = rank_call(row)
     fields = (f"rank {row.rank}", row.node, row.state, step, row.phase_text, call, waiting, row.where, row.detail)
     return "  ".join(filter(None, fields))

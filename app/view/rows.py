@@ -169,7 +169,9 @@ class RankRow(msgspec.Struct, frozen=True):
     state: RankState
     severity: Severity
     step: int | None
-    """Its step at the moment of which all ranks' steps are known."""
+    """Its step at the moment of which all living ranks' steps are known; its last one once it has ended."""
+    is_step_least: bool
+    """Whether it may have come further: it ended without a last report."""
     epoch: int | None
     loss: float | None
     loss_step: int | None
@@ -208,6 +210,11 @@ class RankRow(msgspec.Struct, frozen=True):
     """`file.py:line in function`."""
     detail: str
     """End of the rank, or its anomaly, as text."""
+
+    @property
+    def step_text(self) -> str:
+        """Step to show: `384`, `384+` where it may have come further; empty where it is not known."""
+        return "" if self.step is None else f"{self.step}{'+' if self.is_step_least else ''}"
 
     @property
     def phase_text(self) -> str:

@@ -307,7 +307,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
     process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = str(row.step) if row.step is not None else UNKNOWN
+    step = row.step_text or UNKNOWN
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
     loss += f" at step {row.loss_step}" if row.loss_step not in {None, row.step} else ""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster, still_cluster
-from tests.support.node_reports import job_status, node_report, rank_report, worker_report
+from app.view.view import View
+from tests.support.node_reports import dead_worker, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -52,25 +54,45 @@ def test_ranks_that_train_together_are_shown_at_most_one_step_apart(delay_s: flo
     assert max(shown) <= 1
 
 
-def test_after_a_stop_the_steps_stay_as_they_were_at_one_moment() -> None:
+def test_ranks_that_were_killed_have_come_at_least_so_far() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=2)
     sim.run_to_step(60)
+    assert not any(row.is_step_least for row in sim.view().ranks())
     sim.stop()
     sim.run(seconds=8)
 
     assert latest_spread(sim) > 1
-    assert spread(steps_now(sim)) <= 1
-    assert min(steps_now(sim)) > 55
+    latest = sim.cluster.jobs["demo"].step.tolist()
+    assert [row.step_text for row in sim.view().ranks()] == [f"{step}+" for step in latest]
+
+
+def test_a_rank_that_sent_its_last_report_has_its_last_step() -> None:
+    done, killed = rank_report(0, 2, step=30, is_ending=True), rank_report(1, 2, step=28, step_ages_ms=[20])
+    cluster = Cluster(["a"])
+    cluster.apply("a", node_report(1, [BOTH], [dead_worker(0, done, code=0), dead_worker(1, killed, signal=9)]), 100.0)
+
+    rows = View(cluster, Diagnoser().observe(cluster, 100.0), 100.0).ranks()
+    assert [row.step_text for row in rows] == ["30", "28+"]
 
 
 def test_a_frozen_rank_holds_nobody_back_for_long() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=2)
     sim.freeze(2, at_step=40)
     sim.run_to_step(40)
-    sim.run(seconds=4)
+    sim.run(seconds=1.5)
 
     assert steps_now(sim) == sim.cluster.jobs["demo"].step.tolist()
     assert sim.cluster.jobs["demo"].step[[0, 1, 3]].tolist() == [39] * 3
+
+
+def test_a_rank_that_was_killed_does_not_hold_back_those_that_came_further() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2, hangs_on_death=True)
+    sim.kill(2, at_step=40)
+    sim.run_to_step(40)
+    sim.run(seconds=3)
+
+    assert [steps_now(sim)[rank] for rank in (0, 1, 3)] == [39] * 3
+    assert steps_now(sim)[2] <= 39
 
 
 def put(cluster: Cluster, seq: int, now_s: float, *ranks: dict[str, Any]) -> JobModel:

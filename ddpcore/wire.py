@@ -41,12 +41,10 @@ ENV_PROBED_PID = "RANKDECK_PROBED_PID"
 """Set by the first process of a rank that loads the probe; its children see it and stay unprobed."""
 ENV_UNPROBED = "RANKDECK_UNPROBED"
 """Set for a job whose ranks are to have no probe: then the launcher takes the plug-in off their PYTHONPATH."""
-
 LOGS_SPECS_NAME = "rankdeck"
 """torchrun's `--logs-specs` value that selects our plug-in."""
 ELASTIC_BACKEND = "rankdeck-c10d"
 """torchrun's `--rdzv-backend` value for its c10d rendezvous with rounds that are counted."""
-
 DEFAULT_GROUP = "0"
 """c10d's name of the process group of all ranks."""
 BARRIER_GROUP = "rankdeck.barrier"
@@ -54,13 +52,10 @@ BARRIER_GROUP = "rankdeck.barrier"
 FIRST_GROUP = "rankdeck.first/"
 """The pretended group of a first-block begins so, its label with the next: all wait for its lowest member alone."""
 FIRST_LABEL = "first: "
-
 ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
 """Collectives that are over for one member before every member has called them."""
-
 MONITORED_BARRIER, NEW_GROUP, NEW_COMMUNICATOR = "monitored_barrier", "new_group", "ncclCommInitRank"
 """Operations of a `PeerCall` that are no call of two ranks: all of the group take part, and no recorder holds it."""
-
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
@@ -70,7 +65,6 @@ FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
 ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]
 SlowFactor = Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
 HoldSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
-
 DEFAULT_SLOW_FACTOR = 8.0
 DEFAULT_HOLD_S = 30.0
 """Longer than a stall, and over while people still look."""
@@ -318,12 +312,18 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     epoch: Count | None = None
     loss: float | None = None
     """The last loss given to `report_step`; may be NaN or infinite."""
+    loss_step: Count | None = None
+    """The step that `loss` was given with; None where it is not known."""
     loss_first: float | None = None
     """The first loss given to `report_step` in this process."""
     steps_done: Count = 0
     """Calls of `report_step` in this process, or counted steps."""
     is_step_counted: bool = False
     """True when the program reports no steps: `step` counts those of its optimizers, from the start of this process."""
+    step_ages_ms: Annotated[list[Count], msgspec.Meta(max_length=16)] = []
+    """How long ago `step` and the steps before it ended, the latest first; only those of the last seconds."""
+    step_stride: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
+    """Difference between these steps, and between the earliest of them and the one before it."""
     groups: list[GroupReport] = []
     observed_s: Seconds = 0.0
     """How long the probe has been sampling, summed over samples."""

@@ -96,7 +96,7 @@ class RankWatch:
         now_s = time.monotonic()
         self.logs.poll()
         for (job_id, rank), printed in self.logs.take_printed().items():
-            self._state.apply(RankPrinted(job_id, rank, printed.metrics, printed.num_lines), now_s)
+            self._state.apply(RankPrinted(job_id, rank, *printed), now_s)
 
     def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[WorkerEnded]:
         """Note that ranks began which ended unseen, once their launcher has ended; return how they ended."""

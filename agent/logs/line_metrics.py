@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import MetricPatternError
-from agent.wire.codec import LOSS_METRIC
+from agent.wire.codec import LOSS_METRIC, STEP_METRIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,8 @@ class LineMetrics:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._patterns = [_compiled(text) for text in texts]
+        self.loss_step: float | None = None
+        """Step in the very line of the loss that was read last; None where it has none."""
 
     def read(self, lines: Sequence[str], unfinished: str, is_over: Callable[[], bool]) -> dict[str, float]:
         """Return the latest value of each metric.
@@ -55,12 +57,15 @@ class LineMetrics:
             missing = [(pattern, names) for pattern, names in self._patterns if not found.keys() >= names.keys()]
             if not missing:
                 break
-            text = line[:MAX_LOOKED_CHARS]
+            text, in_line = line[:MAX_LOOKED_CHARS], dict[str, float]()
             for pattern, names in missing if text else ():
                 if is_over():
                     break
                 for name, value in _values(pattern, names, text, must_end_before=len(text) if place == 0 else None):
-                    found.setdefault(name, value)
+                    in_line.setdefault(name, value)
+            if LOSS_METRIC in in_line and LOSS_METRIC not in found:
+                self.loss_step = in_line.get(STEP_METRIC)
+            found = in_line | found
         return found
 
 

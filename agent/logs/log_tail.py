@@ -24,6 +24,7 @@ from agent.files import open_regular
 from agent.logs.line_metrics import LineMetrics
 from agent.logs.log_file import LogFile
 from agent.processes.shim_process import LAUNCHER_LOG
+from agent.wire.codec import LOSS_METRIC
 from agent.wire.commands import RefusalReason, Refused
 from agent.wire.logs import LAUNCHER_RANK, LogChunk, LogLine, LogLoss, LogStream, ReadLog
 
@@ -58,6 +59,8 @@ class Printed(NamedTuple):
 
     metrics: dict[str, float]
     num_lines: int
+    loss_step: float | None = None
+    """Step in the line of the loss."""
 
 
 class LogTail:
@@ -194,7 +197,8 @@ class LogTail:
         job_id, line_metrics = printer
         found = line_metrics.read(lines, file.unfinished, lambda: time.monotonic() >= self._metrics_until_s)
         printed = self._printed.get((job_id, file.rank)) or Printed({}, 0)
-        self._printed[job_id, file.rank] = Printed(printed.metrics | found, printed.num_lines + len(lines))
+        loss_step = line_metrics.loss_step if LOSS_METRIC in found else printed.loss_step
+        self._printed[job_id, file.rank] = Printed(printed.metrics | found, printed.num_lines + len(lines), loss_step)
 
     def _append(self, file: LogFile, lines: list[str]) -> None:
         self._note_output(file, lines)

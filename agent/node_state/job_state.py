@@ -52,6 +52,7 @@ class Output(msgspec.Struct):
 
     printed_at_s: float
     metrics: dict[str, float | None] = {}
+    loss_step: int | None = None
 
 
 class Job(msgspec.Struct):
@@ -118,6 +119,7 @@ def worker_report(job: Job, rank: int, worker: Worker, looked: Looked, now_s: fl
         seen_s=max(0.0, now_s - worker.seen_at_s),
         quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
         metrics=output.metrics,
+        loss_step=output.loss_step,
         pss_bytes=worker.pss_bytes,
         exit=None if worker.exit is None else msgspec.structs.replace(worker.exit, age_s=state_s),
         report=report,

@@ -31,12 +31,14 @@ from agent.node_state.observations import (
     WorkerSampled,
     WorkerSeen,
 )
+from agent.wire.codec import LOSS_METRIC
 from agent.wire.machine import GpuCondition, GpusReport, GpuWatchState, JobRank, MemoryReport
 from agent.wire.reports import (
     WIRE_VERSION,
     ControlReport,
     NodeReport,
     ProcessState,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -304,6 +306,8 @@ class NodeState:
         output = job.output.setdefault(printed.rank, Output(now_s))
         output.printed_at_s = now_s
         output.metrics.update(printed.metrics)
+        if LOSS_METRIC in printed.metrics:
+            output.loss_step = whole_number(printed.loss_step)
         self._signals.note_lines(JobRank(printed.job_id, printed.rank), printed.num_lines)
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:

@@ -142,6 +142,8 @@ class RankPrinted(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     """Figures found in the lines by the job's patterns."""
     num_lines: int = 0
+    loss_step: float | None = None
+    """Step in the line of the loss; None where it has none."""
 
 
 class HostSignals(msgspec.Struct, frozen=True):

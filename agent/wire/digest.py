@@ -26,6 +26,7 @@ from agent.wire.reports import (
     decode_with,
     is_step_counted,
     loss_of,
+    loss_step_of,
     step_of,
 )
 from ddpcore.wire import DECODE_ERRORS, Anomaly, Name, Phase, Rank, Word
@@ -112,6 +113,13 @@ and which of the calls; then checksums, 0 where a thing is not known: of the lat
 operations, and of their sizes with their element types, ascending up to the latest; and one more than the root of each,
 0 where it is not known."""
 
+NUM_AGES = 16
+NO_AGE_MS = 2**16 - 1
+PROGRESS_FIELDS = (("loss_step", "q"), ("row", "I"), ("stride", "I"), ("ages_ms", f"{NUM_AGES}H"))
+PROGRESS_RECORD = struct.Struct("<" + "".join(code for _, code in PROGRESS_FIELDS))
+"""How a rank has come to its step: the step of its loss (-1 is none), which rank's record, and how long ago its latest
+steps ended, the latest first, which are one stride apart."""
+
 SIZED_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations whose members must bring equally many elements of one type."""
 
@@ -142,6 +150,8 @@ class Digest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A `STANDING_RECORD` for each group of each rank."""
     histories: bytes = b""
     """A `HISTORY_RECORD` for each of those whose last calls are known."""
+    progress: bytes = b""
+    """A `PROGRESS_RECORD` for each rank of which any of it is known."""
 
 
 class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
@@ -196,11 +206,12 @@ def decode_frame(frame: bytes) -> NodeFrame:
 def digest_of(report: NodeReport) -> Digest:
     """Return the digest of a report's workers."""
     place_of = {(status.job_id, status.attempt): place for place, status in enumerate(report.jobs[:NO_JOB])}
-    ranks, standings, histories = bytearray(), bytearray(), bytearray()
+    ranks, standings, histories, progress = bytearray(), bytearray(), bytearray(), bytearray()
     calls: dict[tuple[object, ...], int] = {}
     found: list[GroupCall] = []
     for row, worker in enumerate(report.workers):
         ranks += _rank_record(worker, place_of.get((worker.job_id, worker.attempt), NO_JOB))
+        progress += _progress_record(worker, row)
         for group in worker.report.groups if worker.report is not None else ():
             key = (group.group, group.op, group.label, *group.ranks)
             call = calls.setdefault(key, len(found))
@@ -209,7 +220,7 @@ def digest_of(report: NodeReport) -> Digest:
             standings += _standing_record(group, row, call)
             if group.past:
                 histories += _history_record(group, row, call)
-    return Digest(bytes(ranks), found, bytes(standings), bytes(histories))
+    return Digest(bytes(ranks), found, bytes(standings), bytes(histories), bytes(progress))
 
 
 def _rank_record(worker: WorkerReport, job: int) -> bytes:
@@ -242,6 +253,19 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
         0 if report is None else _anomaly_bits(report),
         0 if report is None or report.place is None else zlib.crc32(_encoder.encode(report.place)),
     )
+
+
+def _progress_record(worker: WorkerReport, row: int) -> bytes:
+    """Return a rank's record, empty where nothing of it is known."""
+    report, loss_step = worker.report, None if loss_of(worker) is None else loss_step_of(worker)
+    is_own_step = report is not None and report.step == step_of(worker)
+    ages_ms = report.step_ages_ms[:NUM_AGES] if report is not None and is_own_step else []
+    if loss_step is None and not ages_ms:
+        return b""
+    known = [min(age_ms, NO_AGE_MS - 1) for age_ms in ages_ms]
+    unknown = [NO_AGE_MS] * (NUM_AGES - len(known))
+    stride = 1 if report is None else report.step_stride
+    return PROGRESS_RECORD.pack(-1 if loss_step is None else loss_step, row, stride, *known, *unknown)
 
 
 def _spent(report: RankReport | None) -> Iterator[float]:

@@ -3,8 +3,8 @@
 What is decoded from bytes holds no cycles, so nothing here is shown to the collector of garbage (`gc=False`): it would
 look through the reports of a whole fleet for nothing.
 
-`loss_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports goes before what it prints, and that
-before a count of its optimizers.
+`loss_of`, `loss_step_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports goes before what it
+prints, and that before a count of its optimizers.
 """
 
 from __future__ import annotations
@@ -134,6 +134,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How long it has printed nothing, at most `seen_s`."""
     metrics: Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)] = {}
     """The latest values that the job's patterns have found in its lines; in JSON, NaN and infinities are null."""
+    loss_step: Count | None = None
+    """Step in the line that the loss of `metrics` is from; None where it has none."""
     exit: ExitReport | None = None
     """Given exactly when `process` is `EXITED`."""
     report: RankReport | None = None
@@ -253,21 +255,29 @@ def step_of(worker: WorkerReport) -> int | None:
     report = worker.report
     if report is not None and report.step is not None and not report.is_step_counted:
         return report.step
-    printed = _whole(worker.metrics.get(STEP_METRIC))
+    printed = whole_number(worker.metrics.get(STEP_METRIC))
     return printed if printed is not None or report is None else report.step
+
+
+def loss_step_of(worker: WorkerReport) -> int | None:
+    """Return the step of a rank's loss: what it reports, else what the loss's line has; None where it is not known."""
+    report = worker.report
+    is_reported = report is not None and report.loss is not None
+    return report.loss_step if report is not None and is_reported else worker.loss_step
 
 
 def epoch_of(worker: WorkerReport) -> int | None:
     """Return a rank's epoch: what it reports, else what its lines have."""
     report = worker.report
-    return _whole(worker.metrics.get(EPOCH_METRIC)) if report is None or report.epoch is None else report.epoch
+    return whole_number(worker.metrics.get(EPOCH_METRIC)) if report is None or report.epoch is None else report.epoch
 
 
 def is_step_counted(worker: WorkerReport) -> bool:
     """Return whether a rank's step is only the count of its optimizers' steps."""
     report = worker.report
-    return report is not None and report.is_step_counted and _whole(worker.metrics.get(STEP_METRIC)) is None
+    return report is not None and report.is_step_counted and whole_number(worker.metrics.get(STEP_METRIC)) is None
 
 
-def _whole(value: float | None) -> int | None:
+def whole_number(value: float | None) -> int | None:
+    """Return a printed step or epoch; None where it is no such number."""
     return int(value) if value is not None and math.isfinite(value) and 0 <= value < MAX_STEP else None

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import time
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -280,6 +279,8 @@ async def _events(session: RemoteSession) -> list[Event]:
 
 async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:
     """Print the existing lines, and with `is_following` new ones until the job has ended."""
+    from app.session.log_pulls import in_time_order  # noqa: PLC0415 - needed with a session alone
+
     if is_following:
         follow_one_job(session)
     try:
@@ -290,7 +291,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         kept: list[tuple[float, str, LogLine]] = []
         while lines := await _more_lines(session):
             kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
-        merged = in_time_order(kept)
+        merged = [(node, line) for _, node, line in in_time_order(kept)]
         _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
@@ -307,16 +308,6 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
                 _print_lines(wish.among([(node, line) for _, node, line in lines], job_id), wish)
     finally:
         await session.close()
-
-
-def in_time_order(lines: Sequence[tuple[float, str, LogLine]]) -> list[tuple[str, LogLine]]:
-    """Return (node, line) of all nodes merged by time; a node's own lines keep their order, ages are rough."""
-    latest_s: dict[str, float] = {}
-    timed = []
-    for at_s, node, line in lines:
-        latest_s[node] = max(latest_s.get(node, at_s), at_s)
-        timed.append((latest_s[node], node, line))
-    return [(node, line) for _, node, line in sorted(timed, key=itemgetter(0))]
 
 
 async def _more_lines(session: RemoteSession) -> list[tuple[float, str, LogLine]]:

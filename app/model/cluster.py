@@ -109,6 +109,8 @@ class Cluster:
         """Attempt that this console started, by job; older attempts are over, whichever node still reports them."""
         self.new_nodes = NewNodes()
         """Nodes that came after the start and are not part of this cluster."""
+        self.awaits_past = False
+        """Whether what the nodes reported before this console came is still being read: it may hold a verdict."""
         self.num_unknown_nodes = 0
         """Number of reports under a name that is not a node of this cluster."""
 
@@ -294,7 +296,7 @@ def _still_job(job: JobModel) -> JobModel:
     copied.group_tables = _still(job.group_tables)
     copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
     copied.anomalies, copied.step_rate = copy.deepcopy(job.anomalies), copy.deepcopy(job.step_rate)
-    copied.output = copy.copy(job.output)
+    copied.output, copied.steps_together = copy.copy(job.output), _still(job.steps_together)
     return copied
 
 

@@ -18,7 +18,8 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from app.model.group_table import GroupTables
 from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Output
 from app.model.rank_batch import COUNT, SECOND
-from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, StepRate, which_phases
+from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, which_phases
+from app.model.steps import StepRate, StepsTogether
 from app.text import ranks_text
 from ddpcore.wire import DEFAULT_GROUP, Phase
 
@@ -54,6 +55,7 @@ class JobModel(RankColumns):
         anomalies: Conditions that limit what can be seen of the ranks.
         output: Times at which the ranks print.
         step_rate: Step rate of the rank that is behind.
+        steps_together: When the ranks' latest steps ended.
         assignments: Assignments by node.
         together: Summary of the assignments.
         reported_s: When each node last reported the job, by its index; NaN before, and not for all nodes.
@@ -77,6 +79,8 @@ class JobModel(RankColumns):
         self.follows_a_run = False
         """It was made of a run of a job that no agent has launched, after another run that this console saw."""
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
+        self.steps_together = StepsTogether(world_size)
+        self._shown_step: NDArray[np.int64] | None = None
 
     def put_assignment(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's status of the job, and which ranks are its own."""
@@ -146,6 +150,8 @@ class JobModel(RankColumns):
             self.put_reports(ranks[is_new], records[is_new], at_s[is_new])
             self._put_standings(batch, rows[is_new], ranks[is_new])
         self._put_progress(ranks, records)
+        self.steps_together.put(ranks, records, at_s, is_new)
+        self._put_step_ages(batch, rows, ranks, is_new)
         self._put_anomalies(ranks, records)
         quiet_s, seen_s = records["seconds"][:, SECOND["quiet_s"]], records["seconds"][:, SECOND["seen_s"]]
         self.output.put((at_s - quiet_s)[quiet_s < seen_s])
@@ -174,6 +180,26 @@ class JobModel(RankColumns):
         """Return the seconds until a step at a rate; None while that is not known."""
         step = self.lowest_step()
         return None if step is None or last_step is None or not steps_per_s else max(0, last_step - step) / steps_per_s
+
+    @property
+    def shown_step(self) -> NDArray[np.int64]:
+        """Step of each rank as of one moment; -1 while it is not known."""
+        if self._shown_step is None:
+            is_frozen, is_dead = self.process == Process.FROZEN, self.process == Process.EXITED
+            self._shown_step = self.steps_together.at_one_moment(self.step, is_frozen, is_dead)
+        return self._shown_step
+
+    def lowest_shown_step(self) -> int | None:
+        known = self.shown_step[self.shown_step >= 0]
+        return int(known.min()) if len(known) else None
+
+    def mean_loss(self) -> tuple[float | None, int | None]:
+        """Return the mean of the ranks' latest losses, and the lowest step of them; None where it is not known."""
+        losses, steps = self.loss[self.has_loss], self.loss_step[self.has_loss]
+        if not len(losses):
+            return None, None
+        with np.errstate(invalid="ignore", over="ignore"):
+            return float(losses.mean()), int(steps.min()) if bool((steps >= 0).all()) else None
 
     def lowest_step(self) -> int | None:
         known = self.step[self.step >= 0]
@@ -265,6 +291,19 @@ class JobModel(RankColumns):
         self.step[ranks] = np.where(is_counted, -1, step) if self._reports_steps else step
         self.has_loss[ranks] = has_loss = flags & HAS_LOSS != 0
         self.loss[ranks[has_loss]] = records["loss"][has_loss]
+
+    def _put_step_ages(
+        self, batch: RankBatch, rows: NDArray[np.int64], ranks: NDArray[np.int64], is_new: NDArray[np.bool_]
+    ) -> None:
+        """Take the steps of the ranks' losses and, of new reports, when the latest steps ended."""
+        rank_of = np.full((2, len(batch.records)), -1)
+        rank_of[0, rows], rank_of[1, rows[is_new]] = ranks, ranks[is_new]
+        found, row = batch.progress()
+        own, new = rank_of[:, row]
+        self.loss_step[ranks] = -1
+        self.loss_step[own[own >= 0]] = found["loss_step"][own >= 0]
+        self.steps_together.put_ages(new[new >= 0], found[new >= 0])
+        self._shown_step = None
 
     def _put_anomalies(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
         has_report = records["flags"] & HAS_REPORT != 0

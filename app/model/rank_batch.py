@@ -16,6 +16,8 @@ from agent.wire.digest import (
     HISTORY_RECORD,
     PHASES,
     PROCESSES,
+    PROGRESS_FIELDS,
+    PROGRESS_RECORD,
     RANK_FIELDS,
     RANK_RECORD,
     SECONDS,
@@ -36,7 +38,7 @@ MAX_S = 1e10
 
 def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
     """Return the numpy type of a record that `struct` packs without gaps."""
-    codes = {"d": "f8", "q": "i8", "I": "u4", "B": "u1", "?": "u1"}
+    codes = {"d": "f8", "q": "i8", "I": "u4", "H": "u2", "B": "u1", "?": "u1"}
     formats = [("<" + codes[code[-1]], (int(code[:-1]),) if code[:-1] else ()) for _, code in fields]
     offsets = [struct.calcsize("<" + "".join(code for _, code in fields[:place])) for place in range(len(fields))]
     return np.dtype({"names": [name for name, _ in fields], "formats": formats, "offsets": offsets, "itemsize": size})
@@ -45,6 +47,7 @@ def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
 RANKS = _dtype(RANK_FIELDS, RANK_RECORD.size)
 STANDINGS = _dtype(STANDING_FIELDS, STANDING_RECORD.size)
 HISTORIES = _dtype(HISTORY_FIELDS, HISTORY_RECORD.size)
+PROGRESS = _dtype(PROGRESS_FIELDS, PROGRESS_RECORD.size)
 SECOND = {name: place for place, name in enumerate(SECONDS)}
 COUNT = {name: place for place, name in enumerate(COUNTS)}
 
@@ -99,19 +102,29 @@ class RankBatch:
         is_sound &= (found["counts"] >= -1).all(axis=1)
         return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
 
+    def progress(self) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """Return how ranks have come to their steps, and the rank record of each; invalid ones are left out."""
+        found, row, place = self._rows_of("progress", PROGRESS)
+        is_sound = (row < self._first_row[place + 1]) & (found["loss_step"] >= -1)
+        return found[is_sound], row[is_sound]
+
     def _records_of(
         self, name: str, dtype: np.dtype[np.void]
     ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return the records of one kind, the rank record and call that each belongs to, and whether these exist."""
-        digests = [frame.digest for frame in self.frames]
-        packed = [_whole(getattr(digest, name), dtype.itemsize) for digest in digests]
-        sizes = [len(part) // dtype.itemsize for part in packed]
-        found = np.frombuffer(b"".join(packed), dtype)
-        place = np.repeat(np.arange(len(digests)), sizes)
-        num_calls = [len(digest.calls) for digest in digests]
-        first_call = np.cumsum([0, *num_calls])
-        row, call = self._first_row[place] + found["row"], first_call[place] + found["call"]
+        found, row, place = self._rows_of(name, dtype)
+        first_call = np.cumsum([0, *(len(frame.digest.calls) for frame in self.frames)])
+        call = first_call[place] + found["call"]
         return found, row, call, (row < self._first_row[place + 1]) & (call < first_call[place + 1])
+
+    def _rows_of(
+        self, name: str, dtype: np.dtype[np.void]
+    ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the records of one kind, the rank record that each belongs to, and its node's place."""
+        packed = [_whole(getattr(frame.digest, name), dtype.itemsize) for frame in self.frames]
+        found = np.frombuffer(b"".join(packed), dtype)
+        place = np.repeat(np.arange(len(packed)), [len(part) // dtype.itemsize for part in packed])
+        return found, self._first_row[place] + found["row"], place
 
 
 def _whole(packed: bytes, size: int) -> bytes:

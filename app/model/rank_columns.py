@@ -1,18 +1,11 @@
 """What is known of each rank of a job, a column per fact: its process, its own report, its texts.
 
 `RankColumns` keeps the last frame with a rank beside its figures: the texts of its row are decoded on demand.
-
-`StepRate` is how many steps a second a rank makes, by its node's clock. Reports are late at times: on a slow
-connection, or where the console itself was stopped. Each of them carries how long the node has known the process, so
-the rate does not depend on when they arrive.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from enum import IntEnum
-from itertools import pairwise
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -97,6 +90,7 @@ class RankColumns:
         report_at_s: When its probe's last report reached its node; NaN before the first.
         report_age_s: Age of that report when the node last reported the rank.
         phase_since_s: Since when it has been in its phase; NaN before its first report.
+        loss_step: Step of its loss; -1 while that is not known.
         is_ending: Whether its last report was its farewell.
         has_raised: Whether an exception ends its program, as it reports itself.
         stamp: Count of its probe's reports that have been folded in.
@@ -136,7 +130,7 @@ class RankColumns:
         self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
         self.phase_since_s = np.full(world_size, np.nan)
         self.is_ending, self.has_raised = np.zeros((2, world_size), np.bool_)
-        self.step = np.full(world_size, -1, np.int64)
+        self.step, self.loss_step = np.full((2, world_size), -1, np.int64)
         self.loss = np.full(world_size, np.nan)
         self.has_loss = np.zeros(world_size, np.bool_)
         self.observed_s = np.zeros(world_size)
@@ -275,82 +269,3 @@ class RankColumns:
         self.died_at_s[rank] = at_s
         self.died_badly[rank] = worker.exit.signal is not None or worker.exit.code not in (0, None)
         self.deaths_version += 1
-
-
-HISTORY_S = 5.0
-"""Seconds that the rate is taken over: enough to smooth a slow epoch's end."""
-MIN_MARKS = 4
-"""Least number of steps that the rate is taken over, where steps take long."""
-MIN_SPAN_S = 1.0
-"""Least seconds that the rate is taken over: a step is dated to half a second."""
-STILL_FACTOR = 3.0
-"""A rank stands when it takes this many times as long for a step as for those before."""
-
-
-class StepRate:
-    """Step rate of one rank, from a sample of its step twice a second."""
-
-    def __init__(self, step_s: float | None = None) -> None:
-        """Begin a history; `step_s` is the step time of another rank of the job, None where it is not known."""
-        self._step_s = step_s
-        """Recent step time in seconds, also from before a pause."""
-        self._clock_s = self._moved_s = 0.0
-        """Clock of the latest sample, and of the latest step (of the first sample before any step)."""
-        self._step: int | None = None
-        self._begun = (0.0, 0)
-        """The first sample."""
-        self._marks: deque[tuple[float, int]] = deque()
-        """Steps and when each was seen first, oldest first."""
-        self._shortest_step_s = inf
-
-    def put(self, clock_s: float, step: int) -> None:
-        """Take the latest step, at `clock_s` of the node's clock; one that goes back begins a new history."""
-        if self._step is None or clock_s < self._clock_s or step < self._step:
-            self._marks.clear()
-            self._moved_s, self._begun = clock_s, (clock_s, step)
-        elif step > self._step:
-            if self.per_s() == 0.0:
-                self._marks.clear()  # the pace from before it stood does not apply from now on
-            self._marks.append((clock_s, step))
-            self._moved_s = clock_s
-        self._clock_s, self._step = clock_s, step
-        while len(self._marks) > MIN_MARKS and clock_s - self._marks[1][0] >= HISTORY_S:
-            self._marks.popleft()
-        if self._span_s >= MIN_SPAN_S:
-            self._step_s = self._span_s / (self._marks[-1][1] - self._marks[0][1])
-            self._shortest_step_s = min(self._shortest_step_s, self._step_s)
-
-    @property
-    def step_s(self) -> float | None:
-        """Recent step time, also from before a pause; a rough one after few steps; None before any."""
-        begun_s, first = self._begun
-        done = 0 if self._step is None else self._step - first
-        return self._step_s if self._step_s is not None or not done else (self._moved_s - begun_s) / done
-
-    def per_s(self) -> float | None:
-        """Return the steps a second, 0 while the rank stands; None before it is known."""
-        step_s = self.step_s
-        if step_s is None:
-            return None
-        stood_s = self._clock_s - self._moved_s
-        if stood_s > max(HISTORY_S, STILL_FACTOR * step_s):
-            return 0.0
-        if self._span_s < MIN_SPAN_S:
-            return None
-        # A step that takes longer than the others did counts against the rate before it is done.
-        return (self._marks[-1][1] - self._marks[0][1]) / (self._span_s + max(0.0, stood_s - step_s))
-
-    def is_ahead_of(self, step: int, age_s: float) -> bool:
-        """Return whether the rank is further ahead of another than a report of up to `age_s` can explain."""
-        if self._step is None or self.step_s is None:
-            return False
-        return (self._step - step - 1) * min(self._shortest_step_s, self.step_s) > age_s
-
-    @property
-    def _span_s(self) -> float:
-        return self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0
-
-    def validate(self) -> None:
-        marks = list(self._marks)
-        assert all(before[0] <= after[0] for before, after in pairwise(marks))
-        assert all(before[1] < after[1] for before, after in pairwise(marks))

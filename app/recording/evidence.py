@@ -2,7 +2,8 @@
 
 `ask_agents` comes first, and may be waited for; then `put_together` takes what there is by now, without waiting.
 
-`write_evidence` and `prune` keep it in `$XDG_STATE_HOME/rankdeck/evidence`, for this user alone, the latest files only.
+`write_evidence` and `prune` keep it, and `latest_evidence` finds it, in `$XDG_STATE_HOME/rankdeck/evidence`, for this
+user alone, the latest files only.
 """
 
 from __future__ import annotations
@@ -201,6 +202,17 @@ def write_evidence(path: Path, content: bytes) -> Path:
         if made is not None:
             Path(made).unlink(missing_ok=True)
     return place
+
+
+def latest_evidence(directory: Path, job_id: str, since_s: float) -> Path | None:
+    """Return the latest evidence of a job in a directory, if it was written after `since_s` of the wall clock."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.glob("*.zip"):
+            is_own = _NAME.fullmatch(path.name.removeprefix(job_id)) is not None
+            if is_own and path.name.startswith(job_id) and (written_s := path.stat().st_mtime) >= since_s:
+                found.append((written_s, path))
+    return max(found)[1] if found else None
 
 
 def prune(directory: Path) -> None:

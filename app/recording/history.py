@@ -154,6 +154,7 @@ class JobHistory:
 
     Attributes:
         loss: Mean loss over the steps of the latest attempt.
+        is_loss_dated: Whether the latest loss is of its very step, not only of about the job's step when it was seen.
         waits: Waits that are over.
         figures: Latest figures.
         begun_s: When the job was seen first.
@@ -164,7 +165,7 @@ class JobHistory:
     """
 
     def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
-        self.loss = Trend()
+        self.loss, self.is_loss_dated = Trend(), True
         self.waits = WaitHistory(min_wait_s)
         self.figures: Sequence[Figure] = ()
         self.begun_s: float | None = None
@@ -183,8 +184,9 @@ class JobHistory:
     def observe(self, view: View, job: JobRow) -> None:
         """Sample the job once more, and keep what is new."""
         self.waits.observe(view, job.job_id)
-        if job.step is not None and job.loss is not None:
-            self.loss.add(job.step, job.loss)
+        self.is_loss_dated, step = job.loss_step is not None, job.step if job.loss_step is None else job.loss_step
+        if step is not None and job.loss is not None:
+            self.loss.add(step, job.loss)
         figures = view.figures() if self._rings.is_due(view.now_s) else None
         if figures is None:
             return

@@ -1,5 +1,7 @@
 """Keeps evidence of each incident, attended or not: stacks immediately, the file a little later.
 
+One incident has one file, however many consoles come and go while it lasts.
+
 `IncidentRecorder` lives on the session's event loop; nothing of it delays a frame. `Incidents` decides, without a
 clock, which verdicts are worth evidence, and when.
 """
@@ -7,13 +9,14 @@ clock, which verdicts are worth evidence, and when.
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from app.diagnosis.causes import Severity
 from app.errors import AppError
 from app.recording.bundle import bundle_name, encode_bundle
-from app.recording.evidence import Answers, default_directory, prune, write_evidence
+from app.recording.evidence import Answers, default_directory, latest_evidence, prune, write_evidence
 from app.threads import in_daemon_thread
 from app.view.verdict_text import sentence
 
@@ -112,10 +115,15 @@ class IncidentRecorder:
             self._add_notice(f"no evidence of this is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
+        begun_s = time.time() - incident.stood_s  # noqa: TID251 - files are dated by it
+        if await self._is_kept(incident, begun_s):
+            return
         answers = Answers()
         await self._while_open(self._session.take_stacks(incident.job_id, answers), PATIENCE_S)
         await self._while_open(asyncio.sleep(AFTER_S), AFTER_S, hurry_s=0.0)
         await self._while_open(self._session.ask_agents(incident.job_id, answers), PATIENCE_S)
+        if await self._is_kept(incident, begun_s):
+            return  # by another console
         try:
             evidence = await self._session.evidence(incident.job_id, incident.text, answers)
             path = self._directory / bundle_name(evidence.opening)
@@ -125,6 +133,14 @@ class IncidentRecorder:
             self._add_notice(f"no evidence of this is kept: {error}")
             return
         self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+
+    async def _is_kept(self, incident: Incident, begun_s: float) -> bool:
+        """Return whether there is evidence from since the incident began, and add a sentence about it."""
+        find = partial(latest_evidence, self._directory, incident.job_id, begun_s + SETTLE_S)
+        path = await in_daemon_thread(find)
+        if path is not None:
+            self._add_notice(f"evidence of this was kept before; look at it again: rankdeck replay {path}")
+        return path is not None
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
         """Do some work until it is done or takes too long; once the session closes it has `hurry_s` left."""
@@ -163,6 +179,8 @@ class Incident(NamedTuple):
     cause: Cause
     text: str
     """Text of the verdict."""
+    stood_s: float
+    """Seconds since it began, as far as that is known."""
 
 
 class Incidents:
@@ -171,6 +189,8 @@ class Incidents:
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int, Cause], float] = {}
         self._kept_at_s: dict[tuple[str, int, Cause], float] = {}
+        self._begun_at_s: dict[tuple[str, int], float] = {}
+        """When the last incident of an attempt was found: what follows within `AFTER_S` is in its file."""
         self._seen_alive: set[tuple[str, int]] = set()
         self._num_begun = 0
 
@@ -191,8 +211,16 @@ class Incidents:
             is_new = now_s - self._kept_at_s.get(key, float("-inf")) >= AGAIN_S
             if is_new and now_s - self._since_s[key] >= SETTLE_S and self._num_begun < MAX_INCIDENTS:
                 self._kept_at_s[key] = now_s
+                if now_s - self._begun_at_s.get(key[:2], float("-inf")) < AFTER_S:
+                    continue
+                self._begun_at_s[key[:2]] = now_s
                 self._num_begun += 1
-                found.append(Incident(*key, sentence(verdict)))
+                found.append(Incident(*key, sentence(verdict), _stood_s(verdict)))
             elif not is_new:
                 self._kept_at_s[key] = now_s  # one that lasts is one
         return found
+
+
+def _stood_s(verdict: Verdict) -> float:
+    """Return the seconds since what a verdict is about began; 0 where nothing of it is known."""
+    return max(verdict.for_s or 0.0, verdict.waited_s, 0.0 if verdict.exit is None else verdict.exit.age_s)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LAUNCHER_RANK, LogLine
@@ -14,7 +15,7 @@ from app.recording.recorder import Past
 from app.recording.records import LinesRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from app.fleet.fleet import Fleet
     from app.recording.records import Record
@@ -28,6 +29,11 @@ MAX_PRINTED_BYTES = 4 * 2**20
 """Bytes of log lines kept for evidence, however old; kept apart from reports, which much output would push out."""
 MAX_WAITING_LINES = 100_000
 """Lines pulled and not yet taken by the screen; older ones are dropped first."""
+FIRST_LINES_S = 2.0
+"""Seconds for which the first lines wait for those of the other nodes: what was printed before is merged by time."""
+
+DatedLine = tuple[float, str, LogLine]
+"""The moment at which a line was read, its node, and the line."""
 
 
 class LogPulls:
@@ -37,17 +43,21 @@ class LogPulls:
         printed: Lines that are kept for evidence.
     """
 
-    def __init__(self, fleet: Callable[[], Fleet], record: Callable[[Record], None]) -> None:
+    def __init__(self, nodes: Sequence[str], fleet: Callable[[], Fleet], record: Callable[[Record], None]) -> None:
         """Set up, before the first report.
 
         Args:
-            fleet: Reaches the nodes.
+            nodes: Names of all nodes.
+            fleet: Reaches them.
             record: Takes the pulled lines, for a recording.
         """
         self.printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
+        self._nodes = frozenset(nodes)
         self._fleet = fleet
         self._record = record
-        self._lines: deque[tuple[float, str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
+        self._lines: deque[DatedLine] = deque(maxlen=MAX_WAITING_LINES)
+        self._merges_until_s: float | None = math.inf
+        """Moment at which the first lines wait no longer; infinity before there are any, None once they are taken."""
         self._cursor: dict[str, tuple[str, int]] = {}
         self._wanted: dict[str, tuple[str, int]] = {}
 
@@ -56,18 +66,34 @@ class LogPulls:
         self._wanted[node] = (epoch, latest)
 
     def drain(self) -> list[tuple[str, LogLine]]:
-        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        """Return the (node, line) pairs that have come since the last call, merged by time."""
         return [(node, line) for _, node, line in self.drain_dated()]
 
-    def drain_dated(self) -> list[tuple[float, str, LogLine]]:
-        """Return as `drain`, with the moment at which each line was read; those of no known age count as new."""
-        lines = list(self._lines)
+    def drain_dated(self) -> list[DatedLine]:
+        """Return as `drain`, with the moment at which each line was read; those of no known age count as new.
+
+        The first lines come once those of all nodes are here, or after `FIRST_LINES_S`.
+        """
+        if not self._lines or self._is_merging():
+            return []
+        self._merges_until_s = None
+        lines = in_time_order(self._lines)
         self._lines.clear()
         return lines
 
+    def _is_merging(self) -> bool:
+        """Return whether the first lines wait for those of other nodes."""
+        if self._merges_until_s is None:
+            return False
+        return time.monotonic() < self._merges_until_s and not (self._nodes <= self._wanted.keys() and self._has_pulled)
+
     @property
     def has_all(self) -> bool:
-        """True when every line that the nodes have reported is here."""
+        """True when every line that the nodes have reported is here, and may be taken."""
+        return self._has_pulled and not (self._lines and self._is_merging())
+
+    @property
+    def _has_pulled(self) -> bool:
         for node, (epoch, latest) in self._wanted.items():
             known_epoch, cursor = self._cursor.get(node, (epoch, 0))
             if known_epoch != epoch or cursor < latest:
@@ -105,12 +131,25 @@ class LogPulls:
             return cursor  # the node's own row shows that it does not answer; the next report asks again
         now_s = time.monotonic()
         gap = gap_line(cursor, first_seq, lines[0].age_s if lines else None)
+        if self._merges_until_s == math.inf and lines:
+            self._merges_until_s = now_s + FIRST_LINES_S
         self._lines.extend((now_s - (line.age_s or 0.0), node, line) for line in ([gap] if gap else []) + lines)
         if lines:
             received = LinesRecord(now_s, node, lines)
             self.printed.add(received)
             self._record(received)
         return lines[-1].seq if lines else cursor
+
+
+def in_time_order(lines: Iterable[DatedLine]) -> list[DatedLine]:
+    """Return lines of several nodes merged by time; a node's own lines keep their order, ages are rough."""
+    latest_s: dict[str, float] = {}
+    timed = []
+    for one in lines:
+        at_s, node, _ = one
+        latest_s[node] = max(latest_s.get(node, at_s), at_s)
+        timed.append((latest_s[node], one))
+    return [one for _, one in sorted(timed, key=itemgetter(0))]
 
 
 def gap_line(cursor: int, first_seq: int, age_s: float | None) -> LogLine | None:

@@ -167,7 +167,7 @@ class Session:
         self._incident_recorder: IncidentRecorder | None = None
         self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
         self._rounds = DrainRounds(len(self._directories))
-        self._logs = LogPulls(lambda: self._fleet, self._record)
+        self._logs = LogPulls(list(self._directories), lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -226,7 +226,11 @@ class Session:
             pause_s: Seconds left to other tasks between two pieces of work.
         """
         nodes = list(self._directories)
-        replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        self._cluster.awaits_past = True
+        try:
+            replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        finally:
+            self._cluster.awaits_past = False
         if replayed is not None:
             before, self._cluster, self._diagnoser = self._cluster, replayed.cluster, replayed.diagnoser
             self._cluster.go_on_from(before)
@@ -297,7 +301,7 @@ class Session:
         }
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
-        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        """Return the (node, line) pairs that have come since the last call, merged by time."""
         return self._logs.drain()
 
     def drain_dated_logs(self) -> list[tuple[float, str, LogLine]]:

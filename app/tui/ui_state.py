@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.jobs import JobState
+from app.diagnosis.rank_facts import CONNECTING
 from app.filters.lines import ERRORS, FROM_RANKS, RANK_ERRORS, LineWish
 from app.text import LINE_LIMIT, clean, clean_name
 from app.tui.logs.matches import LogMatches
 from app.tui.logs.store import LogStore
+from app.view.summary import is_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from app.tui.logs.store import StoredLine
     from app.tui.source import ConsoleSource, Outside, Player
     from app.tui.theme import Look
+    from app.view.nodes import Progress
     from app.view.view import View
 
 MAX_NOTICES = 100
@@ -38,6 +41,8 @@ LOOK_FRAC = 0.02
 """Share of a core for making rows: rows of 16,384 ranks take ten times as long as of 1,024, and are made less
 often."""
 FRAME_S = 0.1
+NOTICE_FRAMES = 150
+"""Frames for which a new notice is shown, though it takes the room of keys."""
 STOPPED_STATES = frozenset({JobState.STOPPING, JobState.STOPPED})
 SEARCH_S = 0.01
 """Seconds per frame for the search of log lines, so that keys do not wait."""
@@ -70,7 +75,7 @@ class UiState:
         self.latest_view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.tick = 0
-        self.noticed_at_tick = 0
+        self.noticed_at_tick, self._is_noticed_after = 0, False
         self.farewell = ""
         self.frozen_s: float | None = None
         self.max_bytes = math.inf
@@ -211,6 +216,13 @@ class UiState:
         outside = self.source.outside
         return outside.own_view if outside is not None and outside is self.source else self.latest_view
 
+    @property
+    def opening(self) -> Progress | None:
+        """Progress of reaching the nodes, while none of them has reported; None from then on."""
+        view, progress = self.view, self.source.starting
+        is_opening = view is not None and not view.num_ranks and bool((view.node_codes == CONNECTING).all())
+        return progress if is_opening else None
+
     def search(self, lines: LogMatches | CollapsedLines) -> None:
         """Search log lines for a frame's share of time, directly or by threads."""
         now_s = time.monotonic()
@@ -235,7 +247,17 @@ class UiState:
         """Clean and keep sentences about the session."""
         for sentence in sentences:
             self.notices.append(clean(sentence, LINE_LIMIT))
-            self.noticed_at_tick = self.tick
+            self.noticed_at_tick, self._is_noticed_after = self.tick, self._is_over
+
+    @property
+    def new_notice(self) -> str:
+        """Latest sentence, empty some seconds later, or once the job is over that still ran when it came."""
+        is_new = self.tick - self.noticed_at_tick < NOTICE_FRAMES and (self._is_noticed_after or not self._is_over)
+        return self.notices[-1] if self.notices and is_new else ""
+
+    @property
+    def _is_over(self) -> bool:
+        return self.view is not None and is_over(self.view)
 
     def tellable(self, text: str) -> str:
         """Return text for a notification, clean and cut: an agent on another machine may send anything."""

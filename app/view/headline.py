@@ -141,7 +141,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
         return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
     if rest := _rest_of_stopped(cluster, job, row):
         return rest
-    line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
+    line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(cluster, job, row, found)
     return _line(line.severity, line.text + _left(job, found))
 
 
@@ -217,12 +217,13 @@ def _awaited(cluster: Cluster, job: JobModel, ranks: list[int], to_do: str) -> H
     )
 
 
-def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
+def _running(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
     wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
     is_judged = found.is_judged or job.world_size == 1
     severity = Severity.OK if is_judged else Severity.QUIET
     if wait is None or wait.waited_s < SHOWN_WAIT_S:
-        unjudged = "" if is_judged or row.step is None else "; not judged yet"
+        not_yet = "reading the last minutes" if cluster.awaits_past else "not judged yet"
+        unjudged = "" if is_judged or row.step is None else f"; {not_yet}"
         return _line(severity, f"{_ranks(job, found)}{_training(row)}{unjudged}")
     text = wait_text(wait) + _doing(job, wait)
     if wait.waited_s < LATE_WAIT_S:
@@ -252,7 +253,9 @@ def _training(row: JobRow) -> str:
 
 
 def _loss(row: JobRow) -> str:
-    return "" if row.loss is None else f", loss {loss_text(row.loss)}"
+    """Return `, loss 2.31`, or `, loss 2.31 at 120` where it is of another step than the job's."""
+    at_step = "" if row.loss_step in {None, row.step} else f" at {row.loss_step}"
+    return "" if row.loss is None else f", loss {loss_text(row.loss)}{at_step}"
 
 
 def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:

@@ -50,7 +50,7 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
         _Column("STATE", lambda row: row.state.value),
-        _Column(" STEP", lambda row: UNKNOWN if row.step is None else str(row.step)),
+        _Column(" STEP", lambda row: row.step_text or UNKNOWN),
         _Column(" LOSS", lambda row: loss_text(row.loss)),
         _Column("PHASE", lambda row: row.phase_text),
         _Column("LAST CALL", rank_call),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.wire.reports import ProcessState, epoch_of, loss_of, step_of
+from agent.wire.reports import ProcessState, epoch_of, loss_of, loss_step_of, step_of
 from app.diagnosis.causes import RankState, Severity
 from app.diagnosis.rank_facts import STATE_CODE, STATES
 from app.model.job_model import Process
@@ -70,9 +70,11 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         pid=None if worker is None else worker.pid or None,
         state=state,
         severity=_severity(found, rank, state),
-        step=None if worker is None else step_of(worker),
+        step=None if worker is None else _step(job, worker),
+        is_step_least=worker is not None and is_dead and not (job.is_ending[rank] or job.has_raised[rank]),
         epoch=None if worker is None else epoch_of(worker),
         loss=None if worker is None else loss_of(worker),
+        loss_step=None if worker is None or loss_of(worker) is None else loss_step_of(worker),
         phase="" if report is None else str(report.phase),
         phase_s=None if report is None or is_dead else report.phase_s + since_report_s,
         group="" if group is None else clean_name(group.group),
@@ -97,6 +99,12 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
     )
 
 
+def _step(job: JobModel, worker: WorkerReport) -> int | None:
+    """Return a rank's step as of the moment of which all are known; where others report theirs, its own count."""
+    latest = step_of(worker)
+    return int(job.shown_step[worker.rank]) if latest == job.step[worker.rank] else latest
+
+
 def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
     """Return the node of a rank; also a node that was never reached, when only one is possible."""
     if owner >= 0:
@@ -117,7 +125,7 @@ def rank_call(row: RankRow) -> str:
 def rank_text(row: RankRow) -> str:
     """Return a rank in one line, for searching and copying."""
     waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
-    step = "" if row.step is None else f"step {row.step}"
+    step = "" if row.step is None else f"step {row.step_text}"
     call = rank_call(row)
     fields = (f"rank {row.rank}", row.node, row.state, step, row.phase_text, call, waiting, row.where, row.detail)
     return "  ".join(filter(None, fields))
@@ -231,7 +239,7 @@ class RankTable:
     @property
     def step(self) -> NDArray[np.float64]:
         """Step of each rank; NaN while it is not known."""
-        return np.where(self._job.step < 0, np.nan, self._job.step)
+        return np.where(self._job.shown_step < 0, np.nan, self._job.shown_step)
 
     @property
     def rss_bytes(self) -> NDArray[np.float64]:

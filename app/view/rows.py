@@ -72,12 +72,14 @@ class JobRow(msgspec.Struct, frozen=True):
     world_size: int
     num_nodes: int
     step: int | None
-    """Lowest step of any rank."""
+    """Lowest step of any rank, all as of one moment."""
     is_step_counted: bool
     """Whether `step` counts the optimizers' steps in this attempt: the program reports none."""
     epoch: int | None
     loss: float | None
     """Mean over the ranks that report one."""
+    loss_step: int | None
+    """Lowest step of these losses; None where it is not known."""
     steps_per_s: float | None
     last_step: int | None
     """Step after which training ends; it and the next four fields are known only with the engine."""
@@ -167,8 +169,13 @@ class RankRow(msgspec.Struct, frozen=True):
     state: RankState
     severity: Severity
     step: int | None
+    """Its step at the moment of which all living ranks' steps are known; its last one once it has ended."""
+    is_step_least: bool
+    """Whether it may have come further: it ended without a last report."""
     epoch: int | None
     loss: float | None
+    loss_step: int | None
+    """Step of its loss."""
     phase: str
     phase_s: float | None
     group: str
@@ -203,6 +210,11 @@ class RankRow(msgspec.Struct, frozen=True):
     """`file.py:line in function`."""
     detail: str
     """End of the rank, or its anomaly, as text."""
+
+    @property
+    def step_text(self) -> str:
+        """Step to show: `384`, `384+` where it may have come further; empty where it is not known."""
+        return "" if self.step is None else f"{self.step}{'+' if self.is_step_least else ''}"
 
     @property
     def phase_text(self) -> str:

@@ -159,7 +159,8 @@ class View:
         state = job.state()
         first = job.worker(0)
         training = (first and first.report and first.report.training) or TrainingReport()
-        step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
+        loss, loss_step = job.mean_loss()
+        step, steps_per_s = job.lowest_shown_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = job_severity(state, self._verdicts)
         return JobRow(
             job_id=clean_name(job.job_id),
@@ -171,7 +172,8 @@ class View:
             step=step,
             is_step_counted=job.is_step_counted,
             epoch=None if first is None else epoch_of(first),
-            loss=_mean(job.loss[job.has_loss]),
+            loss=loss,
+            loss_step=loss_step,
             steps_per_s=steps_per_s,
             last_step=training.last_step,
             # A job that hangs or has failed does not reach its last step.
@@ -239,7 +241,7 @@ class View:
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
             loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
-            loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
+            loss_last=None if self._job is None else self._job.mean_loss()[0],
         )
 
     @property

@@ -28,7 +28,7 @@ from ddpcore.probe.gpu import GpuMemory
 from ddpcore.probe.main_thread import MainThread, MainWaits
 from ddpcore.probe.process_facts import InterpreterWaits, Surroundings
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
-from ddpcore.probe.progress import OptimizerSteps
+from ddpcore.probe.progress import OptimizerSteps, step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
@@ -206,10 +206,8 @@ class Probe:
         self._optimizer_steps = None
         if last is None or last.is_counted:
             self.faults.restart()
-            marks.step = StepMark(step, loss, epoch, loss_first=loss, steps_done=1)
-        else:
-            first = loss if last.loss_first is None else last.loss_first
-            marks.step = StepMark(step, last.loss if loss is None else loss, epoch, first, last.steps_done + 1)
+            last = StepMark(step, None, epoch, loss_first=None, steps_done=0)
+        marks.step = last.followed_by(step, loss, epoch)
         self._finish_step(step)
 
     def count_step(self, optimizer_id: int) -> None:
@@ -301,6 +299,7 @@ class Probe:
                 has_process_group=has_process_group,
                 num_openings=self._recorder.num_openings(),
                 step=step,
+                step_ages=step_ages(step, tuple(marks.step_ends), int(wall_s * 1e6)),
                 phases=marks.phases,
                 barrier=marks.barrier,
                 firsts=marks.firsts,

@@ -9,23 +9,26 @@ long steps take and for how long the rank has made none.
 when each collective was called, the program when each step was over: a step's count is the seq of the last call before
 its end. A rank that makes one call fewer than the others differs from them in every later step.
 
+`step_ages` is when the latest steps ended: only so can ranks be compared whose reports are of different moments.
+
 `OptimizerSteps` counts the training steps of a program that reports none, by what its optimizers do.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ddpcore.probe.samples import NOTHING
+from ddpcore.probe.samples import NOTHING, StepAges, StepEnd
 from ddpcore.wire import StepCalls
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from ddpcore.probe.samples import RecorderEntry, Sample, StepEnd
+    from ddpcore.probe.samples import RecorderEntry, Sample, StepMark
     from ddpcore.wire import PeerWait
 
 MAX_GAP_S = 1.0
@@ -78,6 +81,8 @@ class Standing:
             "step_age_s": self._clock.age_s(now_s),
             "step_limit_s": self._clock.limit_s,
             "peer_calls": list(sample.peer_calls),
+            "step_ages_ms": list(sample.step_ages.ages_ms),
+            "step_stride": sample.step_ages.stride,
         }
         for kind, wait in (("peer", look.peer_wait), ("child", look.child_wait), ("exit", look.exit_wait)):
             if wait is not None and (for_s := self._for_s(kind, now_s)) > 0.0:
@@ -255,6 +260,37 @@ def _weight(step: int) -> tuple[int, int]:
 
 def _called_us(entry: RecorderEntry) -> int:
     return entry.called_us
+
+
+MAX_AGES = 16
+MAX_AGE_MS = 2_000
+"""Steps that ended longer ago are the same for all ranks whose reports are current."""
+MAX_STRIDE = 2**31 - 1
+
+
+def step_ages(last: StepMark | None, ends: Sequence[StepEnd], now_us: int) -> StepAges:
+    """Return when the latest steps ended, as far back as they follow each other in equal strides.
+
+    `ends` are in the order of time. The end of the last step may be missing there, and later ones may be there: the
+    main thread goes on while the probe reads.
+    """
+    if last is None:
+        return StepAges()
+    known = len(ends)
+    while known > 0 and ends[known - 1].step > last.step:
+        known -= 1
+    latest_first = list(ends[:known][::-1])
+    if not latest_first or latest_first[0].step != last.step:
+        latest_first.insert(0, StepEnd(last.step, now_us))
+    stride = latest_first[0].step - latest_first[1].step if len(latest_first) > 1 else 0
+    ages_ms: list[int] = []
+    for end, before in pairwise(latest_first[: MAX_AGES + 1]):
+        age_ms = (now_us - end.at_us) // 1000
+        is_in_order = (ages_ms[-1] if ages_ms else 0) <= age_ms <= MAX_AGE_MS
+        if end.step - before.step != stride or not 1 <= stride <= MAX_STRIDE or before.step < 0 or not is_in_order:
+            break
+        ages_ms.append(age_ms)
+    return StepAges(stride, tuple(ages_ms)) if ages_ms else StepAges()
 
 
 MAX_OPTIMIZERS = 65_536

@@ -309,6 +309,7 @@ class RankState:
             step=_count(step.step) if step else None,
             epoch=_count(step.epoch) if step else None,
             loss=step.loss if step else None,
+            loss_step=_count(step.loss_step) if step else None,
             loss_first=step.loss_first if step else None,
             steps_done=step.steps_done if step else 0,
             is_step_counted=step.is_counted if step else False,

@@ -141,6 +141,23 @@ class StepMark(NamedTuple):
     steps_done: int
     is_counted: bool = False
     """True if the program has reported no step: `step` counts what its optimizers do in this process."""
+    loss_step: int | None = None
+    """The step that `loss` was given with."""
+
+    def followed_by(self, step: int, loss: float | None, epoch: int | None) -> StepMark:
+        """Return the mark of the next `report_step`; without a loss it keeps the one before."""
+        first = loss if self.loss_first is None else self.loss_first
+        last, loss_step = (self.loss, self.loss_step) if loss is None else (loss, step)
+        return StepMark(step, last, epoch, first, self.steps_done + 1, loss_step=loss_step)
+
+
+class StepAges(NamedTuple):
+    """When the latest steps ended."""
+
+    stride: int = 1
+    """Difference between these steps, and between the earliest of them and the one before it."""
+    ages_ms: tuple[int, ...] = ()
+    """Milliseconds since the end of each, the latest first."""
 
 
 class BarrierMark(NamedTuple):
@@ -224,3 +241,4 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """Number of sends and receives so far: it changes with each."""
     uncaught: Uncaught | None = None
     """The exception that ends the program, once there is one."""
+    step_ages: StepAges = StepAges()

@@ -91,7 +91,7 @@ class EndStep:
     """What `report_step` tells."""
 
     step: int
-    loss: float
+    loss: float | None
     epoch: int
 
 

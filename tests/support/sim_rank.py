@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.reports import ProcessState
+from ddpcore.probe.progress import step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probe.reporting import Pace, tick_of
 from ddpcore.probe.samples import (
@@ -321,8 +322,8 @@ class SimRank:
                 self.strike(kind, value)
         else:
             assert isinstance(action, EndStep)
-            first = self._step.loss_first if self._step else action.loss
-            self._step = StepMark(action.step, action.loss, action.epoch, first, action.step)
+            last = self._step or StepMark(action.step, None, action.epoch, None, action.step - 1)
+            self._step = last.followed_by(action.step, action.loss, action.epoch)
             self._step_ends.append(StepEnd(action.step, int(1e6 * (self._free_s + CLOCK_S))))
         return action is not None and not self.is_leaving
 
@@ -402,6 +403,7 @@ class SimRank:
                 self._reader.read(self._stack()),
                 self.has_joined,
                 step=self._step,
+                step_ages=step_ages(self._step, tuple(self._step_ends), int(1e6 * (now_s + CLOCK_S))),
                 phases=self._marks(),
                 barrier=self._barrier,
                 firsts=tuple(self._firsts.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
-from tests.support.sim_program import Action, Training, Work
+from tests.support.sim_program import Action, Call, EndStep, Training, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,9 +227,18 @@ async def test_thawing_clears_the_verdict_on_every_view() -> None:
                 assert "frozen" not in console.text(), name
 
 
+def without_loss(_rank: int) -> Iterator[Action]:
+    """A program that reports no loss."""
+    for step in count(1):
+        yield Work(Phase.FORWARD, 138, "train_step", 0.1)
+        yield Call("all_reduce", 142, "train_step", sizes=((1000,),))
+        yield EndStep(step, None, 0)
+
+
 @pytest.mark.parametrize("reads_loss", [False, True])
 async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: bool) -> None:
-    source = starting_source()
+    source = TalkingSource(SimCluster(program=without_loss))
+    source.run(6)
     source.reads_loss = reads_loss
     async with desk(source, (120, 35)) as console:
         assert ("no loss yet: no line has matched --metric" in console.text()) == reads_loss
@@ -271,3 +281,25 @@ async def test_of_ranks_that_are_gone_the_overview_tells_how_each_ended() -> Non
         palette = console.console.look.palette
         assert exited.pop("2") == palette.critical
         assert set(exited.values()) == {palette.muted}
+
+
+async def test_what_a_job_is_about_to_do_is_no_news_once_it_has_ended() -> None:
+    source = training_source(12)
+    async with desk(source, (120, 35)) as console:
+        source.notice("job demo is stopping by SIGTERM")
+        await console.frames()
+        assert "is stopping by SIGTERM" in console.lines()[-1]
+        source.sim.stop()
+        source.run(6)
+        await console.frames()
+        assert "stopped" in console.lines()[1]
+        assert "SIGTERM" not in console.lines()[-1]
+        source.notice("evidence of this is kept")
+        await console.frames()
+        assert "evidence of this is kept" in console.lines()[-1]
+
+
+async def test_no_pattern_is_asked_for_while_the_job_may_report_its_loss_itself() -> None:
+    async with desk(starting_source(), (120, 35)) as console:
+        assert "no loss yet" in console.text()
+        assert "--metric" not in console.text()

@@ -9,12 +9,13 @@ from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
-from app.tui.widgets.drawing import log_line, prefix_width, wait_line
+from app.tui.widgets.drawing import in_step_order, log_line, prefix_width, step_style, wait_line
 from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
 
 if TYPE_CHECKING:
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
+    from app.view.nodes import Progress
     from app.view.view import View
 
 MAX_NODES = 4
@@ -61,6 +62,8 @@ class OverviewView(LineView):
         """Return the page before the first rank is known."""
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
+        if (progress := self.ui.opening) is not None:
+            lines = self._opening(progress)
         if self.ui.notices:
             lines.append(self.heading(self._title("SESSION")))
         for notice in self.ui.notices:
@@ -69,6 +72,21 @@ class OverviewView(LineView):
         logs = self.ui.logs
         # While no job is shown, the lines of every job are another job's.
         return lines + (self._log(self.size.width, room) if len(logs) and not logs.has_other_jobs("") else [])
+
+    def _opening(self, progress: Progress) -> list[Line]:
+        """Return a line a node that is being reached, with what it does."""
+        palette = self.look.palette
+        nodes, room = in_step_order(progress), max(2, self.size.height - 2)
+        shown = nodes[: room - (len(nodes) > room)]
+        width = node_width(["NODE", *shown])
+        lines = [self.heading(self.line().put(f" {'NODE':<{width}}  STATE", palette.heading))]
+        for node in shown:
+            step = progress.stage(node)
+            line = self.line().pad(1).cell(node, width, palette.strong).pad(1 + width + 2)
+            lines.append(line.put(step, step_style(palette, step)))
+        if len(nodes) > len(shown):
+            lines.append(self.line().put(f" and {len(nodes) - len(shown):,} more", palette.muted))
+        return lines
 
     def _title(self, text: str, note: str = "") -> Line:
         return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
@@ -130,11 +148,22 @@ class OverviewView(LineView):
         chart = self._loss(width, chart_room) if chart_room >= MIN_CHART_LINES else []
         return chart + self._log(width, room - len(chart))
 
+    def _brings_loss(self) -> bool:
+        """Return whether the job may still report its loss itself: it starts, or comes to the engine's first step."""
+        view = self.ui.view
+        job = view.job() if view is not None else None
+        if view is None or job is None:
+            return False
+        return job.state == "starting" or (job.step is None and view.ends_in_step)
+
     def _loss(self, width: int, height: int) -> list[Line]:
         source, shown = self.ui.source, self.ui.history.shown
         points = shown.loss.points if shown is not None else ()
-        without = NO_LOSS if source.player else NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
-        return loss_panel(self.look, points, width, height, without)
+        without = NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
+        if source.player or self._brings_loss():
+            without = NO_LOSS
+        at = "at" if shown is None or shown.is_loss_dated else "at about"
+        return loss_panel(self.look, points, width, height, without, at=at)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

@@ -205,7 +205,12 @@ NO_LOSS_MATCHED = f"{NO_LOSS}: no line has matched --metric"
 
 
 def loss_panel(
-    look: Look, points: Sequence[tuple[float, float]], width: int, height: int, without: str = HOW_TO_READ_LOSS
+    look: Look,
+    points: Sequence[tuple[float, float]],
+    width: int,
+    height: int,
+    without: str = HOW_TO_READ_LOSS,
+    at: str = "at",
 ) -> list[Line]:
     """Return the panel of (step, loss) points: a title, and `height` - 1 lines of curve with their scale.
 
@@ -215,6 +220,7 @@ def loss_panel(
         width: Cells.
         height: Lines.
         without: Sentence in place of a curve without points.
+        at: Word before the latest step.
     """
     palette = look.palette
     title = Line(look).put(" LOSS", palette.heading)
@@ -223,7 +229,7 @@ def loss_panel(
         lines.append(Line(look).put(f" {without}", palette.faint))
     else:
         first, last = points[0], points[-1]
-        title.put(f"  {loss_text(last[1])} at step {last[0]:,.0f}", palette.heading)
+        title.put(f"  {loss_text(last[1])} {at} step {last[0]:,.0f}", palette.heading)
         title.put(f", {loss_text(first[1])} at {first[0]:,.0f}", palette.heading)
         size = (max(1, width - PLOT_INDENT - 1), height - 1)
         lines += plot_lines(look, [Curve(points)], bounds(points), size, loss_text)

@@ -152,7 +152,7 @@ def rank_columns(view: View) -> list[Column[RankRow]]:
     return [
         *place_columns(view),
         state_column(view),
-        figure("STEP", 7, 0, lambda row: "" if row.step is None else str(row.step)),
+        figure("STEP", 7, 0, lambda row: row.step_text),
         figure("LOSS", 6, 3, lambda row: "" if row.loss is None else loss_text(row.loss)),
         Column("PHASE", 10, 6, cells(lambda row: row.phase_text, "muted")),
         Column("LAST CALL", 16, 4, cells(rank_call)),

@@ -16,6 +16,8 @@ from rich.segment import Segment
 
 from app.diagnosis.causes import RankState
 from app.diagnosis.rank_facts import STATES
+from app.fleet.start_progress import NodeStage
+from app.preflight.findings import HostStep, Step
 from app.text import UNKNOWN, bytes_text, call_text, loss_text, percent_text, ranks_text, seconds_cell, seconds_text
 from app.tui.widgets.charts import bar_cells
 from app.view.ranks import rank_call
@@ -27,9 +29,29 @@ if TYPE_CHECKING:
     from rich.style import Style
 
     from app.tui.logs.store import StoredLine
+    from app.tui.palette import Palette
     from app.tui.theme import Look
     from app.tui.ui_state import UiState
+    from app.view.nodes import Progress
     from app.view.rows import BarrierRow, RankRow
+
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
+START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
+START_ORDER = (
+    *START_FAILED,
+    NodeStage.TAKEN_BACK,
+    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING, *HostStep, *Step),
+    *START_DONE,
+)
+
+
+def in_step_order(progress: Progress) -> list[str]:
+    """Return the nodes of a start; those that keep the others waiting come first."""
+    return sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
+
+
+def step_style(palette: Palette, step: str) -> Style:
+    return palette.critical if step in START_FAILED else palette.ok if step in START_DONE else palette.muted
 
 
 class Line:
@@ -293,9 +315,10 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
     process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = str(row.step) if row.step is not None else UNKNOWN
+    step = row.step_text or UNKNOWN
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
+    loss += f" at step {row.loss_step}" if row.loss_step not in {None, row.step} else ""
     return [
         ("state", _state_text(row)),
         ("where", row.where),

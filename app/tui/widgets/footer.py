@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from app.tui.ui_state import UiState
 
-NOTICE_FRAMES = 150
-"""Frames for which a notice is shown: fifteen seconds."""
 LESS_NEEDFUL = 7
 """Place in the footer from which a key gives way to a notice that fits then."""
 NEEDFUL = 4
@@ -40,8 +38,7 @@ class Footer(LineView):
 
     def build(self) -> None:
         palette, ui = self.look.palette, self.ui
-        is_new = bool(ui.notices) and ui.tick - ui.noticed_at_tick < NOTICE_FRAMES
-        notice = self.look.shown(ui.notices[-1]) if is_new else ""
+        notice = self.look.shown(ui.new_notice)
         line = self.line()
         self._spans = []
         for key, title, call in self._hints(notice):

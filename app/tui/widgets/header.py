@@ -8,11 +8,10 @@ from rich.cells import cell_len
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
-from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage
-from app.preflight.findings import HostStep, Step
+from app.fleet.start_progress import MIN_NODES_SHOWN
 from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
-from app.tui.widgets.drawing import wrapped
+from app.tui.widgets.drawing import in_step_order, step_style, wrapped
 from app.tui.widgets.line_view import LineView
 from app.view.rows import OLD_S, SEVERITY_TEXTS
 
@@ -37,14 +36,6 @@ OTHER_JOBS_CELLS = 44
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Cells of a tab besides its name: its key, and two blanks or one before the next tab."""
-START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
-START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
-START_ORDER = (
-    *START_FAILED,
-    NodeStage.TAKEN_BACK,
-    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING, *HostStep, *Step),
-    *START_DONE,
-)
 WIDE_FROM = 110
 """Cells from which the label is `FROZEN PICTURE`: a rank may be frozen, too."""
 
@@ -130,6 +121,8 @@ class Header(LineView):
             return self._band(Severity.QUIET, self.ui.farewell, "")
         if view is None:
             return self._band(Severity.QUIET, "waiting for the first report", "")
+        if self.ui.opening is not None:
+            return self._band(Severity.QUIET, self.ui.opening.text, self._how_to_answer())
         headline: Headline = view.headline()
         verdicts = view.verdicts()
         hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
@@ -195,10 +188,11 @@ class Header(LineView):
         palette, width = self.look.palette, self.size.width
         glyph = self.look.glyphs.spinner[self.ui.tick // 2 % len(self.look.glyphs.spinner)]
         content = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
+        if self.ui.opening is not None:
+            return []  # the headline names it, and the overview each node
         if len(progress.nodes) < MIN_NODES_SHOWN:
             return [content]
-        # The nodes that keep the others waiting come first.
-        nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
+        nodes = in_step_order(progress)
         each = self.line().pad(3)
         for place, node in enumerate(nodes):
             step = progress.stage(node)
@@ -207,8 +201,7 @@ class Header(LineView):
             if each.width + len(text) + (0 if is_last else len(more) + 3) + 1 > width:
                 each.put(more, palette.muted)
                 break
-            style = palette.critical if step in START_FAILED else palette.ok if step in START_DONE else palette.muted
-            each.put(f"{node} ", palette.strong).put(f"{step}   ", style)
+            each.put(f"{node} ", palette.strong).put(f"{step}   ", step_style(palette, step))
         return [content, each]
 
     def _is_expecting(self, severity: Severity) -> bool:
@@ -278,7 +271,8 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
     if job.epoch is not None:
         figures.append(("epoch", str(job.epoch)))
     if job.loss is not None:
-        figures.append(("loss", loss_text(job.loss)))
+        at_step = "" if job.loss_step in {None, job.step} else f" at {job.loss_step:,}"
+        figures.append(("loss", f"{loss_text(job.loss)}{at_step}"))
     if job.steps_per_s is not None:
         figures.append(("steps/s", rate_text(job.steps_per_s)))
     if job.remaining_s is not None:

@@ -39,6 +39,22 @@ def test_named_groups_are_metrics_of_their_names() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("patterns", "lines", "step"),
+    [
+        ([r"step (?P<step>\d+) loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 30 loss 0.25"], 30.0),
+        ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], 20.0),
+        ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 21", "step 22"], None),
+        ([r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], None),
+    ],
+)
+def test_a_loss_is_of_the_step_in_its_own_line(patterns: list[str], lines: list[str], step: float | None) -> None:
+    metrics = LineMetrics(patterns)
+
+    assert metrics.read(lines, "", never)["loss"] in {0.5, 0.25}
+    assert metrics.loss_step == step
+
+
 def test_what_is_no_number_is_passed_over_for_an_older_one() -> None:
     assert found([r"loss=(\S+)"], "loss=2.5,", "loss=?") == {"loss": 2.5}
     assert math.isnan(found([r"loss=(\S+)"], "loss=nan")["loss"])

@@ -210,11 +210,14 @@ def test_a_worker_tells_how_long_it_has_been_quiet_and_what_its_lines_say(state:
     assert (worker.seen_s, worker.quiet_s, worker.metrics) == (2.0, 2.0, {})
 
     state.apply(RankPrinted("train", 2, {"loss": 2.5, "lr": 0.1}), 13.0)
-    state.apply(RankPrinted("train", 2, {"loss": 1.5}), 14.0)
+    assert report_of(state, 13.5).workers[0].loss_step is None
+    state.apply(RankPrinted("train", 2, {"loss": 1.5}, 1, 20.0), 14.0)
+    state.apply(RankPrinted("train", 2, {"lr": 0.1}, 1), 14.0)
     state.apply(RankPrinted("gone", 2, {"loss": 9.0}), 14.5)
 
     (worker,) = report_of(state, 15.0).workers
     assert (worker.seen_s, worker.quiet_s, worker.metrics) == (5.0, 1.0, {"loss": 1.5, "lr": 0.1})
+    assert worker.loss_step == 20
 
 
 def test_a_worker_tells_how_many_cores_it_keeps_busy_until_it_ends(state: NodeState) -> None:

@@ -15,6 +15,7 @@ from agent.wire.digest import (
     HAS_LOSS,
     HAS_REPORT,
     HAS_WORKED,
+    NO_AGE_MS,
     NO_JOB,
     PHASES,
     PROCESSES,
@@ -24,6 +25,7 @@ from agent.wire.digest import (
     decode_frame,
     digest_of,
     encode_frame,
+    frame_of,
 )
 from agent.wire.relay import RosterEntry
 from agent.wire.reports import (
@@ -100,6 +102,28 @@ def test_a_record_holds_the_figures_of_a_worker() -> None:
     assert (dead["flags"], dead["place"], dead["rank"]) == (0, 0, 1)
     assert PROCESSES[dead["process"] - 1] is ProcessState.EXITED
     assert math.isnan(dead["loss"])
+
+
+def test_the_latest_steps_and_the_step_of_the_loss_have_a_record_where_they_are_known() -> None:
+    reported = rank_report(0, step=40, step_ages_ms=[20, 2**40], step_stride=10, loss=2.5, loss_step=30)
+    counted = rank_report(1, step=5, is_step_counted=True, step_ages_ms=[7], loss=1.0)
+    workers = [
+        worker_report(0, reported),
+        worker_report(1, counted),
+        # The line is what counts, and says nothing of when its step ended.
+        worker_report(2, counted, metrics={"step": 20.0}),
+        worker_report(3, rank_report(3, step=5), metrics={"step": 22.0, "loss": 0.5}, loss_step=20),
+        worker_report(4, rank_report(4, step=5)),
+        dead_worker(5, signal=9),
+    ]
+
+    found, rows = RankBatch([(0, frame_of(node_report(1, [job_status()], workers)), 0.0)]).progress()
+
+    assert rows.tolist() == [0, 1, 3]
+    assert found["loss_step"].tolist() == [30, -1, 20]
+    assert found["stride"].tolist() == [10, 1, 1]
+    known = [[age for age in ages if age != NO_AGE_MS] for ages in found["ages_ms"].tolist()]
+    assert known == [[20, NO_AGE_MS - 1], [7], []]
 
 
 def test_places_are_told_apart() -> None:

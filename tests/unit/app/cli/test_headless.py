@@ -352,6 +352,10 @@ def test_a_training_is_not_ok_before_its_ranks_were_compared_for_some_seconds() 
     sim.run_to_step(20)
     early = sim.view().headline()
     assert (early.severity, early.text.endswith("; not judged yet")) == (Severity.QUIET, True)
+    sim.cluster.awaits_past = True
+    early = sim.view().headline()
+    assert (early.severity, early.text.endswith("; reading the last minutes")) == (Severity.QUIET, True)
+    sim.cluster.awaits_past = False
 
     sim.run_until(lambda: sim.view().headline().severity is Severity.OK, within_s=30)
     assert "judged" not in sim.view().headline().text

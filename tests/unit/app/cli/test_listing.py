@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.wire.logs import LogLine
-from app.cli.listing import _LineWish, in_time_order, logs
+from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
 
 
@@ -62,15 +62,6 @@ def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str
 
     assert [line.text for _, line in wish.among([("gpu1", line) for line in lines], "gpt")] == found
     assert wish.untimed == {"gpu1"}
-
-
-def test_lines_of_several_nodes_are_merged_by_time_and_those_of_one_keep_their_order() -> None:
-    def lines(node: str, *times_s: float) -> list[tuple[float, str, LogLine]]:
-        return [(at_s, node, LogLine(1, 0, "stdout", f"{node}{number}")) for number, at_s in enumerate(times_s)]
-
-    merged = in_time_order([*lines("a", 10.0, 50.0, 49.9, 60.0), *lines("b", 20.0, 55.0)])
-
-    assert [line.text for _, line in merged] == ["a0", "b0", "a1", "a2", "b1", "a3"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

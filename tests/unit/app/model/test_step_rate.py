@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.wire.reports import decode_node_report
 from app.model.cluster import Cluster
-from app.model.rank_columns import HISTORY_S, StepRate
+from app.model.steps import HISTORY_S, StepRate
 from tests.support.sim import SimCluster
 
 

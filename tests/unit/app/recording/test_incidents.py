@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.diagnosis.causes import Cause, Severity
-from app.recording.incident_recorder import AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
+from app.recording.incident_recorder import AFTER_S, AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
 from tests.support.recordings import verdict
 
 
@@ -31,13 +31,26 @@ def test_one_that_flickers_and_one_that_only_warns_are_none() -> None:
 def test_another_cause_another_attempt_and_a_later_time_are_others() -> None:
     incidents = Incidents()
     incidents.see_alive(("demo", attempt) for attempt in range(100))
-    for told in (verdict(), verdict(Cause.EXITED), verdict(attempt=1)):
-        incidents.begun([told], 10.0)
-        assert len(incidents.begun([told], 12.0)) == 1
+    for begun_s, found in ((10.0, verdict()), (30.0, verdict(Cause.EXITED)), (50.0, verdict(attempt=1))):
+        incidents.begun([found], begun_s)
+        assert len(incidents.begun([found], begun_s + 2.0)) == 1
 
-    incidents.begun([], 13.0)
-    incidents.begun([verdict()], 13.0 + AGAIN_S)
-    assert len(incidents.begun([verdict()], 13.0 + AGAIN_S + SETTLE_S)) == 1
+    incidents.begun([], 53.0)
+    incidents.begun([verdict()], 53.0 + AGAIN_S)
+    assert len(incidents.begun([verdict()], 53.0 + AGAIN_S + SETTLE_S)) == 1
+
+
+def test_causes_that_follow_at_once_are_in_the_file_of_the_first() -> None:
+    incidents = Incidents()
+    incidents.see_alive([("demo", 0), ("other", 0)])
+    both = [verdict(for_s=30.0, waited_s=31.0), verdict(Cause.MISMATCH)]
+    elsewhere = verdict(job="other")
+    incidents.begun(both, 10.0)
+
+    assert [(one.cause, one.stood_s) for one in incidents.begun([*both, elsewhere], 11.0)] == [(Cause.FROZEN, 31.0)]
+    (other,) = incidents.begun([*both, elsewhere], 12.0)
+    assert other.job_id == "other"
+    assert incidents.begun(both, 12.0 + 2 * AFTER_S) == []
 
 
 def test_a_session_that_goes_on_failing_does_not_fill_the_disk() -> None:

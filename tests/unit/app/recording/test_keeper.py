@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import zipfile
 from typing import TYPE_CHECKING
@@ -89,6 +90,49 @@ async def test_stacks_are_taken_at_once_and_the_file_is_written_later(
     assert session.asked == ["stacks of demo", "past of demo", "evidence of demo"]
     await reconnector.close()
     assert len(kept_in(tmp_path)) == 1
+
+
+async def test_one_hang_has_one_file_however_many_consoles_come(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
+    first = struck(session, tmp_path)
+    await until_async(first.drain_notices, WAIT_S, "it is kept")
+    (path,) = kept_in(tmp_path)
+    session.asked.clear()
+
+    second = IncidentRecorder(session, tmp_path)
+    for now_s in (50.0, 50.0 + SETTLE_S):
+        second.observe([verdict(for_s=60.0)], LIVE, now_s)
+    notices = await until_async(second.drain_notices, WAIT_S, "it is found")
+
+    assert notices == [f"evidence of this was kept before; look at it again: rankdeck replay {path}"]
+    assert (kept_in(tmp_path), session.asked) == ([path], [])
+
+    later = IncidentRecorder(session, tmp_path)
+    os.utime(path, (time.time() - 90.0,) * 2)  # noqa: TID251 - as the file system dates it
+    for now_s in (50.0, 50.0 + SETTLE_S):
+        later.observe([verdict(for_s=60.0)], LIVE, now_s)
+    await until_async(later.drain_notices, WAIT_S, "another hang is kept")
+    assert len(kept_in(tmp_path)) == 2
+
+
+async def test_two_consoles_that_see_a_hang_begin_write_one_file(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_recorder, "AFTER_S", 0.1)
+    session.agents_answer.clear()
+    slow = IncidentRecorder(session, tmp_path)
+    for now_s in (10.0, 10.0 + SETTLE_S):
+        slow.observe([verdict(for_s=60.0)], LIVE, now_s)
+    await until_async(lambda: "past of demo" in session.asked, WAIT_S, "agents are asked")
+    path = tmp_path / "demo-20261121-031245.zip"
+    path.write_bytes(b"")
+    session.agents_answer.set()
+
+    notices = await until_async(slow.drain_notices, WAIT_S, "it is found")
+
+    assert (len(notices), kept_in(tmp_path)) == (1, [path])
 
 
 async def test_a_session_that_ends_writes_what_there_is(session: Session, tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""What the console shows while its hosts are on their way: what they wait for, and not for an agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
+from app.preflight.findings import HostStep, Step
+from app.session.opening import OpeningProgress
+from app.view.view import View
+from tests.support.consoles import SimSource, desk
+from tests.support.screens import assert_looks_as_before
+
+NOW_S = 100.0
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_headline_names_what_the_hosts_wait_for(size: tuple[int, int]) -> None:
+    cluster, diagnoser = Cluster(["h1", "h2"]), Diagnoser()
+    source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, NOW_S), NOW_S), can_inject=False)
+    progress = OpeningProgress(["h1", "h2"])
+    source.starting = progress  # type: ignore[assignment]  # other sources start jobs
+    progress.move("h1", HostStep.READY)
+    async with desk(source, size) as console:
+        assert_looks_as_before(f"opening-connecting-{size[0]}x{size[1]}", console.lines())
+        progress.move("h1", Step.REACHING)
+        progress.move("h2", Step.EXAMINING)
+        await console.frames(10)
+        assert_looks_as_before(f"opening-doctor-{size[0]}x{size[1]}", console.lines())

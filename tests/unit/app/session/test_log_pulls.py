@@ -1,0 +1,101 @@
+"""Lines of several nodes, pulled one node after another: what was printed before is merged by time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+from agent.wire.logs import LogLine
+from app.session import log_pulls
+from app.session.log_pulls import LogPulls, gap_line, in_time_order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+    from app.fleet.fleet import Fleet
+
+
+class Agents:
+    """Agents that hold lines of some ages, until they are let answer."""
+
+    def __init__(self, ages_s: dict[str, list[float]]) -> None:
+        self.may_answer = {node: asyncio.Event() for node in ages_s}
+        self._ages_s = ages_s
+
+    async def pull_logs(self, node: str, _since: int) -> tuple[Sequence[LogLine], int]:
+        await self.may_answer[node].wait()
+        return [
+            LogLine(seq, 0, "stdout", f"{node}: {age_s:g} s ago", age_s=age_s)
+            for seq, age_s in enumerate(self._ages_s[node], 1)
+        ], 1
+
+
+async def taken(pulls: LogPulls, within_s: float = 2.0) -> list[str]:
+    """Return the next lines."""
+    for _ in range(int(within_s / 0.01)):
+        if lines := pulls.drain():
+            return [line.text for _, line in lines]
+        await asyncio.sleep(0.01)
+    return []
+
+
+async def first_lines(*, answers: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Return the lines taken when h1 has answered, those taken after `answers`, and whether all were here at first."""
+    ages_s = {"h1": [60.0, 20.0, 10.0], "h2": [50.0, 15.0]}
+    agents = Agents(ages_s)
+    pulls = LogPulls(list(ages_s), lambda: cast("Fleet", agents), lambda _: None)
+    following = asyncio.create_task(pulls.follow())
+    try:
+        pulls.want("h1", "epoch", 3)
+        agents.may_answer["h1"].set()
+        soon = await taken(pulls, within_s=0.3)
+        had_all = pulls.has_all
+        for node in answers:
+            pulls.want(node, "epoch", len(ages_s[node]))
+            agents.may_answer[node].set()
+        return soon, await taken(pulls), had_all
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+
+async def test_the_first_lines_of_a_node_wait_for_those_of_the_others() -> None:
+    soon, lines, had_all = await first_lines(answers=["h2"])
+
+    assert not soon
+    assert not had_all
+    assert lines == ["h1: 60 s ago", "h2: 50 s ago", "h1: 20 s ago", "h2: 15 s ago", "h1: 10 s ago"]
+
+
+async def test_they_do_not_wait_for_long_for_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_pulls, "FIRST_LINES_S", 0.4)
+    soon, lines, had_all = await first_lines(answers=[])
+
+    assert not soon
+    assert not had_all
+    assert lines == ["h1: 60 s ago", "h1: 20 s ago", "h1: 10 s ago"]
+
+
+def test_lines_of_several_nodes_are_merged_by_time_and_those_of_one_keep_their_order() -> None:
+    def lines(node: str, *times_s: float) -> list[tuple[float, str, LogLine]]:
+        return [(at_s, node, LogLine(1, 0, "stdout", f"{node}{number}")) for number, at_s in enumerate(times_s)]
+
+    merged = in_time_order([*lines("a", 10.0, 50.0, 49.9, 60.0), *lines("b", 20.0, 55.0)])
+
+    assert [line.text for _, _, line in merged] == ["a0", "b0", "a1", "a2", "b1", "a3"]
+
+
+def test_lines_that_a_node_no_longer_keeps_are_stood_for_by_one() -> None:
+    assert gap_line(0, 1, 3.0) is None
+    assert gap_line(7, 8, 3.0) is None
+    assert gap_line(7, 3, 3.0) is None
+    one, many = gap_line(7, 9, 3.0), gap_line(0, 12_346, None)
+    assert one is not None
+    assert many is not None
+    assert (one.seq, one.rank, one.text) == (8, -1, "(1 line is older than what the node keeps: see its files)")
+    assert many.text.startswith("(12,345 lines are older")
+    assert (one.age_s, many.age_s) == (3.0, None)

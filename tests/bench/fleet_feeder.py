@@ -85,6 +85,8 @@ class FedNode:
             first,
             report_seq=turn,
             step=step,
+            loss_step=step,
+            step_ages_ms=[100, 600, 1100, 1600],
             steps_done=step,
             loss=2.5 + 0.001 * ((turn * 7 + worker.rank) % 100),
             phase=PHASES[(turn + worker.rank) % len(PHASES)],

@@ -5,7 +5,8 @@ end kills whatever is left. Only a checkpoint's writer may finish first: it outl
 ended goes to `exit.json`, written at once or not at all. In private mode the agent's death ends it, and its own death
 torchrun. Else torchrun outlives it, and the agent does what is left to do (`shim_process.LoneLauncher`).
 
-SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; the second one, or `grace_s`, kills.
+SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; one that comes more than a second
+later, or `grace_s`, kills.
 SIGUSR1: the whole tree is killed at once. SIGUSR2: all of it but a checkpoint's writer.
 
 It runs as a file, with `python -I -S`, and imports next to nothing: there is one for each job, for as long as the job.
@@ -35,6 +36,9 @@ _AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *_TERMINAT
 _RESERVED_BYTES = 256
 _EXEC_S = 10.0
 """Seconds that the launcher may take to be executed, as from a slow network disk, before it is watched nevertheless."""
+_SAME_WISH_S = 1.0
+"""Seconds from the first SIGTERM in which others are the same wish: with proctrack/linuxproc Slurm sends two to every
+process of a job that it preempts (Slurm 22.05, seen)."""
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
 WRITER_NAME = b"(rankdeck-writer)"
@@ -153,6 +157,8 @@ class _Shim:
         """The launcher's wait status, once it has ended."""
         self._kill_at_s: float | None = None
         """Time of SIGKILL, once the launcher has been asked to end."""
+        self._same_until_s = 0.0
+        """Time from which another SIGTERM is another wish."""
         self._num_killed = 0
 
     def run(self, argv: list[str], store_fd: int, num_files: int, *, is_private: bool) -> int:
@@ -182,14 +188,16 @@ class _Shim:
         self._reap()
         if self._status is not None:
             return
-        is_second = number in _TERMINATE and self._kill_at_s is not None
-        is_overdue = self._kill_at_s is not None and time.monotonic() >= self._kill_at_s
+        now_s = time.monotonic()
+        is_asked = self._kill_at_s is not None
+        is_second = is_asked and number in _TERMINATE and now_s >= self._same_until_s
+        is_overdue = self._kill_at_s is not None and now_s >= self._kill_at_s
         if number == signal.SIGUSR1 or is_second:
             self._kill_all()
         elif number == signal.SIGUSR2 or is_overdue:
             self._kill_all(WRITER_PATIENCE_S)
-        elif number in _TERMINATE:
-            self._kill_at_s = time.monotonic() + self._grace_s
+        elif number in _TERMINATE and not is_asked:
+            self._kill_at_s, self._same_until_s = now_s + self._grace_s, now_s + _SAME_WISH_S
             # Not reaped yet, so the pid is still its own.
             os.kill(self._launcher_pid, signal.SIGTERM)
             signal_frozen(os.getpid())
@@ -208,7 +216,7 @@ class _Shim:
                     send_signal(pid, started_ticks, signal.SIGKILL)
                     self._num_killed += 1
             info = signal.sigtimedwait({signal.SIGUSR1, *_TERMINATE}, pause_s)
-            if info is not None:
+            if info is not None and (info.si_signo == signal.SIGUSR1 or time.monotonic() >= self._same_until_s):
                 spare_until_s = 0.0
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
 

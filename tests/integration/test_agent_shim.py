@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -222,9 +223,36 @@ def test_a_second_termination_kills(start: Callable[..., ShimProcess], tmp_path:
     tree_of(shim, tmp_path)
     shim.terminate()
     until((tmp_path / "termed").exists, END_S, "the first termination arrives")
-    shim.terminate()
-    wait_for_end(shim)
+    asked_s = time.monotonic()
+
+    def terminated_again() -> bool:
+        shim.terminate()
+        return shim.exit_code() is not None
+
+    until(terminated_again, END_S, "a later one kills")
     assert shim.exit_code() == -signal.SIGKILL
+    assert time.monotonic() - asked_s > 0.5, "those that follow at once are the same wish"
+
+
+def test_a_termination_that_comes_twice_leaves_the_launcher_its_time(
+    start: Callable[..., ShimProcess], tmp_path: Path
+) -> None:
+    program = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: open('termed', 'w').close())
+        open('tree.ready', 'w').close()
+        signal.pause()
+        while not __import__('os').path.exists('again'): time.sleep(0.01)
+        sys.exit(7)
+    """
+    shim = start(program, grace_s=600.0)
+    tree_of(shim, tmp_path)
+    shim.terminate()
+    until((tmp_path / "termed").exists, END_S, "the first termination arrives")
+    shim.terminate()
+    (tmp_path / "again").touch()
+    wait_for_end(shim)
+    assert shim.exit_code() == 7
 
 
 def test_a_frozen_tree_is_continued_to_be_stopped(start: Callable[..., ShimProcess], tmp_path: Path) -> None:

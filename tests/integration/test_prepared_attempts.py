@@ -137,7 +137,9 @@ def test_a_person_who_stops_what_never_began_is_told_that_it_is_stopped(tmp_path
             assert isinstance(agent.ask(Prepare(make_local_spec(tmp_path, 1))), Accepted)
             stop = ("stop", "train", "--host", "localhost")
 
-            assert run_rankdeck(*stop, cwd=tmp_path, environ=environ) == (0, "job train on localhost: stopped\n", "")
+            code, stdout, stderr = run_rankdeck(*stop, cwd=tmp_path, environ=environ)
+            assert (code, stdout) == (0, "job train on localhost: stopped\n")
+            assert stderr in {"", "rankdeck: job train was asked to end\n"}, "it may have ended before anybody looks"
 
             assert told(agent) == []
             code, _, stderr = run_rankdeck(*stop, cwd=tmp_path, environ=environ)

@@ -57,6 +57,7 @@ class SlurmCluster:
         nodes: Names of the nodes.
         user: Who uses it.
         home: That user's home, on all hosts.
+        signals_only_tasks: Whether Slurm sends its signals to the tasks of a step alone, not to all their processes.
     """
 
     def __init__(self, num_nodes: int = 2, *, proctrack: str = "", cpus: int = 4) -> None:
@@ -65,6 +66,7 @@ class SlurmCluster:
         self.network = Network(*self.nodes, LOGIN)
         self.user, self.home = "root", self.network.directory / "shared"
         self._proctrack = proctrack or ("cgroup" if can_freeze else "linuxproc")
+        self.signals_only_tasks = self._proctrack == "cgroup"
         self._cpus = cpus
         self._freezer = FREEZER / self.network.name
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, NODE_STATES
 from app.text import LINE_LIMIT, clean, ranks_text, seconds_text
@@ -54,7 +55,7 @@ NO_LONGER = {
     Cause.STRAGGLER: "no longer holding the others up",
     Cause.FROZEN: "no longer frozen",
     Cause.SILENT: "no longer silent",
-    Cause.NODE_LOST: "its node is back",
+    Cause.NODE_LOST: "the node is back",
     Cause.NOT_JOINED: "no longer missing from the rendezvous",
     Cause.MISMATCH: "no longer in calls that do not match",
     Cause.TRANSPORT: "the collective that did not complete is over",
@@ -66,6 +67,7 @@ NO_LONGER = {
     Cause.EVALUATING: "no longer evaluating",
 }
 """Text for the end of a verdict; one about a rank that is gone goes with its attempt, and is not undone by that."""
+ENDINGS = frozenset({JobState.STOPPING, *ENDED_STATES})
 
 
 class EventKind(StrEnum):
@@ -302,7 +304,7 @@ class EventLog:
         for key in over:
             verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
-            if verdict.cause in NO_LONGER and not is_on:
+            if verdict.cause in NO_LONGER and not is_on and self._may_recover(verdict):
                 text = _over_text(verdict, self.now_s - since_s)
                 self.add_event(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
         if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
@@ -314,6 +316,13 @@ class EventLog:
                 self._standing[key] = (verdict, self.now_s)
                 self.add_event(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
         self._watch_causes(verdicts)
+
+    def _may_recover(self, verdict: VerdictRow) -> bool:
+        """Return whether the end of a verdict is a recovery: the end of its attempt is none."""
+        if verdict.cause is Cause.NOT_EXITING or self._job is None:
+            return True
+        is_same = (self._job.job_id, self._job.attempt) == (verdict.job, verdict.attempt)
+        return is_same and self._job.state not in ENDINGS
 
     def _watch_causes(self, verdicts: Sequence[VerdictRow]) -> None:
         """Add each cause of slowness once, at the time at which it began."""

@@ -70,6 +70,17 @@ def test_a_verdict_comes_and_goes_once(witness: Witness) -> None:
     assert verdict.severity is Severity.CRITICAL
 
 
+def test_what_ends_with_its_job_has_not_recovered(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.run(5)
+    witness.sim.stop()
+    witness.run(10)
+
+    assert any(text.startswith("job demo: stop") for text in witness.told(EventKind.JOB))
+    assert witness.told(EventKind.OVER) == []
+
+
 def test_one_more_culprit_is_news_and_no_end(witness: Witness) -> None:
     witness.run(12)
     witness.sim.freeze(2)

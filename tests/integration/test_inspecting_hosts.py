@@ -143,7 +143,10 @@ def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.M
     tools = desk.network.directory / "bin"
     tools.mkdir()
     unknown = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
-    for name, given, printed in (("squeue", "--jobs=7", "RUNNING|None|h[1-2]"), ("scontrol", "h[1-2]", "h1\\nh2")):
+    for name, given, printed in (
+        ("squeue", "--jobs=7", "RUNNING|None|root|0|h[1-2]"),
+        ("scontrol", "h[1-2]", "h1\\nh2"),
+    ):
         answer = f'[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"'
         (tools / name).write_text(f"#!/bin/bash\n{answer} && exit\n{unknown}\n")
         (tools / name).chmod(0o755)

@@ -38,6 +38,8 @@ LOST_PEER = re.compile(
 
 _OF_RANK = re.compile(r"ddpcore\.errors\.\w+: rank (\d+): ")
 """An error that all ranks raise since that one has it. Source: `ddpcore.agreement.common_problem`."""
+_OF_OTHERS = re.compile(r"; ranks? [\d,\- and]+: ")
+"""A problem of others behind it."""
 
 _NCCL_ERROR = re.compile(
     r"(?P<type>[\w.:]+: )NCCL error(?: in)?: (?:\S+:\d+, )?"
@@ -58,7 +60,7 @@ _OUT_OF_MEMORY = re.compile(
 
 def rank_with_problem(exception: str) -> int | None:
     """Return the rank whose problem all ranks raise by this exception; None where it names none, or several."""
-    found = _OF_RANK.match(exception)
+    found = None if _OF_OTHERS.search(exception) else _OF_RANK.match(exception)
     return int(found[1]) if found else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -250,6 +251,8 @@ def test_a_termination_that_comes_twice_leaves_the_launcher_its_time(
     shim.terminate()
     until((tmp_path / "termed").exists, END_S, "the first termination arrives")
     shim.terminate()
+    status = Path(f"/proc/{shim.pid}/status")
+    until(lambda: re.search(r"ShdPnd:\t0+\n", status.read_text()), END_S, "the second one is taken")
     (tmp_path / "again").touch()
     wait_for_end(shim)
     assert shim.exit_code() == 7

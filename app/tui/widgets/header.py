@@ -185,11 +185,11 @@ class Header(LineView):
         progress = self.ui.source.starting
         if progress is None:
             return []
+        if self.ui.opening is not None:
+            return []  # the headline names it, and the overview each node
         palette, width = self.look.palette, self.size.width
         glyph = self.look.glyphs.spinner[self.ui.tick // 2 % len(self.look.glyphs.spinner)]
         content = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
-        if self.ui.opening is not None:
-            return []  # the headline names it, and the overview each node
         if len(progress.nodes) < MIN_NODES_SHOWN:
             return [content]
         nodes = in_step_order(progress)

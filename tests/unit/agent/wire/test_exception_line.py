@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from agent.wire.logs import LOST_PEER, exception_line
+from agent.wire.logs import LOST_PEER, exception_line, rank_with_problem
+from ddpcore.agreement import common_problem
 
 NCCL = "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, "
 VERSION = "NCCL version 2.28.9"
@@ -72,3 +73,11 @@ def test_a_message_of_any_length_takes_no_time(text: str) -> None:
     began_s = time.monotonic()
     assert exception_line(text) == text
     assert time.monotonic() - began_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("problems", "rank"),
+    [(["", "a", ""], 1), (["a", "", "b"], None), (["", "a", "a"], None), (["a", "a"], None), (["", "a: 2; b"], 1)],
+)
+def test_a_problem_of_one_rank_is_told_from_those_of_several(problems: list[str], rank: int | None) -> None:
+    assert rank_with_problem(f"ddpcore.errors.CheckpointDirectoryError: {common_problem(problems)}") == rank

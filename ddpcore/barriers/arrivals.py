@@ -63,6 +63,8 @@ class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(BarrierResult)
 PASSED = BarrierResult()
+PASSED_TEXT = _encoder.encode(PASSED).decode()
+"""Not empty: a store's `compare_set(key, "", text)` replaces an empty value too, and would make a pass a failure."""
 
 
 def barrier_key(kind: BarrierKind, scope: str, label: str) -> tuple[str, str]:
@@ -77,7 +79,7 @@ def barrier_key(kind: BarrierKind, scope: str, label: str) -> tuple[str, str]:
 
 
 def go_key(name: str) -> str:
-    """Return the key that exists once a barrier is decided."""
+    """Return the key that exists once a barrier is decided; its text is never empty, see `PASSED_TEXT`."""
     return f"{name}|go"
 
 
@@ -122,8 +124,7 @@ def encode_result(result: BarrierResult) -> str:
 
 
 def decode_result(text: str | bytes) -> BarrierResult:
-    """Return the result that stands at a barrier; an empty text is a pass."""
-    return _decoder.decode(text) if text else PASSED
+    return _decoder.decode(text)
 
 
 ARITY = 60

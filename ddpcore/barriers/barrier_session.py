@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddpcore.barriers.arrivals import ArrivalCounter, go_key, passed_with, value_key
+from ddpcore.barriers.arrivals import PASSED_TEXT, ArrivalCounter, go_key, passed_with, value_key
 from ddpcore.barriers.journal import Journal, is_main_thread
 from ddpcore.barriers.observer import Observer, this_machine
 from ddpcore.barriers.rank_status import BarrierKind
@@ -84,7 +84,7 @@ def await_go(store: Store, wait: OpenWait) -> bool:
 
 def complete(store: Store, wait: OpenWait, world_size: int) -> str:
     """Decide a barrier at which all ranks have arrived; return its result as text."""
-    text = ""
+    text = PASSED_TEXT
     if wait.kind is BarrierKind.EXCHANGE:
         raw = store.multi_get([value_key(wait.key, rank) for rank in range(world_size)])
         text = passed_with([value.decode() for value in raw])

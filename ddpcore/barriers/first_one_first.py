@@ -17,6 +17,7 @@ from ddpcore.arguments import check_number, check_text
 from ddpcore.barriers import journal as wait_marks
 from ddpcore.barriers import one_rank_blocks
 from ddpcore.barriers.arrivals import (
+    PASSED_TEXT,
     BarrierResult,
     Reason,
     decode_result,
@@ -70,7 +71,7 @@ class _Turn:
         """End it, and release the others."""
         self._block.__exit__(None, None, None)
         self._calls.finished = self._wait.nth
-        text = "" if error is None else encode_result(self._failure(error))
+        text = PASSED_TEXT if error is None else encode_result(self._failure(error))
         try:
             self._session.connection().store.set(go_key(self._wait.key), text)
         except (dist.DistNetworkError, StoreLostError) as lost:

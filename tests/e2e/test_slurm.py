@@ -144,7 +144,8 @@ def test_tasks_of_srun_that_exec_has_prepared_are_one_job_over_their_nodes(clust
     expected = [(0, "h1", "trains"), (1, "h1", "trains"), (2, "h2", "trains")]
     until(lambda: is_seen(ranks()), START_S, "its ranks train, and the last one is seen")
     (cluster.home / "end").touch()
-    until(lambda: "srun ended with 0" in cluster.output(job_id), START_S, f"job {job_id} ends")
+    until(lambda: "srun ended" in cluster.output(job_id), START_S, f"job {job_id} ends")
+    assert "srun ended with 0" in cluster.output(job_id)
     until(lambda: nothing_is_left(cluster), END_S, "nothing is left")
 
 

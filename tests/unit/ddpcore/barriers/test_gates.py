@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from ddpcore import barriers
+from ddpcore.barriers import first_one_first
 from ddpcore.barriers.arrivals import heartbeat_key
 from ddpcore.barriers.barrier_session import BarrierSession
-from ddpcore.barriers.heartbeat import HeartbeatThread
+from ddpcore.barriers.heartbeat import DeadlockCheck, HeartbeatThread
 from ddpcore.barriers.observer import process_state, started_ticks
+from ddpcore.barriers.own_collectives import OwnCollectives
 from ddpcore.barriers.rank_status import BarrierKind, ProcessState, RankHeartbeat, encode_heartbeat
 from ddpcore.barriers.store_barrier import pass_barrier
 from ddpcore.errors import BarrierTimeoutError, BarrierUseError, StoreLostError
@@ -280,6 +282,25 @@ def test_a_thread_that_does_not_get_through_to_the_store_is_counted_once_however
     session.connection()
 
     assert session.journal.num_threads == 1
+
+
+def test_the_end_of_the_rank_that_went_first_fails_nobody_who_has_not_read_its_result_yet(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go_through(session: BarrierSession) -> bool:
+        monkeypatch.setattr(first_one_first, "current_session", lambda: session)
+        with barriers.master_first("load") as is_first:
+            return is_first
+
+    master, looker, follower = (session_of(server, rank, world_size=2) for rank in (0, 1, 1))
+    assert go_through(master)
+    has_left = RankHeartbeat(1.0, 2.0, "h", "here", 0, 0, has_left=True)
+    server.set(heartbeat_key(0), encode_heartbeat(has_left))
+
+    wait = looker.journal.calls(BarrierKind.FIRST, "load").enter(0.0, None, master=0)
+    DeadlockCheck(looker, server, OwnCollectives(1), HeartbeatThread(looker).wait_report).examine(wait, 10.0)
+
+    assert not go_through(follower)
 
 
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:

@@ -30,6 +30,7 @@ from agent.wire.commands import GetStatus, RefusalReason, Refused, Reply, Status
 from agent.wire.digest import encode_frame
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
 from agent.wire.relay import RosterEntry
+from agent.wire.signals import Reading, Signal
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
 
@@ -45,6 +46,18 @@ KEPT_LINES = 4_000
 EPOCH = "bench"
 STEPS_HZ = 3.0
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
+RANK_SIGNALS = {
+    Signal.GPU_CLOCK: Reading(1.755e9),
+    Signal.GPU_MEMORY_CLOCK: Reading(2.619e9),
+    Signal.NVLINKS: Reading(18.0),
+    Signal.GPU_TEMPERATURE: Reading(61.3, 44.8, 271.5),
+    Signal.GPU_POWER_LIMIT: Reading(700.0),
+    Signal.PCIE_WIDTH: Reading(16.0),
+    Signal.PCIE_GENERATION: Reading(5.0),
+    Signal.GPU_POWER_CAP: Reading(0.31),
+}
+HOST_SIGNALS = {Signal.CPU_CLOCK: Reading(3.412e9), Signal.NIC_SPEED: Reading(4e11), Signal.CPU_PRESSURE: Reading(0.08)}
+"""What an agent reports of healthy ranks with GPUs: levels, and rates that are not near 0."""
 LINE = (
     "step {step} epoch 3 loss {loss:.5f} lr 2.93e-04 grad-norm {norm:.4f} throughput {rate:.1f} tokens/s mem 61.2 GiB"
 )
@@ -57,8 +70,8 @@ class FedNode:
     def __init__(self, index: int, num_nodes: int) -> None:
         self.index = index
         report = node_report(index, num_nodes, num_nodes * RANKS_PER_NODE, 1, healthy)
-        workers = [_with_shares(worker) for worker in report.workers]
-        self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers)
+        workers = [_in_training(worker) for worker in report.workers]
+        self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers, signals=dict(HOST_SIGNALS))
         self.report = self._first
         self.reports: NodeReports | None = None
         """Where its reports are handed out."""
@@ -130,11 +143,11 @@ class FedNode:
                 return Refused(RefusalReason.UNKNOWN_JOB, f"a fleet on paper takes no {type(command).__name__}")
 
 
-def _with_shares(worker: WorkerReport) -> WorkerReport:
+def _in_training(worker: WorkerReport) -> WorkerReport:
     assert worker.report is not None
     shares = [0.0, 0.0, 0.5, 1.5, 3.0, 0.4, 0.1, 0.0, 0.0, 0.2]
     report = msgspec.structs.replace(worker.report, worked_s=shares[: len(Phase)])
-    return msgspec.structs.replace(worker, report=report)
+    return msgspec.structs.replace(worker, report=report, signals=dict(RANK_SIGNALS))
 
 
 class Feeder:

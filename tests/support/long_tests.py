@@ -4,7 +4,7 @@
 named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then one of
 `NUM_SHARES` equal shares of the slow and chaos tests runs with the rest, another one for another commit, and besides it
 all that test code which the commit changes (RANKDECK_CHANGED_FILES).
-A share takes one of the eight minutes that `.ci/run` may take on two cores.
+A share takes half a minute of the eight that `.ci/run` may take on two cores.
 
 `long_tests.txt` has the worker-seconds of the slow and chaos tests, by which shares are equal. It also names more slow
 tests: of the tests of a file that each took longer than `LONG_S` in a whole run all but the shortest.
@@ -37,7 +37,7 @@ LONG = frozenset({"slow", "chaos", "reported"})
 """Marks of tests that do not run unless `-m` names the mark."""
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
-NUM_SHARES = 40
+NUM_SHARES = 60
 LONG_S = 1.4
 """Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")

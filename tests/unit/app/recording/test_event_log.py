@@ -149,7 +149,7 @@ def test_a_job_that_failed_before_anybody_looked_has_its_own_time_and_place_amon
     witness.sim.kill(2)
     witness.run(20)
     (failed,) = [event for event in witness.events if "failed" in event.text]
-    witness.sim.run(900)
+    witness.sim.run(120)
 
     late = Witness(witness.sim)
     late.run(1)

@@ -19,8 +19,6 @@ from tests.support.node_reports import job_status, node_report
 from tests.support.recordings import frozen_recording, opening, recording_of
 from tests.support.sim import SimCluster
 
-RECORDING = frozen_recording()
-
 
 class Watch:
     """A clock that a test moves; each look at it takes no time."""
@@ -99,7 +97,7 @@ def test_a_recording_of_no_certain_job_is_played_whole() -> None:
     whole = of_two_jobs()
     whole = msgspec.structs.replace(whole, opening=msgspec.structs.replace(whole.opening, job_id=""))
     assert from_its_job_on(whole) is whole
-    assert from_its_job_on(RECORDING) is RECORDING
+    assert from_its_job_on(frozen_recording()) is frozen_recording()
 
 
 def test_reports_that_cannot_be_decoded_are_counted_and_the_rest_is_played() -> None:
@@ -130,7 +128,7 @@ def test_reports_that_cannot_be_decoded_are_told_of_in_the_end() -> None:
 
 def test_it_goes_at_its_speed_stands_still_when_told_and_stays_at_the_end() -> None:
     watch = Watch()
-    replay = Replay(RECORDING, clock=watch)
+    replay = Replay(frozen_recording(), clock=watch)
     replay.view()
     played(3.0, replay, watch)
     assert position_s(replay) == "0:03"
@@ -157,7 +155,7 @@ def test_it_goes_at_its_speed_stands_still_when_told_and_stays_at_the_end() -> N
 
 def test_one_goes_on_and_back_in_it() -> None:
     watch = Watch()
-    replay = Replay(RECORDING, start_s=6.0, clock=watch)
+    replay = Replay(frozen_recording(), start_s=6.0, clock=watch)
     replay.pause()
     replay.view()
     assert position_s(replay) == "0:06"
@@ -180,7 +178,7 @@ def test_one_goes_on_and_back_in_it() -> None:
 
 def test_the_next_verdict_is_where_it_stands_still() -> None:
     watch = Watch()
-    replay = Replay(RECORDING, clock=watch)
+    replay = Replay(frozen_recording(), clock=watch)
 
     replay.to_next_verdict()
     view = replay.view()
@@ -197,7 +195,7 @@ def test_the_next_verdict_is_where_it_stands_still() -> None:
 
 def test_going_back_twice_goes_back_twice_as_far_and_a_search_begins_where_that_ends() -> None:
     watch = Watch()
-    replay = Replay(RECORDING, start_s=RECORDING.length_s, clock=watch)
+    replay = Replay(frozen_recording(), start_s=frozen_recording().length_s, clock=watch)
     replay.view()
 
     replay.skip(-2.0)
@@ -205,7 +203,7 @@ def test_going_back_twice_goes_back_twice_as_far_and_a_search_begins_where_that_
     replay.pause()
     replay.view()
 
-    end_s = int(RECORDING.length_s)
+    end_s = int(frozen_recording().length_s)
     assert position_s(replay) == f"0:{end_s - 4:02}"
     replay.skip(-1.0)
     replay.to_next_verdict()
@@ -258,7 +256,7 @@ def test_a_frame_that_has_no_time_left_goes_on_in_the_next() -> None:
             self.now_s += 0.03
             return self.now_s
 
-    replay = Replay(RECORDING, clock=Slow())
+    replay = Replay(frozen_recording(), clock=Slow())
     replay.skip(12.0)
     replay.view()
     assert replay.title.endswith("seeking")
@@ -268,7 +266,7 @@ def test_a_frame_that_has_no_time_left_goes_on_in_the_next() -> None:
 
 
 async def test_the_stacks_are_the_newest_by_then_or_the_next_that_were_taken() -> None:
-    replay = Replay(RECORDING)
+    replay = Replay(frozen_recording())
     note, *later = await replay.stacks(is_native=False)
     assert (note.stacks, note.trouble.startswith("taken ")) == (None, True)
 
@@ -286,22 +284,26 @@ async def test_a_recording_without_stacks_says_so() -> None:
 
 
 def test_a_moment_has_its_time_of_the_clock_where_the_recording_tells() -> None:
-    assert clock_text(RECORDING, RECORDING.length_s) == "03:12:45Z"
-    assert clock_text(RECORDING, RECORDING.length_s - 46) == "03:11:59Z"
+    assert clock_text(frozen_recording(), frozen_recording().length_s) == "03:12:45Z"
+    assert clock_text(frozen_recording(), frozen_recording().length_s - 46) == "03:11:59Z"
     for made_at in ("", "yesterday", "0001-01-01T00:00:00Z"):
-        odd = Recording(msgspec.structs.replace(RECORDING.opening, made_at=made_at), RECORDING.records, is_cut=False)
+        odd = Recording(
+            msgspec.structs.replace(frozen_recording().opening, made_at=made_at),
+            frozen_recording().records,
+            is_cut=False,
+        )
         assert clock_text(odd, 0.0) == ""
 
 
 async def test_nothing_can_be_done_to_what_is_over() -> None:
-    replay = Replay(RECORDING)
+    replay = Replay(frozen_recording())
     assert not replay.can_inject
     with pytest.raises(AppError, match="rank 2 is in a recording"):
         await replay.inject(Fault(FaultKind.KILL, 2))
 
 
 def test_what_is_said_is_told_with_its_second_once() -> None:
-    told = list(Replay(RECORDING).play_to_end())
+    told = list(Replay(frozen_recording()).play_to_end())
 
     assert told[0][1] == "agents demo-0 and demo-1 are up"
     assert sum(text.startswith("rank 2 on demo-1 is frozen") for _, text in told) == 1
@@ -310,7 +312,7 @@ def test_what_is_said_is_told_with_its_second_once() -> None:
 
 def test_lines_and_notices_come_when_they_came() -> None:
     watch = Watch()
-    replay = Replay(RECORDING, clock=watch)
+    replay = Replay(frozen_recording(), clock=watch)
     replay.view()
     assert replay.drain_logs() == []
     played(5.0, replay, watch)
@@ -319,7 +321,7 @@ def test_lines_and_notices_come_when_they_came() -> None:
 
 
 def test_the_loss_of_what_was_gone_past_is_known_too() -> None:
-    replay = Replay(RECORDING)
+    replay = Replay(frozen_recording())
     list(replay.play_to_end())
 
     job = replay.history.shown

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from app.recording.records import Record, Recording
 
-FROZEN = frozen_recording()
 BEGAN_S = 5000.0
 """Of the monotonic clock."""
 
@@ -45,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def make(path: Path, **how: int) -> Recorder:
-    return Recorder(path, FROZEN.opening.nodes, masked, **how)
+    return Recorder(path, frozen_recording().opening.nodes, masked, **how)
 
 
 def read(path: Path) -> Recording:
@@ -53,7 +52,7 @@ def read(path: Path) -> Recording:
 
 
 def feed(recorder: Recorder, count: int = 10**6) -> None:
-    for record in FROZEN.records[:count]:
+    for record in frozen_recording().records[:count]:
         moved = type(record)(record.at_s + BEGAN_S, *(getattr(record, name) for name in record.__struct_fields__[1:]))
         recorder.add(moved)
 
@@ -71,9 +70,9 @@ def test_what_is_heard_is_what_is_read_again(path: Path) -> None:
     recorder.close()
 
     found = read(path)
-    assert [type(record) for record in found.records] == [type(record) for record in FROZEN.records]
+    assert [type(record) for record in found.records] == [type(record) for record in frozen_recording().records]
     assert not found.is_cut
-    assert found.length_s == pytest.approx(FROZEN.length_s)
+    assert found.length_s == pytest.approx(frozen_recording().length_s)
     assert path.stat().st_mode & 0o777 == 0o600
     playback = Playback(found, Thresholds())
     while not playback.is_over:
@@ -99,8 +98,8 @@ def test_a_full_file_gives_way_to_a_new_one_and_both_can_be_read(path: Path) -> 
     assert not older.is_cut
     assert not newer.is_cut
     assert newer.records[0].at_s == 0.0
-    assert len(older.records) + len(newer.records) <= len(FROZEN.records)
-    last, kept = FROZEN.records[-1], newer.records[-1]
+    assert len(older.records) + len(newer.records) <= len(frozen_recording().records)
+    last, kept = frozen_recording().records[-1], newer.records[-1]
     assert isinstance(last, ReportRecord)
     assert isinstance(kept, ReportRecord)
     assert kept.frame == last.frame
@@ -159,7 +158,7 @@ def test_a_record_that_cannot_be_written_ends_the_recording_with_a_notice(path: 
 def test_a_report_with_a_strange_field_of_another_version_is_kept_without_it_and_masked(
     path: Path, strange: bytes
 ) -> None:
-    report = next(record for record in FROZEN.records if isinstance(record, ReportRecord))
+    report = next(record for record in frozen_recording().records if isinstance(record, ReportRecord))
     secret = msgspec.structs.replace(decode_node_report(report.frame), hostname="hf_abcdefghijklmnopqrstuvwxyz1234")
     frame = encode_node_report(secret)
     assert frame[0] == 0xDE, "a map, its length in two bytes"
@@ -186,7 +185,7 @@ def test_what_waits_for_a_slow_disk_is_bounded_by_its_size(path: Path, monkeypat
         assert goes_on.wait(60)
         return record
 
-    recorder = Recorder(path, FROZEN.opening.nodes, slow)
+    recorder = Recorder(path, frozen_recording().opening.nodes, slow)
     for number in range(50):
         recorder.add(ReportRecord(BEGAN_S + number, "demo-0", bytes(30_000)))
     assert 45 <= recorder.num_lost <= 47

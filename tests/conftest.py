@@ -80,13 +80,21 @@ def nothing_leaks() -> Iterator[None]:
 
 def _children() -> set[psutil.Process]:
     """Return what runs below this process. Most tests start nothing, and need no look at every process there is."""
+    template = template_pid()
     try:
-        has_child = any(thread.joinpath("children").read_bytes() for thread in Path("/proc/self/task").iterdir())
+        own = {
+            pid
+            for thread in Path("/proc/self/task").iterdir()
+            for pid in thread.joinpath("children").read_text().split()
+        }
+        is_alone = own <= {str(template)} and not (
+            own and Path(f"/proc/{template}/task/{template}/children").read_text()
+        )
     except OSError:  # a thread has just ended, or this kernel does not keep the list
-        has_child = True
-    if not has_child:
+        is_alone = False
+    if is_alone:
         return set()
-    return {child for child in psutil.Process().children(recursive=True) if child.pid != template_pid()}
+    return {child for child in psutil.Process().children(recursive=True) if child.pid != template}
 
 
 def _describe(process: psutil.Process) -> str:

@@ -45,6 +45,7 @@ from app.inspect.inspector import look_at_host, offer, own_py_spy
 from app.inspect.nccl_ras import ranks_behind
 from app.inspect.seen import jobs_of
 from app.inventory.program import check_job_id
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.session.options import SessionOptions
 from app.session.outside import InspectSession
 from app.session.remote_session import RemoteSession
@@ -124,8 +125,9 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print the state of hosts, and of a job.
 
-    Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, 1 if the
-    job has failed. A wait below 10 s is a WARNING and no verdict yet: 0. See `help exit-codes`.
+    Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, as for a
+    lost host of the job, 1 if the job has failed. A wait below 10 s is a WARNING and no verdict yet: 0. See `help
+    exit-codes`.
     """
     with looking_on(wanted, job_id, settings) as session:
         code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
@@ -180,7 +182,7 @@ async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) 
 async def first_view(session: RemoteSession) -> View:
     """Connect, and return the view after a second of reports; the caller closes the session.
 
-    Hosts that do not report in time are named on standard error.
+    Hosts that do not report in time are named on standard error, and are lost to the job.
 
     Raises:
         AppError: No host can be reached, none reports, or none knows the job.
@@ -201,7 +203,8 @@ async def first_view(session: RemoteSession) -> View:
             if all(row.state != "up" for row in view.nodes()):
                 raise error
             print_line(f"rankdeck: {error}; going on without {len(silent)} of {len(view.nodes())} hosts")
-            return view
+            session.put_silent(silent, UnreachableReason(error.detail, UnreachableKind.ANSWER))
+            return session.view()
         if now_s >= enough_s:
             return view
         await asyncio.sleep(POLL_S)

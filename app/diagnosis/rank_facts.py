@@ -173,7 +173,9 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
         reported_s = job.reported_s[: len(nodes)]
         # A node may report and no longer hold the job.
         node_is_lost[: len(reported_s)] |= cluster.last_report_s[: len(reported_s)] - reported_s > thresholds.lost_s
-        node_is_lost[NOWHERE] = job.num_nodes > len(job.assignments) and bool(nodes.is_unheard.any())
+        if nodes.is_unheard.any():
+            # How many nodes an adopted job has is not known: its ranks that have joined and are nowhere are lost.
+            node_is_lost[NOWHERE] = job.num_nodes > len(job.assignments) or bool(job.is_elsewhere.any())
     is_dead = job.process == Process.EXITED
     is_lost = node_is_lost[job.node_of] & ~is_dead
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost

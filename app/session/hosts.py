@@ -26,7 +26,7 @@ from app.text import nodes_text
 from app.threads import in_daemon_thread, run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.wire.jobs import JobSpec
     from app.fleet.agent_link import AgentLink
@@ -95,6 +95,8 @@ class Connections:
         self._reconnectors: dict[str, Reconnector] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_unheard: Callable[[str], bool] = lambda _host: False
+        self._silent: dict[str, UnreachableReason] = {}
+        """Hosts with a connection and an agent, and without a report in the time that the user waits for one."""
 
     async def open(
         self,
@@ -149,9 +151,20 @@ class Connections:
         unreachable_reason, unheard = self._away.get(link.host), partial(is_unheard, link.host)
         return Reconnector(link, self._notify, patience_s, unreachable_reason, unheard, may_ask=may_ask)
 
+    def put_silent(self, hosts: Iterable[str], reason: UnreachableReason) -> None:
+        """Note hosts that are unreachable for a reason until they report, although they are connected."""
+        self._silent |= dict.fromkeys(hosts, reason)
+
     @property
     def unreachable_reasons(self) -> dict[str, UnreachableReason | None]:
         """Why each host is unreachable at present; None where it is not."""
+        return {
+            host: reason or (self._silent.get(host) if self._is_unheard(host) else None)
+            for host, reason in self._connection_reasons().items()
+        }
+
+    def _connection_reasons(self) -> dict[str, UnreachableReason | None]:
+        """Return why each host is unreachable, by its connection and its agent."""
         own = {
             link.host: link.unreachable_reason
             for link in self._hosts.links

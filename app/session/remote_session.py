@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
+    from app.model.unreachable_reason import UnreachableReason
     from app.session.hosts import Hosts
     from app.session.options import SessionOptions
     from app.session.remote_job import RunRequest
@@ -144,6 +145,10 @@ class RemoteSession(Session):
     def away(self) -> set[str]:
         """Hosts that are unreachable at present: without a connection, or without an agent."""
         return {host for host, reason in self._connections.unreachable_reasons.items() if reason is not None}
+
+    def put_silent(self, hosts: Iterable[str], reason: UnreachableReason) -> None:
+        """Note hosts that count as unreachable until they report, although their agents are connected."""
+        self._connections.put_silent(hosts, reason)
 
     @property
     def title(self) -> str:

@@ -10,12 +10,14 @@ import pytest
 from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
+from app.errors import ExitCode
 from app.model.cluster import Cluster
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
+from app.view.summary import exit_code
 from app.view.view import View
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
-from tests.support.node_reports import node_report
+from tests.support.node_reports import group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Training, Work
 
@@ -531,6 +533,22 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
     (verdict,) = view.verdicts()
     assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [2, 3], "demo-1")
     assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; what ranks 2-3 do")
+
+
+def test_the_ranks_of_an_adopted_job_on_a_node_that_was_never_reached_are_lost_too() -> None:
+    cluster, diagnoser = Cluster(["gpu1", "gpu2"]), Diagnoser()
+    job = job_status(world_size=2, num_nodes=1, local_world_size=1, ranks=[0])
+    rank = rank_report(0, 2, step=9, groups=[group_report(5)])
+    cluster.apply("gpu1", node_report(1, [job], [worker_report(0, rank)]), 1.0)
+    before = View(cluster, diagnoser.observe(cluster, 1.1), 1.1)
+    assert (before.verdicts(), exit_code(before)) == ([], ExitCode.WELL)
+
+    cluster.put_unreachable("gpu2", UnreachableReason("no route to host"))
+    view = View(cluster, diagnoser.observe(cluster, 1.2), 1.2)
+
+    (verdict,) = view.verdicts()
+    assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [1], "gpu2")
+    assert exit_code(view) is ExitCode.VERDICT_STANDS
 
 
 def test_where_no_job_is_known_each_node_that_is_away_is_named_with_its_cause() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from app.cli import hosts as commands
 from app.diagnosis.causes import Severity
-from app.errors import AgentUnreachableError, HostUnreachableError
+from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
 from app.inventory.inventory import HostEntry
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
 from app.session.hosts import Connections, Hosts
 from app.session.reconnector import Reconnector
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.fleet.agent_link import AgentLink, Kept
-    from app.model.unreachable_reason import UnreachableReason
     from app.session.remote_session import RemoteSession
     from app.view.view import View
 
@@ -83,25 +83,46 @@ async def test_of_several_connections_only_the_last_one_that_is_lost_ends_a_look
     assert str(opened.failure) == "h1: the connection is lost"
 
 
+async def test_a_host_that_is_connected_and_sends_no_report_is_away_until_it_does() -> None:
+    opened = await connections(Link("h1"), Link("h2"), away={})
+    is_silent = {"h1": False, "h2": True}
+    await opened.open(lambda _node, _frame, _age_s: None, 0.0, lambda host: is_silent[host])
+
+    opened.put_silent(["h2"], UnreachableReason("no report in 5 s", UnreachableKind.ANSWER))
+
+    assert reasons(opened) == {"h2": "no report in 5 s"}
+    is_silent["h2"] = False
+    assert reasons(opened) == {}
+
+
 class Looked:
     """What a command looks at: some nodes report."""
 
     away: frozenset[str] = frozenset()
+    title = "rankdeck on demo-0, demo-1"
 
-    def __init__(self, view: Callable[[], View]) -> None:
-        self.view = view
+    def __init__(self, sim: SimCluster) -> None:
+        self.sim, self.view = sim, sim.view
 
     async def connect(self) -> None:
         """Connect to nothing."""
 
-    check_job = replay_history = connect
+    check_job = replay_history = close = connect
+
+    def put_silent(self, hosts: list[str], reason: UnreachableReason) -> None:
+        for host in hosts:
+            self.sim.cluster.put_unreachable(host, reason)
+        self.sim.run(0.2)
+
+    def drain_notices(self) -> list[str]:
+        return []
 
 
 def first_view_of(sim: SimCluster) -> Looked:
-    return Looked(sim.view)
+    return Looked(sim)
 
 
-async def test_a_look_goes_on_with_the_nodes_that_report(
+async def test_a_look_goes_on_with_the_nodes_that_report_and_returns_10_for_a_job_that_lost_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "FIRST_REPORTS_S", 0.0)
@@ -109,9 +130,14 @@ async def test_a_look_goes_on_with_the_nodes_that_report(
     sim.nodes[1].is_unheard = True
     sim.run(seconds=8)
 
-    view = await commands.first_view(cast("RemoteSession", first_view_of(sim)))
+    shown: list[View] = []
+    code = await commands.look(cast("RemoteSession", first_view_of(sim)), shown.append, is_watching=False)
 
-    assert [row.state for row in view.nodes()] == ["up", "connecting"]
+    (view,) = shown
+    assert (code, [row.state for row in view.nodes()]) == (ExitCode.VERDICT_STANDS, ["up", "lost"])
+    assert view.headline().text == (
+        "no answer from the agent on demo-1: no report in 0 s; what rank 1 does is not known"
+    )
     assert capsys.readouterr().err == (
         "rankdeck: the agent on demo-1 does not answer: no report in 0 s; going on without 1 of 2 hosts\n"
     )

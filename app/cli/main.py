@@ -67,15 +67,21 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-OF_OTHERS = {
-    "htop": "rankdeck status --watch, or rankdeck alone for the console",
-    "jobs": "rankdeck status",
-    "list": "rankdeck status",
-    "ls": "rankdeck status",
-    "ps": "rankdeck ranks",
-    "tail": "rankdeck logs -f",
-    "top": "rankdeck status --watch, or rankdeck alone for the console",
+_MEANINGS = {
+    "rankdeck status --watch, or rankdeck alone for the console": ("htop", "monitor", "top", "watch"),
+    "rankdeck status": ("hosts", "info", "jobs", "list", "ls", "nodes", "show", "squeue"),
+    "rankdeck ranks": ("ps",),
+    "rankdeck logs -f": ("tail",),
+    "rankdeck attach": ("console", "dashboard", "gui", "open", "ui", "view"),
+    "rankdeck run train.py": ("launch", "submit", "train"),
+    "rankdeck stop, or rankdeck kill": ("abort", "cancel", "scancel", "terminate"),
+    "rankdeck doctor": ("check", "diagnose", "test"),
+    "rankdeck init, then rankdeck install": ("deploy", "setup"),
+    "rankdeck down ends the agents; then, on each host: pip uninstall rankdeck": ("remove", "rm", "uninstall"),
+    "rankdeck memory": ("gpu", "gpus", "nvidia-smi"),
+    "rankdeck --version": ("version",),
 }
+OF_OTHERS = {word: command for command, words in _MEANINGS.items() for word in words}
 """What is meant by a command that other programs have: the nearest name may do harm."""
 
 

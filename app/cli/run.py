@@ -35,7 +35,7 @@ from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, HostsBusyError, UsageError
 from app.inventory.jobs import is_variable
-from app.inventory.program import INSTEAD_OF_OPTIONS, NAMES_OF_RANKS, check_command, check_job_id, make_job_id
+from app.inventory.program import INSTEAD_OF_GUESSES, INSTEAD_OF_OPTIONS, check_command, check_job_id, make_job_id
 from app.preflight.examining import preflight, refuse_before_examining
 from app.recording.evidence import check_directory
 from app.session.audit import AuditedAction
@@ -114,10 +114,8 @@ class ProgramCommand(click.Command):
             if error.option_name == "-m":
                 at, module = _module_in(args)
                 return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
-            if error.option_name.replace("_", "-") in NAMES_OF_RANKS:
-                raise UsageError(
-                    f"there is no {error.option_name} here", "ranks of each host: --nproc-per-node N"
-                ) from None
+            if instead := INSTEAD_OF_GUESSES.get(error.option_name.replace("_", "-")):
+                raise UsageError(f"there is no {error.option_name} here", instead) from None
             if instead := INSTEAD_OF_OPTIONS.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
             raise

@@ -35,9 +35,16 @@ INSTEAD_OF_OPTIONS = {
     "--no-python": "name a Python script, or -m MODULE",
     "--run-path": "name a Python script, or -m MODULE",
 }
-NAMES_OF_RANKS = frozenset({"--ranks", "--num-ranks", "--nproc", "--np", "-n"})
-"""Options that other commands have for the number of ranks."""
 """Replacement for each option of torchrun."""
+_RANKS = "ranks of each host: --nproc-per-node N"
+_HOSTS = "name the hosts: --host gpu1 --host gpu2"
+INSTEAD_OF_GUESSES = {
+    **dict.fromkeys(("--ranks", "--num-ranks", "--nproc", "--np", "-n", "--gpus", "--num-gpus"), _RANKS),
+    **dict.fromkeys(("--num-processes", "--ntasks", "--ntasks-per-node"), _RANKS),
+    **dict.fromkeys(("--hosts", "-H", "--nodes", "--nodelist", "-w"), _HOSTS),
+    "--hostfile": "rankdeck init --hostfile FILE makes a rankdeck.toml of it",
+}
+"""Replacement for each option that other launchers have."""
 MAX_STEM_CHARS = 40
 """Length limit of a job id before its random suffix."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.main import COMMANDS, rankdeck
+from app.cli.main import COMMANDS, OF_OTHERS, rankdeck
 from app.errors import UsageError
 
 
@@ -50,12 +51,25 @@ def test_no_verb_is_forgotten() -> None:
     assert rankdeck.get_command(click.Context(rankdeck), "no-such-verb") is None
 
 
+def test_each_command_that_is_named_for_one_of_others_exists() -> None:
+    named = {verb for hint in OF_OTHERS.values() for verb in re.findall(r"rankdeck ([a-z]+)", hint)} - {"alone"}
+
+    assert named <= COMMANDS.keys()
+    assert not OF_OTHERS.keys() & COMMANDS.keys()
+
+
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [
         ("stauts", "did you mean status?"),
         ("ls", "rankdeck status"),
         ("top", "rankdeck status --watch, or rankdeck alone for the console"),
+        ("ps", "rankdeck ranks"),
+        ("jobs", "rankdeck status"),
+        ("watch", "rankdeck status --watch, or rankdeck alone for the console"),
+        ("tail -f", "rankdeck logs -f"),
+        ("abort gpt", "rankdeck stop, or rankdeck kill"),
+        ("setup", "rankdeck init, then rankdeck install"),
         ("stat", "did you mean status?"),
         ("train.py --lr 1", "rankdeck run train.py --lr 1"),
         ("torchrun --standalone train.py", "rankdeck run --standalone train.py"),

@@ -81,7 +81,7 @@ _MEANINGS = {
     "rankdeck memory": ("gpu", "gpus", "nvidia-smi"),
     "rankdeck --version": ("version",),
 }
-OF_OTHERS = {word: command for command, words in _MEANINGS.items() for word in words}
+OF_OTHERS = {word: command for command, others in _MEANINGS.items() for word in others}
 """What is meant by a command that other programs have: the nearest name may do harm."""
 
 

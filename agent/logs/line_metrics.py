@@ -25,6 +25,8 @@ MAX_LOOKED_CHARS = 1000
 """Characters of a line. The worst pattern of 512 characters takes 7 ms for as many, a common one 7 us."""
 _MAX_MEMORY_BYTES = 2**20
 _BEHIND_NUMBERS = " \t,;:."
+_LINE_STEP = r"(?i)(?:^|[^a-z])(?:step|iter|iteration)s?[^0-9a-z]{0,4}(?P<step>[0-9]{1,15})(?:\.?$|\.?[^0-9.])"
+"""Matches what looks like a step: `step 20`, `global_step=20`, `[iter: 20]`; not `step 0.25`."""
 
 
 class LineMetrics:
@@ -40,8 +42,11 @@ class LineMetrics:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._patterns = [_compiled(text) for text in texts]
+        self._line_step = _compiled(_LINE_STEP) if self._patterns else None
         self.loss_step: float | None = None
-        """Step in the very line of the loss that was read last; None where it has none."""
+        """Step in the very line of the loss that was read last; None where the patterns find none."""
+        self.line_step: float | None = None
+        """The same, found without a pattern: whether it is the rank's own step is not known."""
 
     def read(self, lines: Sequence[str], unfinished: str, is_over: Callable[[], bool]) -> dict[str, float]:
         """Return the latest value of each metric.
@@ -65,8 +70,13 @@ class LineMetrics:
                     in_line.setdefault(name, value)
             if LOSS_METRIC in in_line and LOSS_METRIC not in found:
                 self.loss_step = in_line.get(STEP_METRIC)
+                self.line_step = self._seen_step(text, must_end_before=len(text) if place == 0 else None)
             found = in_line | found
         return found
+
+    def _seen_step(self, text: str, *, must_end_before: int | None) -> float | None:
+        assert self._line_step is not None, "a loss was found by a pattern"
+        return dict(_values(*self._line_step, text, must_end_before=must_end_before)).get(STEP_METRIC)
 
 
 def _values(pattern: Any, names: dict[str, int], text: str, *, must_end_before: int | None) -> list[tuple[str, float]]:

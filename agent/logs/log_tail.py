@@ -60,7 +60,9 @@ class Printed(NamedTuple):
     metrics: dict[str, float]
     num_lines: int
     loss_step: float | None = None
-    """Step in the line of the loss."""
+    """Step in the line of the loss, by the patterns."""
+    line_step: float | None = None
+    """What looks like a step in that line."""
 
 
 class LogTail:
@@ -197,8 +199,10 @@ class LogTail:
         job_id, line_metrics = printer
         found = line_metrics.read(lines, file.unfinished, lambda: time.monotonic() >= self._metrics_until_s)
         printed = self._printed.get((job_id, file.rank)) or Printed({}, 0)
-        loss_step = line_metrics.loss_step if LOSS_METRIC in found else printed.loss_step
-        self._printed[job_id, file.rank] = Printed(printed.metrics | found, printed.num_lines + len(lines), loss_step)
+        num_lines, of_loss = printed.num_lines + len(lines), printed[2:]
+        if LOSS_METRIC in found:
+            of_loss = line_metrics.loss_step, line_metrics.line_step
+        self._printed[job_id, file.rank] = Printed(printed.metrics | found, num_lines, *of_loss)
 
     def _append(self, file: LogFile, lines: list[str]) -> None:
         self._note_output(file, lines)

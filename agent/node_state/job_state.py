@@ -14,6 +14,7 @@ from agent.wire.reports import ExitReport, OutsideLook, ProcessState, WorkerRepo
 from ddpcore.wire import Anomaly, RankReport
 
 if TYPE_CHECKING:
+    from agent.node_state.line_steps import LineSteps
     from agent.node_state.observations import MemorySampled, SeenFromOutside
     from agent.wire.jobs import JobStatus
     from agent.wire.machine import MemoryReport
@@ -53,6 +54,8 @@ class Output(msgspec.Struct):
     printed_at_s: float
     metrics: dict[str, float | None] = {}
     loss_step: int | None = None
+    line_steps: LineSteps | None = None
+    """None until a line with a loss has what looks like a step."""
 
 
 class Job(msgspec.Struct):

@@ -12,6 +12,7 @@ import msgspec
 
 from agent.node_state.gpu_ranks import AFTER_END_S, Home, gpu_fault, gpu_reports, num_visible_gpus
 from agent.node_state.job_state import Job, Looked, Output, Worker, hangs, rank_process, worker_report
+from agent.node_state.line_steps import LineSteps
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.node_signals import NodeSignals
 from agent.node_state.observations import (
@@ -260,6 +261,9 @@ class NodeState:
         self.has_news = self.has_news or (known is not None and _is_waiting(known[0]) != _is_waiting(report))
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
+        output = job.output.get(report.rank)
+        if output is not None and output.line_steps is not None and report.step is not None:
+            output.line_steps.count(report.step, now_s)
 
     def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
         worker = self._jobs[sample.job_id].workers[sample.rank]
@@ -307,7 +311,11 @@ class NodeState:
         output.printed_at_s = now_s
         output.metrics.update(printed.metrics)
         if LOSS_METRIC in printed.metrics:
-            output.loss_step = whole_number(printed.loss_step)
+            output.loss_step, line_step = whole_number(printed.loss_step), whole_number(printed.line_step)
+            if output.line_steps is None and line_step is not None:
+                output.line_steps = LineSteps()
+            if output.line_steps is not None and output.loss_step is None:
+                output.loss_step = output.line_steps.own_step(line_step, now_s)
         self._signals.note_lines(JobRank(printed.job_id, printed.rank), printed.num_lines)
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:

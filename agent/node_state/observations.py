@@ -143,7 +143,9 @@ class RankPrinted(msgspec.Struct, frozen=True):
     """Figures found in the lines by the job's patterns."""
     num_lines: int = 0
     loss_step: float | None = None
-    """Step in the line of the loss; None where it has none."""
+    """Step in the line of the loss, by the patterns; None where they find none."""
+    line_step: float | None = None
+    """What looks like a step in that line; None for nothing."""
 
 
 class HostSignals(msgspec.Struct, frozen=True):

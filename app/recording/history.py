@@ -166,6 +166,7 @@ class JobHistory:
 
     def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
         self.loss, self.is_loss_dated = Trend(), True
+        self._loss_step, self._loss_after, self._loss_attempt = -1, -1, -1
         self.waits = WaitHistory(min_wait_s)
         self.figures: Sequence[Figure] = ()
         self.begun_s: float | None = None
@@ -184,9 +185,9 @@ class JobHistory:
     def observe(self, view: View, job: JobRow) -> None:
         """Sample the job once more, and keep what is new."""
         self.waits.observe(view, job.job_id)
-        self.is_loss_dated, step = job.loss_step is not None, job.step if job.loss_step is None else job.loss_step
+        step = job.step if job.loss_step is None else job.loss_step
         if step is not None and job.loss is not None:
-            self.loss.add(step, job.loss)
+            self._put_loss(step, job.loss, job)
         figures = view.figures() if self._rings.is_due(view.now_s) else None
         if figures is None:
             return
@@ -200,6 +201,19 @@ class JobHistory:
             self.attempts.append((view.now_s, job.attempt))
         self._attempt, self.now_s, self.figures = job.attempt, view.now_s, figures
         self._rings.put(view.now_s, figures)
+
+    def _put_loss(self, step: int, loss: float, job: JobRow) -> None:
+        """Add a loss; after a change from about right steps to exact ones, or back, only once it is past the others."""
+        is_dated = job.loss_step is not None
+        if job.attempt != self._loss_attempt:
+            self._loss_attempt, self._loss_after = job.attempt, -1
+        elif is_dated != self.is_loss_dated:
+            self._loss_after = self._loss_step
+        elif step < self._loss_step:
+            self._loss_after = -1  # the steps begin again
+        self.is_loss_dated, self._loss_step = is_dated, step
+        if step > self._loss_after:
+            self.loss.add(step, loss)
 
     def reach_back(self, past: JobHistory, end_s: float) -> None:
         """Take the job's history up to a moment; of what came later, what was seen here prevails."""

@@ -55,6 +55,26 @@ def test_a_loss_is_of_the_step_in_its_own_line(patterns: list[str], lines: list[
     assert metrics.loss_step == step
 
 
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("step 20 loss=0.5", 20.0),
+        ("global_step=20, loss=0.5", 20.0),
+        ("Epoch 3 [Iter: 20/900] loss=0.5", 20.0),
+        ("loss=0.5 steps 20.", 20.0),
+        ("step 0.25 s, loss=0.5", None),
+        ("24 steps/s, loss=0.5", None),
+        ("footstep20x loss=0.5", None),
+        ("loss=0.5", None),
+    ],
+)
+def test_what_looks_like_a_step_in_the_line_of_a_loss_is_found_without_a_pattern(line: str, step: float | None) -> None:
+    metrics = LineMetrics([LOSS])
+
+    assert metrics.read(["step 1", line, "step 99"], "", never) == {"loss": 0.5}
+    assert (metrics.loss_step, metrics.line_step) == (None, step)
+
+
 def test_what_is_no_number_is_passed_over_for_an_older_one() -> None:
     assert found([r"loss=(\S+)"], "loss=2.5,", "loss=?") == {"loss": 2.5}
     assert math.isnan(found([r"loss=(\S+)"], "loss=nan")["loss"])

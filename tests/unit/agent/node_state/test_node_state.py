@@ -220,6 +220,19 @@ def test_a_worker_tells_how_long_it_has_been_quiet_and_what_its_lines_say(state:
     assert worker.loss_step == 20
 
 
+def test_a_loss_is_of_the_step_in_its_line_while_that_is_the_step_that_the_rank_counts(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 10.0)
+    taken = []
+    for second in range(20):
+        report = rank_report(2, report_seq=second + 1, step=100 * second, is_step_counted=True)
+        state.apply(RankReported(report), 10.0 + second)
+        line_step = 100.0 * second - 60.0 if second < 15 else 40.0
+        state.apply(RankPrinted("train", 2, {"loss": 2.5}, 1, None, line_step), 10.1 + second)
+        taken.append(report_of(state, 10.2 + second).workers[0].loss_step)
+
+    assert taken == [None] * 8 + [100 * second - 60 for second in range(8, 15)] + [None] * 5
+
+
 def test_a_worker_tells_how_many_cores_it_keeps_busy_until_it_ends(state: NodeState) -> None:
     state.apply(WorkerSeen("train", 2, 102), 10.0)
     for second in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -164,6 +165,32 @@ def test_a_lost_node_is_a_gap_in_what_only_it_tells_and_the_others_go_on() -> No
     assert loss[0] is not None
     assert loss[-1] is not None
     assert None in loss
+
+
+def test_the_loss_goes_on_over_its_steps_when_these_become_exact_and_about_right_again() -> None:
+    history, sim = JobHistory(), SimCluster(num_nodes=1, ranks_per_node=1)
+    sim.run_to_step(3)
+    view = sim.view()
+    row = view.job()
+    assert row is not None
+    seen = [
+        (0, 30, None),
+        (0, 41, None),
+        (0, 41, 38),
+        (0, 55, 50),
+        (0, 60, None),
+        (0, 64, 62),
+        (1, 2, None),
+        (1, 9, None),
+    ]
+    for attempt, step, loss_step in seen:
+        history.observe(view, msgspec.structs.replace(row, attempt=attempt, step=step, loss_step=loss_step, loss=1.0))
+        if attempt == 0:
+            assert history.loss.points[0][0] == 30.0
+
+    assert [x for x, _ in history.loss.points] == [2.0, 9.0]
+    history.observe(view, msgspec.structs.replace(row, attempt=1, step=4, loss_step=None, loss=1.0))
+    assert [x for x, _ in history.loss.points] == [4.0], "the steps begin again"
 
 
 def test_the_end_of_a_job_is_where_its_history_ends_and_another_attempt_goes_on() -> None:

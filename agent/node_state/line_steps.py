@@ -5,7 +5,7 @@ read some tenths of a second after it was printed, and the count is as old: the 
 
 A line agrees if its step lies within what the rank has counted in the last `LAG_S`, or as much ahead of the latest
 count. A step is taken once lines have agreed for `TRUSTED_S` and none has gone back. Whatever the number means, what is
-taken is thus at most the steps of about twice `LAG_S` off. A step that begins again with each epoch is not taken from
+taken is thus at most the steps of about twice `LAG_S` off. A step that restarts with each epoch is not taken from
 `LAG_S` behind the first epoch on.
 """
 
@@ -34,7 +34,7 @@ class LineSteps:
         self._agreed_since_s = 0.0
 
     def count(self, step: int, now_s: float) -> None:
-        """Take the step that the rank reports; a count that goes back begins again."""
+        """Take the step that the rank reports; a count that goes back is a restart."""
         if self._counted and step < self._counted[-1][1]:
             self._counted.clear()
             self._num_agreed, self._line_step = 0, -1

@@ -210,7 +210,7 @@ class JobHistory:
         elif is_dated != self.is_loss_dated:
             self._loss_after = self._loss_step
         elif step < self._loss_step:
-            self._loss_after = -1  # the steps begin again
+            self._loss_after = -1  # the steps restart
         self.is_loss_dated, self._loss_step = is_dated, step
         if step > self._loss_after:
             self.loss.add(step, loss)

@@ -65,7 +65,7 @@ def test_a_step_that_is_taken_is_never_further_off_than_the_lag(
 
 @settings(max_examples=40)
 @given(paces, between_prints, st.integers(2, 3000))
-def test_a_step_that_begins_again_with_each_epoch_is_not_taken_after_the_first_epoch(
+def test_a_step_that_restarts_with_each_epoch_is_not_taken_after_the_first_epoch(
     pace: list[float], every: int, epoch_steps: int
 ) -> None:
     found = taken_of(pace, every, lambda step: (step - 1) % epoch_steps + 1)

@@ -190,7 +190,7 @@ def test_the_loss_goes_on_over_its_steps_when_these_become_exact_and_about_right
 
     assert [x for x, _ in history.loss.points] == [2.0, 9.0]
     history.observe(view, msgspec.structs.replace(row, attempt=1, step=4, loss_step=None, loss=1.0))
-    assert [x for x, _ in history.loss.points] == [4.0], "the steps begin again"
+    assert [x for x, _ in history.loss.points] == [4.0], "the steps restart"
 
 
 def test_the_end_of_a_job_is_where_its_history_ends_and_another_attempt_goes_on() -> None:

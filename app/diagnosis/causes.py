@@ -26,7 +26,7 @@ class RankState(StrEnum):
     WAITING = "waiting"
     """It has called a collective that is not complete."""
     MISSING = "missing"
-    """Others wait in a collective that it has not called."""
+    """Others have waited for a second or longer in a collective that it has not called."""
     FROZEN = "frozen"
     SILENT = "silent"
     """Its process lives and it does not report."""

@@ -48,7 +48,7 @@ from app.diagnosis.slow_ranks import UsualPlace
 from app.diagnosis.standstill import complete_waits, gpus_at_work, not_exiting, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
-from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
+from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, queued_ranks
 from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
 
@@ -480,7 +480,8 @@ def _by_weight(verdict: Verdict) -> tuple[int, int, float, tuple[int, ...]]:
 def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.int8]:
     states = np.full(job.world_size, STATE_CODE[RankState.RUNNING], np.int8)
     for wait in waits:
-        states[wait.missing] = STATE_CODE[RankState.MISSING]
+        if wait.waited_s >= LATE_S:
+            states[wait.missing] = STATE_CODE[RankState.MISSING]
     for wait in waits:
         states[wait.waiting] = STATE_CODE[RankState.WAITING]
     states[facts.is_starting] = STATE_CODE[RankState.STARTING]

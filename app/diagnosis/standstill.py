@@ -152,6 +152,7 @@ def _standstill(evidence: Evidence, age_s: float, has_steps: Flags, found: tuple
         for_s=age_s,
         place=evidence.place_of(first),
         phase=None if report is None else report.phase,
+        cpu_cores=job.busy_cores(culprits if len(culprits) else standing),
         step=job.lowest_step(),
         sides=tuple(sides[:MAX_PLACES]),
         ended=tuple(np.flatnonzero(evidence.facts.is_dead).tolist()),

@@ -197,7 +197,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For STRAGGLER: whether the culprits have called what the others wait in, and their GPUs are in work of their own
     before it. For STANDSTILL: whether all ranks' GPUs are."""
     is_blocked: bool = False
-    """For SILENT: whether its process is in uninterruptible sleep."""
+    """Whether the first culprit's process is in uninterruptible sleep."""
+    cpu_cores: float | None = None
+    """Cores that it keeps busy, of all culprits of a STANDSTILL the most; None where that is not known."""
     child: ChildWait | None = None
     """Process that the first culprit waits for."""
     child_place: Place | None = None
@@ -290,6 +292,8 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
         "is_seen_outside": evidence.outside_place_of(first) is not None,
         "seen_before_s": evidence.job.seen_before_s(first),
     }
+    if worker is not None and worker.exit is None:
+        facts |= {"is_blocked": worker.process is ProcessState.BLOCKED, "cpu_cores": evidence.job.busy_cores(ranks[:1])}
     if report is not None:
         facts |= {"phase": report.phase, "step": report.step, "slow_factor": report.slow_factor}
         facts |= evidence.child_of(first)
@@ -407,9 +411,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
     roots = roots_of(evidence, evidence.facts.is_silent, evidence.thresholds.silent_s / 2)
     for some in by_node(evidence, roots):
         age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
-        worker = evidence.job.worker(int(some[0]))
-        is_blocked = worker is not None and worker.process is ProcessState.BLOCKED
-        verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s, is_blocked=is_blocked))
+        verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s))
     return verdicts
 
 

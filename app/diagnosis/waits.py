@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
     from ddpcore.wire import PeerCall
 
+LATE_S = 1.0
+"""Seconds of a wait from which it is shown, and a rank is missing in it: those of any step are on their way before."""
 MAX_WAITS_PER_GROUP = 4
 """Limit of seqs of one group examined, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256

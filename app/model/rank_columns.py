@@ -57,6 +57,8 @@ def which_phases(*phases: Phase) -> NDArray[np.bool_]:
     return np.array([phase in phases for phase in PHASES])
 
 
+CPU_WINDOW_S = 2.0
+"""Seconds after which a node knows how busy a new process is."""
 ALIKE_S = 5.0
 """Longest time between ends with one text that count as one event."""
 
@@ -210,6 +212,11 @@ class RankColumns:
         worker = self.worker(rank)
         if worker is not None and worker.pid == self._report_key[0, rank]:
             self.report_age_s[rank] = min(worker.seen_s, now_s - self.report_at_s[rank])
+
+    def busy_cores(self, ranks: NDArray[np.int64]) -> float | None:
+        """Return the most cores that the process of one of some ranks keeps busy; None where that is not known."""
+        known = self.cpu_cores[ranks][self.seen_s[ranks] >= CPU_WINDOW_S]
+        return float(known.max()) if len(known) else None
 
     def put_reports(self, ranks: NDArray[np.int64], records: NDArray[np.void], at_s: NDArray[np.float64]) -> None:
         """Take the reports of ranks' own probes, where they are new."""

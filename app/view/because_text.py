@@ -227,6 +227,8 @@ BRIEF = {
 }
 """Support of a cause, within brackets."""
 MAX_BRIEF = 2
+MAX_DIFFERING = 2
+"""Limit of signals that differ and are no cause in a sentence."""
 MORE_THAN_ONE = 1.5
 """Smoothed number of processes from which there are several."""
 
@@ -248,7 +250,8 @@ def amount_text(signal: Signal, value: float | None) -> str:
         return f"{bytes_text(value)}/s"
     if unit == BITS_PER_S:
         return f"{value / 1e9:,.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:,.3g} Mbit/s"
-    return f"{value:.1f}" if unit == PER_S and 0.05 <= value < 9.95 else f"{value:,.0f}"
+    text = f"{value:.1f}" if 0.05 <= value < 9.95 else f"{value:,.0f}"
+    return text.removesuffix(".0") if unit == COUNT else text
 
 
 def because_parts(verdict: Verdict) -> list[str]:
@@ -265,14 +268,26 @@ LEADS = {Confidence.LIKELY: "likely", Confidence.POSSIBLE: "possibly"}
 
 
 def nothing_differs_text(verdict: Verdict) -> str:
-    """Return that no cause was found, or looked for; empty before that is known, and where there is one."""
+    """Return that no cause was found, or looked for; empty before that is known, and where there is one.
+
+    What differs and is no cause (it began at another time, or accounts for too little) is shown as a table shows it.
+    """
     if verdict.comparison is None or verdict.because:
         return ""
     its = "its" if len(verdict.culprits) == 1 else "their"
-    num_signals = verdict.comparison.num_signals
+    num_signals, differing = verdict.comparison.num_signals, verdict.comparison.differing
     if not num_signals:
         return f"why is not known: {its} agent takes no signals"
-    return f"nothing else differs: {num_signals} signals are like {its} peers'"
+    if not differing:
+        return f"nothing else differs: {num_signals} signals are like {its} peers'"
+    figures = ", ".join(
+        f"{WORDINGS[one.signal].label} {amount_text(one.signal, one.value)}"
+        f" (peers {amount_text(one.signal, one.peers)})"
+        for one in differing[:MAX_DIFFERING]
+    )
+    more = f", and {len(differing) - MAX_DIFFERING} more" if len(differing) > MAX_DIFFERING else ""
+    differ = "differs" if len(differing) == 1 else "differ"
+    return f"no cause found; {len(differing)} of {num_signals} signals {differ}: {figures}{more}"
 
 
 def clause(because: Because, verdict: Verdict) -> str:
@@ -407,7 +422,7 @@ def because_rows(verdict: Verdict) -> list[BecauseRow]:
             before=because.before,
             since_s=because.since_s,
             confidence=because.confidence.value,
-            support=[signal_row(one) for one in because.support],
+            support=[signal_row(one, stands_out=one.is_worse) for one in because.support],
             text=clause(because, verdict),
             event=event_text(because),
         )
@@ -415,11 +430,10 @@ def because_rows(verdict: Verdict) -> list[BecauseRow]:
     ]
 
 
-def signal_row(one: Compared) -> SignalRow:
+def signal_row(one: Compared, *, stands_out: bool) -> SignalRow:
     """Return a signal as a row."""
-    return SignalRow(
-        one.signal.value, WORDINGS[one.signal].unit, one.value, one.peers, one.before, one.since_s, one.is_worse
-    )
+    unit = WORDINGS[one.signal].unit
+    return SignalRow(one.signal.value, unit, one.value, one.peers, one.before, one.since_s, stands_out)
 
 
 def signal_texts(row: SignalRow) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from agent.wire.jobs import JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
+from app.diagnosis.waits import LATE_S
 from app.model.job_model import PHASE_CODE, Process
 from app.model.unreachable_reason import UnreachableKind
 from app.text import (
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from app.model.unreachable_reason import UnreachableReason
     from app.view.rows import JobRow
 
-SHOWN_WAIT_S = 1.0
-"""Seconds of a wait before the first line shows it."""
 LATE_WAIT_S = 5.0
 """Seconds of a wait before it is a warning: half-way to a stall."""
 MAX_HEADLINE = 400
@@ -93,7 +92,7 @@ def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> I
     ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
     if ranks:
         yield f"what {ranks_text(ranks)} {'does' if len(ranks) == 1 else 'do'} is not known"
-    waits = [wait for wait in found.waits if wait.waited_s >= SHOWN_WAIT_S]
+    waits = [wait for wait in found.waits if wait.waited_s >= LATE_S]
     if waits:
         yield wait_text(max(waits, key=lambda wait: wait.waited_s))
 
@@ -221,7 +220,7 @@ def _running(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis) 
     wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
     is_judged = found.is_judged or job.world_size == 1
     severity = Severity.OK if is_judged else Severity.QUIET
-    if wait is None or wait.waited_s < SHOWN_WAIT_S:
+    if wait is None or wait.waited_s < LATE_S:
         not_yet = "reading the last minutes" if cluster.awaits_past else "not judged yet"
         unjudged = "" if is_judged or row.step is None else f"; {not_yet}"
         return _line(severity, f"{_ranks(job, found)}{_training(row)}{unjudged}")

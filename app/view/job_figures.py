@@ -9,6 +9,7 @@ import numpy as np
 from agent.wire.codec import EPOCH_METRIC, LOSS_METRIC, STEP_METRIC
 from agent.wire.machine import GpuWatchState
 from app.model.job_model import Process
+from app.model.rank_columns import CPU_WINDOW_S
 from app.text import clean_name
 from app.view.rows import METRIC_PREFIX, Figure, FigureKey
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 MAX_METRICS = 8
 """Limit of metrics per job; the first by name are kept."""
-CPU_WINDOW_S = 2.0
-"""Seconds after which a node knows how busy a new process is."""
 _NO_FIGURES = frozenset({LOSS_METRIC, STEP_METRIC, EPOCH_METRIC})
 """Metrics that have figures of their own."""
 

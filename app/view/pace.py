@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of
+from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of, standing_out
+from app.diagnosis.because.watch import MAX_SLOW
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
 from app.diagnosis.slow_ranks import MIN_COST
@@ -23,6 +24,7 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.wire.signals import Signal
     from app.diagnosis.because.comparison import RankSignals
     from app.diagnosis.diagnoser import JobDiagnosis
     from app.diagnosis.rank_pace import RankPace
@@ -97,7 +99,7 @@ class JobPace:
         self._cluster, self._job = cluster, job
         self._pace: RankPace = found.pace()
         self._order = self._pace.slowest_first()
-        self._is_fresh, self._wait_frac = found.facts.is_fresh, found.wait_frac
+        self._is_fresh, self._wait_frac, self._verdicts = found.facts.is_fresh, found.wait_frac, found.verdicts
         self._named = {
             rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
         }
@@ -128,10 +130,17 @@ class JobPace:
         own = signals_of(self._cluster, self._job, rank, self._wait_frac)
         if own is None:
             return []
-        peers = self._peers if len(self._sample) > MANY_PEERS else Peers([own], self._others_of(rank))
-        found = [one for one in peers.all_of(own).values() if one.value or one.peers]
-        found.sort(key=lambda one: not one.is_worse)
-        return [signal_row(one) for one in found]
+        is_among_peers = rank not in self._named and len(self._sample) <= MANY_PEERS
+        peers = Peers([own], self._others_of(rank)) if is_among_peers else self._peers
+        compared = peers.all_of(own, self._causes_of(rank))
+        marked = standing_out(compared)
+        found = [one for one in compared.values() if one.value or one.peers]
+        found.sort(key=lambda one: one.signal not in marked)
+        return [signal_row(one, stands_out=one.signal in marked) for one in found]
+
+    def _causes_of(self, rank: int) -> set[Signal]:
+        """Return the causes that verdicts name for a rank."""
+        return {one.signal for verdict in self._verdicts for one in verdict.because if rank in one.ranks}
 
     @cached_property
     def _sample(self) -> list[RankSignals]:
@@ -144,7 +153,7 @@ class JobPace:
 
     @cached_property
     def _peers(self) -> Peers:
-        named = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in sorted(self._named)[:1])
+        named = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in sorted(self._named)[:MAX_SLOW])
         return Peers([one for one in named if one is not None], self._sample)
 
     def _others_of(self, rank: int) -> list[RankSignals]:
@@ -168,26 +177,33 @@ class JobPace:
         )
 
     def _sentence(self) -> tuple[Severity, str]:
+        is_over = self._job.is_ended()
         if not self._order.size:
-            return Severity.QUIET, "not enough undisturbed training has been seen yet"
+            return Severity.QUIET, f"not enough undisturbed training {'was seen' if is_over else 'has been seen yet'}"
         wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
-            if self._held_up_s:
-                holds = "holds" if len(named) == 1 else "hold"
-                who = ranks_text(sorted(named))
-                return Severity.WARNING, f"{who} {holds} the others up for {seconds_text(self._held_up_s)} now"
-            cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
-            who = ranks_text(sorted(named))
-            verb = "costs" if len(named) == 1 else "cost"
-            return Severity.WARNING, f"{who} {verb} the others {cost} of their time; the median rank waits {middle}"
+            return Severity.WARNING, self._named_text(named, middle, is_over=is_over)
+        severity, waits = (Severity.QUIET, "waited") if is_over else (Severity.OK, "waits")
         worst = int(cost_frac.argmax())
         observed_s = float(self._pace.observed_s[self._order[worst]])
         if cost_frac[worst] < max(MIN_COST, float(chance_frac(np.asarray(np.median(wait_frac)), observed_s))):
-            return Severity.OK, f"nobody holds the others up: the median rank waits {middle} of the time"
-        who = ranks_text([int(self._order[worst])])
-        less = percent_text(float(cost_frac[worst]))
-        return Severity.OK, f"{who} waits {less} less than the others: not long or not surely enough for a verdict"
+            holds = "held" if is_over else "holds"
+            return severity, f"nobody {holds} the others up: the median rank {waits} {middle} of the time"
+        less = f"{ranks_text([int(self._order[worst])])} {waits} {percent_text(float(cost_frac[worst]))} less"
+        # Of a job that is over a verdict may have stood, and none is to come.
+        unsure = " before the job ended" if is_over else ": not long or not surely enough for a verdict"
+        return severity, f"{less} than the others{unsure}"
+
+    def _named_text(self, named: list[int], middle: str, *, is_over: bool) -> str:
+        """Return what ranks that a verdict names cost the others, or for how long they hold them up."""
+        who, is_one = ranks_text(sorted(named)), len(named) == 1
+        if self._held_up_s:
+            holds = "held" if is_over else "holds" if is_one else "hold"
+            now = "" if is_over else " now"
+            return f"{who} {holds} the others up for {seconds_text(self._held_up_s)}{now}"
+        cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
+        return f"{who} {'costs' if is_one else 'cost'} the others {cost} of their time; the median rank waits {middle}"
 
     @property
     def _phase_frac(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

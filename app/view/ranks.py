@@ -32,15 +32,12 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
     from ddpcore.wire import GroupReport, RankReport
 
-LATE_MISSING_S = 1.0
-"""Seconds for which a rank may keep others waiting before it counts as a problem."""
-
 STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
     RankState.UNPROBED: Severity.OK,
     RankState.RUNNING: Severity.OK,
     RankState.WAITING: Severity.OK,
-    RankState.MISSING: Severity.OK,
+    RankState.MISSING: Severity.WARNING,
     RankState.FROZEN: Severity.CRITICAL,
     RankState.SILENT: Severity.WARNING,
     RankState.EXITED: Severity.WARNING,
@@ -161,10 +158,6 @@ def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
     blamed = [verdict.severity for verdict in found.verdicts if rank in verdict.culprits]
     if blamed:
         return blamed[0]
-    if state is RankState.MISSING and any(
-        wait.waited_s >= LATE_MISSING_S and rank in wait.missing for wait in found.waits
-    ):
-        return Severity.WARNING
     return STATE_SEVERITY[state]
 
 
@@ -266,9 +259,6 @@ class RankTable:
     def is_problem(self) -> NDArray[np.bool_]:
         """Ranks that need attention: those whose rows are not OK."""
         is_problem: NDArray[np.bool_] = _IS_ODD[self.states]
-        for wait in self._found.waits:
-            if wait.waited_s >= LATE_MISSING_S:
-                is_problem[wait.missing] |= self.states[wait.missing] == STATE_CODE[RankState.MISSING]
         for verdict in reversed(self._found.verdicts):
             is_problem[list(verdict.culprits)] = verdict.severity in {Severity.WARNING, Severity.CRITICAL}
         return is_problem

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
-from app.text import clean_name, nodes_text, place_text, ranks_text, seconds_text
+from app.diagnosis.standstill import BUSY_CORES
+from app.text import clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 from app.view.because_text import because_hint
 from app.view.end_causes import end_hint, memory_limit_hint
 from app.view.memory import growth_hint
@@ -49,10 +50,11 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return _transport_hint(verdict)
     thaw = f": kill -CONT {pid}{on_node}" if pid else ""
     spy = f" with py-spy dump --pid {pid}" if pid else ""
-    hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
     return {
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
-        Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
+        Cause.SILENT: _hung(on_node)
+        if verdict.is_blocked
+        else f"look at it{on_node}{spy}: a C extension may hold the GIL",
         Cause.NODE_LOST: "its ranks may still run; x in the console restarts without it"
         if verdict.unreachable_reason is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
@@ -60,7 +62,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         if verdict.has_closed
         else "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
-        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer"
+        Cause.STANDSTILL: f"look at these lines: {COMPUTES if is_busy(verdict) else WAITS}"
         + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),
         Cause.NOT_EXITING: "empty the queue before the end, or call its cancel_join_thread()"
         if verdict.exit_wait is not None and verdict.exit_wait.what == "queue"
@@ -160,11 +162,54 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
         return "the others need not wait: a longer phase is normal, a growing one is not"
     if verdict.phase in (Phase.STARTING, None):
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
-    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
-        return f"its input is late: look at the line that loads it, at the disk and at loader workers{on_node}"
     if verdict.cost_frac is None:
-        return f"its stack (s in the console, rankdeck stacks) shows what it waits for{on_node}"
+        return _stall_hint(verdict, on_node)
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
+        return INPUT_IS_LATE + on_node
     return f"look at its stack and at the load{on_node}"
+
+
+def _stall_hint(verdict: Verdict, on_node: str) -> str:
+    """Return what to do about a rank that has not come, by what its process does."""
+    stack = f"s in the console, or rankdeck stacks {clean_name(verdict.job)}, shows its stack"
+    if verdict.is_blocked:
+        return _hung(on_node)
+    if is_busy(verdict):
+        return f"{COMPUTES}; {stack}"
+    if verdict.phase is Phase.DATA:
+        return INPUT_IS_LATE + on_node
+    return f"{WAITS}{on_node}; {stack}" if _is_idle(verdict) else stack
+
+
+INPUT_IS_LATE = "its input is late: look at the line that loads it, at the disk and at loader workers"
+COMPUTES = "a loop may not end, or a computation take long"
+WAITS = "a file system, lock or server may not answer"
+IDLE_CORES = 0.1
+"""Cores; a process that keeps fewer busy does no more than its probe and some threads that wake up now and then."""
+
+
+def is_busy(verdict: Verdict) -> bool:
+    """Return whether a process of the culprits computes, as far as known."""
+    return verdict.cpu_cores is not None and verdict.cpu_cores > BUSY_CORES
+
+
+def _is_idle(verdict: Verdict) -> bool:
+    return verdict.cpu_cores is not None and verdict.cpu_cores < IDLE_CORES
+
+
+def _hung(on_node: str) -> str:
+    return f"a disk or a network file system{on_node} does not answer; see dmesg there"
+
+
+def cpu_text(verdict: Verdict) -> str:
+    """Return `uses 98 % of a CPU`, `uses no CPU` or `is in uninterruptible sleep`; empty where that is not known."""
+    if verdict.is_blocked:
+        return "is in uninterruptible sleep"
+    if verdict.cpu_cores is None:
+        return ""
+    if _is_idle(verdict):
+        return "uses no CPU"
+    return f"uses {percent_text(verdict.cpu_cores)} of a CPU"
 
 
 def peer_text(call: PeerCall | None) -> str:
@@ -192,7 +237,16 @@ def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
     places = [f"{_standing(side, verdict, who)} at {place_text(side.place)}" for side in sides]
     has = "has" if len(verdict.ended) == 1 else "have"
     ended = f"{ranks_text(verdict.ended)} {has} ended (exit code 0)" if verdict.ended else ""
-    return [head, ", ".join(places), victims, ended, child_text(verdict)]
+    return [head, ", ".join(places), _cpu_of_all(verdict), victims, ended, child_text(verdict)]
+
+
+def _cpu_of_all(verdict: Verdict) -> str:
+    """Return how busy the process of the culprits, or of all that stand, is that computes most."""
+    cpu = cpu_text(verdict)
+    num_ranks = len(verdict.culprits) or sum(len(side.ranks) for side in verdict.sides)
+    if not cpu or num_ranks == 1:
+        return cpu and f"it {cpu}"
+    return "none of them uses a CPU" if _is_idle(verdict) else f"the busiest of them {cpu}"
 
 
 def _standing(side: Side, verdict: Verdict, who: str) -> str:

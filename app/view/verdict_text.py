@@ -28,7 +28,14 @@ from app.view.because_text import because_parts, nothing_differs_text
 from app.view.end_causes import end_parts, explains_loss, memory_limit_text
 from app.view.memory import growth_parts, past_growth_text
 from app.view.pace import input_bound_parts, slow_parts
-from app.view.verdict_hints import ROOT_ARGUMENT, child_text, not_exiting_parts, peer_text, standstill_parts
+from app.view.verdict_hints import (
+    ROOT_ARGUMENT,
+    child_text,
+    cpu_text,
+    not_exiting_parts,
+    peer_text,
+    standstill_parts,
+)
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -385,9 +392,9 @@ def _transport(verdict: Verdict) -> list[str]:
 
 
 def _straggler(verdict: Verdict) -> list[str]:
-    about = PHASE_TEXTS.get(verdict.phase, "") if verdict.phase is not None else PHASE_TEXTS[Phase.STARTING]
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
-    does = " ".join(word for word in (about, place) if word)
+    about = PHASE_TEXTS.get(verdict.phase or Phase.STARTING, "is" if place else "")
+    does = " and ".join(word for word in (f"{about} {place}".strip(), cpu_text(verdict)) if word)
     if verdict.is_unreported:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"
         where = f"no host that is watched here reports {_it(verdict)}"

@@ -16,12 +16,13 @@ import numpy as np
 from agent.wire.machine import GpuWatchState
 from agent.wire.reports import epoch_of
 from app.diagnosis.causes import Severity
+from app.diagnosis.waits import LATE_S
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.because_text import because_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
-from app.view.headline import LATE_WAIT_S, SHOWN_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
+from app.view.headline import LATE_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
 from app.view.job_figures import job_figures
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
@@ -346,7 +347,7 @@ class View:
     def _named_in_time(self, wait: Wait) -> Wait:
         """Return a wait without its missing ranks in its first second: those of any step are on their way then."""
         culprits = {rank for verdict in self._verdicts for rank in verdict.culprits}
-        if wait.waited_s >= SHOWN_WAIT_S or culprits.issuperset(wait.missing.tolist()):
+        if wait.waited_s >= LATE_S or culprits.issuperset(wait.missing.tolist()):
             return wait
         return msgspec.structs.replace(wait, missing=wait.missing[:0], is_settled=False)
 

@@ -23,6 +23,8 @@ class Work:
     for_s: float
     is_standing: bool = False
     """The main thread does not move all the while: it sleeps, or waits for something."""
+    is_computing: bool = False
+    """It stands at its line and keeps a core busy."""
     child_pid: int = 0
     """A process that it waits for."""
     is_in_monitored_barrier: bool = False

@@ -210,7 +210,8 @@ class SimRank:
         """Whether it keeps no core busy."""
         if self.stands_before_joining and not self.has_come:
             return True
-        return self.is_frozen or (isinstance(self._doing, Work) and self._doing.is_standing)
+        doing = self._doing
+        return self.is_frozen or (isinstance(doing, Work) and doing.is_standing and not doing.is_computing)
 
     def begin(self, now_s: float) -> None:
         """Open the process group: from here on the program runs."""

@@ -46,8 +46,6 @@ MIN_CLOCK_ALONE = 0.15
 MAX_CAPPED_DROP = 0.3
 """Part by which the clock of a GPU at its power limit may be lower since it works more than others."""
 MIN_PEERS = 3
-EASE = 0.7
-"""Factor on the least difference of what is already named."""
 THROTTLES = (Signal.GPU_THERMAL, Signal.GPU_HW_SLOWDOWN, Signal.GPU_POWER_BRAKE, Signal.GPU_POWER_LIMIT)
 CPU_CAUSES = (Signal.CPU_THROTTLED, Signal.CPU_OTHERS, Signal.CPU_STEAL, Signal.CPUS_ALLOWED)
 CLOCKS = frozenset({Signal.GPU_MEMORY_CLOCK, Signal.CPU_CLOCK})
@@ -114,7 +112,7 @@ def candidates_of(
         known: Causes that are already named: when they began has been judged, and they may differ by less.
         well_s: When signals were last seen like the peers' while the rank was slow: they began later.
     """
-    compared = peers.all_of(own, known, EASE)
+    compared = peers.all_of(own, known)
     worse = {signal: one for signal, one in compared.items() if one.is_worse and _fits(signal, slowness)}
     began_s = {signal: began_of(own, one, well_s.get(signal)) for signal, one in worse.items()}
     found = {

@@ -2,7 +2,7 @@
 
 A value stands out where it differs from the peers' median by enough, by several times their usual spread, and by twice
 as much as nearly all of them: what a rank shares with one that keeps up does not make it slow. What is compared per
-second of work must differ as it is shown, too.
+second of work must differ as it is shown, too. `standing_out` decides what a verdict and a table call different.
 
 Of a large job a sample is compared, always the same ranks: those beside the slow ones, and others evenly from the rest.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from agent.wire.machine import JobRank
 from agent.wire.signals import LEVELS, Signal
 from app.diagnosis.because.findings import Compared
-from app.diagnosis.because.signals import TRAITS, Scope
+from app.diagnosis.because.signals import TRAITS, Family, Role, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +47,8 @@ ALIKE = 0.5
 """Part of a rank's difference from which a peer differs alike."""
 MAX_ALIKE = 0.05
 """Part of the peers that may differ alike; none of few."""
+EASE = 0.7
+"""Factor on the least difference of what is already named."""
 MIN_WORK = 0.1
 """Least fraction of time worked that signals are divided by: waits are samples, and may be a little too high."""
 
@@ -213,8 +215,20 @@ class Peers:
             is_worse=harm >= least and alike <= MAX_ALIKE * len(values),
         )
 
-    def all_of(self, own: RankSignals, known: Iterable[Signal] = (), ease: float = 1.0) -> dict[Signal, Compared]:
+    def all_of(self, own: RankSignals, known: Iterable[Signal] = ()) -> dict[Signal, Compared]:
         """Return every signal that can be compared; those of `known` with a lower least difference."""
         eased = set(known)
-        found = ((signal, self.compare(own, signal, ease if signal in eased else 1.0)) for signal in TRAITS)
+        found = ((signal, self.compare(own, signal, EASE if signal in eased else 1.0)) for signal in TRAITS)
         return {signal: one for signal, one in found if one is not None}
+
+
+def standing_out(compared: Mapping[Signal, Compared]) -> dict[Signal, Compared]:
+    """Return the signals of a rank that stand out, in the order of the traits.
+
+    A signal that only supports a cause follows from slowness too, as a warmer GPU does. It stands out beside another
+    one of its family.
+    """
+    worse = {signal: one for signal, one in compared.items() if one.is_worse}
+    alone = {signal for signal in worse if TRAITS[signal].role is not Role.SUPPORT}
+    families = {TRAITS[signal].family for signal in alone} - {Family.ALONE}
+    return {signal: one for signal, one in worse.items() if signal in alone or TRAITS[signal].family in families}

@@ -69,3 +69,5 @@ class Comparison(msgspec.Struct, frozen=True):
     num_peers: int
     num_hosts: int
     """Number of hosts of slow ranks and peers."""
+    differing: tuple[Compared, ...] = ()
+    """Signals that stand out of the first slow rank that has any, causes included."""

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.because.candidates import Candidate, Slowness, candidates_of
-from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of
-from app.diagnosis.because.findings import Because, Comparison, Confidence
+from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of, standing_out
+from app.diagnosis.because.findings import Because, Compared, Comparison, Confidence
 from app.diagnosis.causes import Cause, Severity
 
 if TYPE_CHECKING:
@@ -79,10 +79,21 @@ class _SlowRank:
         self.tracks: dict[Signal, _Track] = {}
         self.well_s: dict[Signal, float] = {}
         """When signals were last like those of the peers."""
+        self._differing: dict[Signal, tuple[Compared, int]] = {}
+        """Signals that stood out at one of the last looks, and at which."""
 
-    def take(self, found: dict[Signal, Candidate]) -> None:
-        """Take what a look has found."""
+    @property
+    def differing(self) -> tuple[Compared, ...]:
+        """Signals that stand out, whether they may be causes or not."""
+        return tuple(one for one, _ in self._differing.values())
+
+    def take(self, found: dict[Signal, Candidate], compared: dict[Signal, Compared]) -> None:
+        """Take the causes that a look has found, and all signals that it has compared."""
         self.num_looks += 1
+        self._differing |= {signal: (one, self.num_looks) for signal, one in standing_out(compared).items()}
+        self._differing = {
+            signal: (one, look) for signal, (one, look) in self._differing.items() if self.num_looks - look < MIN_LOOKS
+        }
         for signal, candidate in found.items():
             self.tracks.setdefault(signal, _Track(candidate)).find(candidate)
         over = [signal for signal, track in self.tracks.items() if signal not in found and track.miss()]
@@ -164,8 +175,9 @@ class CauseWatch:
             return
         known.frame = own.frame
         slowness = self._slowness(own.rank, verdict, evidence)
-        known.take(candidates_of(own, peers, slowness, known.named, known.well_s))
-        well = {signal: own.at_s for signal, one in peers.all_of(own).items() if not one.is_worse}
+        compared = peers.all_of(own, known.named)
+        known.take(candidates_of(own, peers, slowness, known.named, known.well_s), compared)
+        well = {signal: own.at_s for signal, one in compared.items() if not one.is_worse}
         known.well_s |= {signal: at_s for signal, at_s in well.items() if signal not in known.tracks}
 
     def _slowness(self, rank: int, verdict: Verdict, evidence: Evidence) -> Slowness:
@@ -190,7 +202,10 @@ class CauseWatch:
         because = self._because(verdict)
         if not because and not is_compared:
             return verdict
-        return msgspec.structs.replace(verdict, because=because, comparison=self._comparison)
+        comparison, differing = self._comparison, next((one.differing for one in known if one.differing), ())
+        if comparison is not None:
+            comparison = msgspec.structs.replace(comparison, differing=differing)
+        return msgspec.structs.replace(verdict, because=because, comparison=comparison)
 
     def _because(self, verdict: Verdict) -> tuple[Because, ...]:
         """Return the causes that are named for the ranks of a verdict, the best first, those of several ranks once."""

@@ -12,10 +12,11 @@ from agent.wire.digest import NodeFrame
 from agent.wire.reports import WIRE_VERSION
 from agent.wire.signals import Reading, Signal
 from app.diagnosis.because.candidates import Candidate, Slowness, candidates_of
-from app.diagnosis.because.comparison import MAX_PEERS, Peers, RankSignals, sampled_ranks
+from app.diagnosis.because.comparison import MAX_PEERS, Peers, RankSignals, sampled_ranks, standing_out
 from app.diagnosis.because.findings import Confidence
 from app.diagnosis.because.signals import TRAITS, Scope
 from app.model.job_model import JobModel
+from app.view.because_text import amount_text
 from ddpcore.wire import Phase
 
 FRAME = NodeFrame(wire_version=WIRE_VERSION, node="n", epoch="e", report_seq=1, hostname="h", agent_pid=1, num_cpus=32)
@@ -142,6 +143,31 @@ def test_who_works_little_does_not_stand_out_by_what_all_have() -> None:
 
     assert compared is not None
     assert (compared.value, compared.peers, compared.is_worse) == (0.2, 0.2, False)
+
+
+def test_support_stands_out_beside_what_it_supports_alone() -> None:
+    def marked(own: dict[Signal, float]) -> set[Signal]:
+        slow = rank(0, own)
+        return set(standing_out(Peers([slow], PEERS).all_of(slow)))
+
+    assert marked({Signal.GPU_TEMPERATURE: 88.0}) == set(), "who works more is warmer"
+    assert marked({Signal.GPU_TEMPERATURE: 88.0, Signal.GC_PAUSE: 0.5}) == {Signal.GC_PAUSE}
+    assert marked(HOT) == set(HOT)
+
+
+@pytest.mark.parametrize("work_frac", [0.05, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("signal", [one for one in Signal if one is not Signal.GPU_ROW_REMAP])
+def test_what_stands_out_has_another_figure_than_the_peers(signal: Signal, work_frac: float) -> None:
+    usual = {**USUAL, **USUAL_OF_HOST}.get(signal, 0.0)
+    num_marked = 0
+    for step in range(40):
+        value = usual + TRAITS[signal].least * step / 8 if not TRAITS[signal].is_less_worse else usual * (1 - step / 40)
+        slow = rank(0, {signal: value}, work_frac=work_frac)
+        one = Peers([slow], PEERS).compare(slow, signal)
+        if one is not None and one.is_worse:
+            num_marked += 1
+            assert amount_text(signal, one.value) != amount_text(signal, one.peers)
+    assert num_marked or TRAITS[signal].is_less_worse
 
 
 def test_a_part_of_time_must_account_for_the_cost() -> None:

@@ -87,6 +87,23 @@ def test_a_cause_stays_over_a_few_looks_without_it_and_keeps_its_beginning() -> 
     assert named(sim) == []
 
 
+def test_what_stands_out_in_the_panel_differs_in_the_sentence_too_though_it_is_no_cause() -> None:
+    sim, signals = slow_cluster()
+    sim.run_until(lambda: "nothing else differs: 36 signals" in sim.view().headline().text, 20.0)
+    signals.shift(Signal.CPU_WAIT, 0.5, rank=RANK)
+    sim.run(watch.LOOK_S * 4)
+
+    assert named(sim) == [], "it began after the rank was slow"
+    pace = sim.view().pace
+    assert pace is not None
+    assert [row.signal for row in pace.signals(RANK) if row.is_worse] == [Signal.CPU_WAIT]
+    assert "; no cause found; 1 of 36 signals differs: waits for a CPU" in sim.view().headline().text
+
+    signals.shifts.clear()
+    sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 2))
+    assert "nothing else differs: 36 signals" in sim.view().headline().text
+
+
 def test_one_sample_names_nothing() -> None:
     sim, signals = slow_cluster()
     heat(signals, sim.now_s - 9.0)

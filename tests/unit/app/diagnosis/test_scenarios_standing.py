@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +62,39 @@ def test_ranks_that_all_stand_at_one_line_are_told_with_that_line_and_nobody_is_
     assert [(side.ranks, side.place.line if side.place else 0) for side in verdict.sides] == [(tuple(range(ranks)), 30)]
     assert verdict.severity is Severity.CRITICAL
     assert verdict.step == 60
+
+
+@pytest.mark.parametrize(
+    ("is_computing", "cpu", "why"),
+    [(True, "uses 9\\d % of a CPU", "a loop may not end"), (False, "uses no CPU", "a file system, lock or server may")],
+)
+def test_a_rank_that_hangs_in_its_own_code_is_named_with_what_its_process_does(
+    is_computing: bool, cpu: str, why: str
+) -> None:
+    def after(rank: int) -> Iterator[Action]:
+        if rank == 1:
+            yield Work(Phase.OTHER, 30, "spin", LONG_S, is_standing=True, is_computing=is_computing)
+        yield from steps(1)
+
+    sim = SimCluster(1, 2, program=then(after))
+    until_named(sim)
+
+    (row,) = sim.view().verdicts()
+    assert (row.cause, row.culprits) == (Cause.STRAGGLER, [1])
+    assert re.search(f"; rank 1 is at bytegpt.py:30 in spin and {cpu}$", row.text)
+    assert row.hint.startswith(why)
+    assert row.hint.endswith("; s in the console, or rankdeck stacks demo, shows its stack")
+
+
+def test_a_job_that_loops_at_one_line_is_named_after_a_minute_as_one_that_computes() -> None:
+    spin = Work(Phase.OTHER, 30, "spin", LONG_S, is_standing=True, is_computing=True)
+    sim = SimCluster(1, 1, program=then(lambda _: iter([spin])))
+    sim.run_until(lambda: bool(sim.causes()), 100, "a verdict")
+
+    (row,) = sim.view().verdicts()
+    assert row.cause is Cause.STANDSTILL
+    assert "; it uses 86 % of a CPU" in row.text
+    assert row.hint.startswith("look at these lines: a loop may not end")
 
 
 def test_the_few_that_stand_elsewhere_are_named() -> None:

@@ -168,6 +168,15 @@ def test_several_slow_ranks_name_whose_signals_are_shown() -> None:
 
 def test_nothing_differs_is_an_answer() -> None:
     assert sentence(verdict()).endswith("; nothing else differs: 36 signals are like its peers'")
+    waits = Compared(Signal.CPU_WAIT, 0.5, 0.0, is_worse=True)
+    one, three = Comparison(20, 3, 2, (waits,)), Comparison(20, 3, 2, (waits, HEAT, CLOCK))
+    assert sentence(verdict(comparison=one)).endswith(
+        "; no cause found; 1 of 20 signals differs: waits for a CPU 50 % (peers 0 %)"
+    )
+    assert sentence(verdict(comparison=three)).endswith(
+        "; 3 of 20 signals differ: waits for a CPU 50 % (peers 0 %), GPU temperature 88 C (peers 60 C), and 1 more"
+    )
+    assert "signals" not in sentence(verdict(HOT, comparison=one))
     nothing = verdict(comparison=Comparison(0, 3, 0))
     assert sentence(nothing).endswith("; why is not known: its agent takes no signals")
     assert sentence(verdict(comparison=None)) == f"{SLOW}: it waits 2 % of the time"

@@ -254,6 +254,20 @@ SENTENCES: list[tuple[Verdict, str]] = [
         ),
     ),
     (
+        verdict(Cause.STRAGGLER, phase=Phase.OTHER, cpu_cores=0.98),
+        (
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "rank 2 is at train.py:42 in train_step and uses 98 % of a CPU"
+        ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=Phase.OTHER, cpu_cores=0.0, is_blocked=True, place=None),
+        (
+            "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+            "rank 2 is in uninterruptible sleep"
+        ),
+    ),
+    (
         verdict(Cause.STRAGGLER, phase=Phase.OTHER, culprits=(2, 3), waiting=(0, 1), place=None),
         "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
     ),
@@ -319,6 +333,20 @@ SENTENCES: list[tuple[Verdict, str]] = [
         (
             "no rank has moved for 11 s after step 60, and none waits in a collective; "
             "ranks 0-3 stand at train.py:42 in train_step"
+        ),
+    ),
+    (
+        verdict(Cause.STANDSTILL, culprits=(), waiting=(), for_s=11.0, sides=(STANDING,), cpu_cores=0.02),
+        (
+            "no rank has moved for 11 s, and none waits in a collective; "
+            "ranks 0-3 stand at train.py:42 in train_step; none of them uses a CPU"
+        ),
+    ),
+    (
+        verdict(Cause.STANDSTILL, culprits=(), waiting=(), for_s=61.0, sides=(STANDING,), cpu_cores=1.9),
+        (
+            "no rank has moved for 1 min 1 s, and none waits in a collective; "
+            "ranks 0-3 stand at train.py:42 in train_step; the busiest of them uses 190 % of a CPU"
         ),
     ),
     (
@@ -432,10 +460,10 @@ SENTENCES: list[tuple[Verdict, str]] = [
         ),
     ),
     (
-        verdict(Cause.STRAGGLER, waiting=(0, 1), waited_s=12.0, phase=Phase.DATA, place=READS),
+        verdict(Cause.STRAGGLER, waiting=(0, 1), waited_s=12.0, phase=Phase.DATA, place=READS, cpu_cores=0.01),
         (
             "rank 2 on demo-1 holds the others up; ranks 0-1 wait for it in all_reduce #57 for 12 s; "
-            "rank 2 is loading data at data.py:12 in read"
+            "rank 2 is loading data at data.py:12 in read and uses no CPU"
         ),
     ),
     (
@@ -538,7 +566,28 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),
         (verdict(Cause.STRAGGLER, phase=Phase.STARTING), None, "an import or a download"),
         (verdict(Cause.STRAGGLER, phase=Phase.DATA), None, "at loader workers on demo-1"),
-        (verdict(Cause.STRAGGLER, phase=Phase.FORWARD), None, "shows what it waits for on demo-1"),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cpu_cores=0.3),
+            None,
+            "s in the console, or rankdeck stacks demo, shows its stack",
+        ),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.DATA, cpu_cores=1.0),
+            None,
+            "a loop may not end, or a computation take long; s in the console, or rankdeck stacks demo, shows",
+        ),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cpu_cores=0.0),
+            None,
+            "a file system, lock or server may not answer on demo-1; s in the console, or rankdeck stacks demo, shows",
+        ),
+        (verdict(Cause.STRAGGLER, phase=Phase.DATA, cpu_cores=0.0), None, "at loader workers on demo-1"),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.OTHER, is_blocked=True),
+            None,
+            "file system on demo-1 does not answer; see",
+        ),
+        (verdict(Cause.STANDSTILL, cpu_cores=1.0), None, "look at these lines: a loop may not end"),
         (verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cost_frac=0.2), None, "the load on demo-1"),
     ],
 )

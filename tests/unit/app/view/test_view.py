@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -262,18 +263,37 @@ def test_only_ranks_that_exist_have_rows_in_the_order_asked_for() -> None:
     assert [row.rank for row in view.memory([2, 99, 0, -5])] == [2, 0]
 
 
-def test_a_missing_rank_is_a_warning_once_others_have_waited_a_second() -> None:
+def test_a_rank_is_missing_and_a_warning_once_others_have_waited_a_second() -> None:
     console = Console()
     waiting = rank_report(0, groups=[group_report(5, 0.9)])
     late = rank_report(1, groups=[group_report(4)])
     view = console.receive("a", worker_report(0, waiting), worker_report(1, late))
     assert [(row.state, row.severity) for row in view.ranks([0, 1])] == [
         (RankState.WAITING, Severity.OK),
-        (RankState.MISSING, Severity.OK),
+        (RankState.RUNNING, Severity.OK),
     ]
 
     console.now_s += 0.2
-    assert console.view().ranks([1])[0].severity is Severity.WARNING
+    (row,) = console.view().ranks([1])
+    assert (row.state, row.severity) == (RankState.MISSING, Severity.WARNING)
+
+
+def test_of_a_job_that_is_over_a_rank_that_waited_less_is_past() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(20)
+    sim.slow(2, 3.0)
+    sim.run_until(lambda: bool(sim.verdicts()), 40, "a verdict")
+    pace = sim.view().pace
+    assert pace is not None
+    assert pace.summary().text.startswith("rank 2 costs the others ")
+    sim.stop()
+    sim.run_until(lambda: sim.view().job().state == "stopped", 60, "its end")  # type: ignore[union-attr]
+
+    pace = sim.view().pace
+    assert pace is not None
+    summary = pace.summary()
+    assert re.fullmatch(r"rank 2 waited \d+ % less than the others before the job ended", summary.text)
+    assert summary.severity is Severity.QUIET
 
 
 @pytest.mark.parametrize("seed", [22, 25, 29])

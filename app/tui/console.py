@@ -178,6 +178,7 @@ class Console(PersonalApp):
             return
         ui = self.ui
         self.follow_questions()
+        self.drop_ended_notice()
         ui.is_owed |= has_new_rows
         if not self.may_move:
             return

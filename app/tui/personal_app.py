@@ -19,6 +19,7 @@ from app.tui.rendering import PacedApp
 from app.tui.theme import OwnColours, textual_theme
 from app.tui.ui_state import UiState
 from app.tui.widgets.line_view import LineView
+from app.view.summary import is_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,6 +63,8 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.ui = UiState(look, source, Keymap(settings.keys))
         self.active = settings.start_view
         self._question_screen: QuestionScreen | None = None
+        self._ending_text = ""
+        """Sentence of a notice about the end of the job; empty once the header shows it."""
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add a filter of colours that stock widgets use and the theme does not have."""
@@ -103,6 +106,20 @@ class PersonalApp(KeysInOrder, PacedApp):
     def show_notice(self, text: str, severity: SeverityLevel = "information") -> None:
         """Show a sentence above the keys for some seconds."""
         self.notify(self.ui.tellable(text), severity=severity, markup=False)
+
+    def show_until_ended(self, text: str) -> None:
+        """Show a sentence about the end of the job, until the first line says so or the job has ended."""
+        self._ending_text = text
+        self.show_notice(text)
+
+    def drop_ended_notice(self) -> None:
+        """Take the notices away once what `show_until_ended` shows is in the header."""
+        view = self.ui.view
+        if not self._ending_text or view is None:
+            return
+        if is_over(view) or self._ending_text.partition("; ")[0] in view.headline().text:
+            self._ending_text = ""
+            self.clear_notifications()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table, without Textual's own commands and themes."""

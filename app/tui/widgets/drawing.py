@@ -318,7 +318,8 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = f"at least {row.step}: it ended without a last report" if row.is_step_least else row.step_text or UNKNOWN
+    step = f"at least {row.step}" if row.is_step_least else row.step_text or UNKNOWN
+    least = "  no last report" if row.is_step_least else ""
     has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
@@ -330,7 +331,7 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
         ("phase", f"{row.phase_text}{phase_s}" if row.phase_text else ""),
         ("last call", f"{rank_call(row)}{waiting}"),
         ("wait share", f"{percent_text(row.wait_frac)} of the last seconds" if row.wait_frac is not None else ""),
-        ("step", f"{step}{epoch}{loss}"),
+        ("step", f"{step}{epoch}{loss}{least}"),
         ("process", f"{process}{on_node}{local}"),
         ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
         ("report", f"{seconds_text(row.age_s)} old" if row.age_s is not None else "none yet"),

@@ -108,12 +108,16 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.notify(self.ui.tellable(text), severity=severity, markup=False)
 
     def show_until_ended(self, text: str) -> None:
-        """Show a sentence about the end of the job, until the first line says so or the job has ended."""
+        """Show a sentence about the end of the job, until the first line has it or the job has ended."""
         self._ending_text = text
         self.show_notice(text)
 
-    def drop_ended_notice(self) -> None:
-        """Take the notices away once what `show_until_ended` shows is in the header."""
+    def follow_session(self) -> None:
+        """Show the present question of a host, and take a notice away that the header has overtaken."""
+        self._follow_questions()
+        self._drop_ended_notice()
+
+    def _drop_ended_notice(self) -> None:
         view = self.ui.view
         if not self._ending_text or view is None:
             return
@@ -129,7 +133,7 @@ class PersonalApp(KeysInOrder, PacedApp):
                 keys = self.ui.keymap.shown(action.name)
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
-    def follow_questions(self) -> None:
+    def _follow_questions(self) -> None:
         """Show the present question of a host, and close it when it is over."""
         questions = self.ui.source.questions
         question = questions.question if questions is not None else None

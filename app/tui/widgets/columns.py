@@ -51,7 +51,7 @@ class Column(NamedTuple, Generic[Row]):
 
     Attributes:
         title: The heading.
-        width: Its cells; a flexible column gets less only as `spare` says, or when no other column can be dropped.
+        width: Its cells; a flexible column gets less only by `spare`, or when no other column can be dropped.
         importance: 0 is never dropped; the highest is dropped first when the width is too small.
         paint: Writes the row's cell into the line, in exactly the given number of cells.
         is_right: Aligns the heading with right-aligned figures.

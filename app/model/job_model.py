@@ -271,6 +271,12 @@ class JobModel(RankColumns):
         """Return whether a node reports the job as over."""
         return node in self.together.over_nodes
 
+    def may_be_on(self, num_nodes: int) -> NDArray[np.bool_]:
+        """Return which of the cluster's nodes run the job, or may: all, while a node of it has not reported it."""
+        is_on = np.zeros(num_nodes, np.bool_)
+        is_on[list(self.assignments)] = True
+        return is_on | (self._num_nodes > len(self.assignments))
+
     def ranks_of(self, node: int) -> list[int]:
         assignment = self.assignments.get(node)
         return [] if assignment is None else list(assignment.status.own_ranks)

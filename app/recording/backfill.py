@@ -25,7 +25,7 @@ from app.recording.history import History
 from app.recording.playback import ReplayModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from agent.wire.digest import NodeFrame
     from app.diagnosis.rank_facts import Thresholds
@@ -109,17 +109,23 @@ class NodePast:
             return
 
 
-async def replayed(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> ReplayModel | None:
+async def replayed(
+    fleet: Fleet,
+    nodes: Sequence[str],
+    thresholds: Thresholds,
+    job_id: str = "",
+    on_read: Callable[[str], object] = lambda _node: None,
+) -> ReplayModel | None:
     """Return the model that has replayed the nodes' reports up to just now; None where no node has any.
 
     Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of
-    whichever was to be shown.
+    whichever was to be shown. `on_read` is called with each node whose reports are here, or cannot be had.
     """
     wanted = plan(len(nodes))
     if wanted is None:
         return None
     await asyncio.sleep(SETTLE_S)
-    pasts = await _pull_all(fleet, nodes, wanted)
+    pasts = await _pull_all(fleet, nodes, wanted, on_read)
     if not pasts:
         return None
     # Reports of different nodes are further apart than live ones: a contradiction that lasts no longer is no event.
@@ -158,7 +164,9 @@ async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
             deadline_s = time.monotonic() + SLICE_S
 
 
-async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[NodePast]:
+async def _pull_all(
+    fleet: Fleet, nodes: Sequence[str], wanted: Plan, on_read: Callable[[str], object]
+) -> list[NodePast]:
     """Return the past reports of the nodes that still record them."""
     turns = asyncio.Semaphore(PARALLEL_NODES)
     command = PullHistory(Tier.RECENT, 0, wanted.max_age_s, wanted.period_s, is_packed=True)
@@ -170,6 +178,8 @@ async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[No
                 await pull_past(fleet, past, command, math.nextafter(wanted.period_s, 0.0))
             except AppError:
                 return None  # its row shows that it is away, if it is
+            finally:
+                on_read(node)
         return past if past.last_s >= time.monotonic() - LATE_S else None
 
     try:

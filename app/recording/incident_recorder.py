@@ -67,8 +67,7 @@ class IncidentRecorder:
         self._writing: set[asyncio.Task[None]] = set()
         """Tasks whose evidence is complete and goes to the disk: a write cannot be taken back."""
         self._notices: list[str] = []
-        self.sentences: list[str] = []
-        """All sentences about evidence that was kept."""
+        self._by_file: dict[Path | str, str] = {}
 
     def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
         """Take the current verdicts, and which attempts of jobs have not ended; ignored once it closes."""
@@ -86,8 +85,13 @@ class IncidentRecorder:
         notices, self._notices = self._notices, []
         return notices
 
-    def _add_notice(self, sentence: str) -> None:
-        self.sentences.append(sentence)
+    @property
+    def sentences(self) -> list[str]:
+        """All sentences about evidence, one for each file: of several incidents that one file is about, the first."""
+        return list(self._by_file.values())
+
+    def _add_notice(self, sentence: str, path: Path | None = None) -> None:
+        self._by_file.setdefault(path or sentence, sentence)
         self._notices.append(sentence)
 
     async def close(self) -> None:
@@ -132,14 +136,14 @@ class IncidentRecorder:
         except AppError as error:
             self._add_notice(f"no evidence of this is kept: {error}")
             return
-        self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+        self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}", path)
 
     async def _is_kept(self, incident: Incident, begun_s: float) -> bool:
         """Return whether there is evidence from since the incident began, and add a sentence about it."""
         find = partial(latest_evidence, self._directory, incident.job_id, begun_s + SETTLE_S)
         path = await in_daemon_thread(find)
         if path is not None:
-            self._add_notice(f"evidence of this was kept before; look at it again: rankdeck replay {path}")
+            self._add_notice(f"evidence of this was kept before; look at it again: rankdeck replay {path}", path)
         return path is not None
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:

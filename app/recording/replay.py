@@ -39,7 +39,7 @@ class Replay:
     questions = None
     doctor = None
     outside = None
-    how_to_begin = ""
+    how_to_begin = reading = ""
     reads_loss = False
     evidence_notices = ()
 

@@ -1,4 +1,7 @@
-"""The log lines of a session's nodes, pulled by cursor whenever a report shows that there are more."""
+"""The log lines of a session's nodes, pulled by cursor whenever a report shows that there are more.
+
+`AttemptMarks` marks in them where an attempt of a job begins.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import time
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.errors import AppError
@@ -37,7 +40,7 @@ DatedLine = tuple[float, str, LogLine]
 
 
 class LogPulls:
-    """Pulls lines; `drain` is called from the frame loop and never blocks.
+    """Pulls lines; `drain_dated` is called from the frame loop and never blocks.
 
     Attributes:
         printed: Lines that are kept for evidence.
@@ -65,12 +68,8 @@ class LogPulls:
         """Note the number of a node's latest line, and the epoch of its agent."""
         self._wanted[node] = (epoch, latest)
 
-    def drain(self) -> list[tuple[str, LogLine]]:
-        """Return the (node, line) pairs that have come since the last call, merged by time."""
-        return [(node, line) for _, node, line in self.drain_dated()]
-
     def drain_dated(self) -> list[DatedLine]:
-        """Return as `drain`, with the moment at which each line was read; those of no known age count as new.
+        """Return the lines that have come since the last call, merged by time; those of no known age count as new.
 
         The first lines come once those of all nodes are here, or after `FIRST_LINES_S`.
         """
@@ -139,6 +138,49 @@ class LogPulls:
             self.printed.add(received)
             self._record(received)
         return lines[-1].seq if lines else cursor
+
+
+class Begun(NamedTuple):
+    """An attempt of a job that has begun.
+
+    Attributes:
+        node: First node of the job.
+        at_s: When it began, by this console's clock.
+        time_text: The same for users.
+        is_live: Whether it has not ended.
+    """
+
+    job_id: str
+    attempt: int
+    node: str
+    at_s: float
+    time_text: str
+    is_live: bool
+
+
+class AttemptMarks:
+    """Puts a line between the lines of two attempts of a job: `--- attempt 1 began 12:03:04`. Pure."""
+
+    def __init__(self) -> None:
+        self._marked: set[tuple[str, int]] = set()
+
+    def marked(self, lines: Sequence[DatedLine], attempts: Iterable[Begun]) -> list[DatedLine]:
+        """Return lines merged by time with a mark for each attempt but the first of a job, each once.
+
+        The mark comes before the attempt's first line. An attempt that is over and has no line here gets none.
+        """
+        marked = list(lines)
+        for begun in attempts:
+            if not begun.attempt or (begun.job_id, begun.attempt) in self._marked:
+                continue
+            self._marked.add((begun.job_id, begun.attempt))
+            own = (place for place, (_, _, line) in enumerate(marked) if line.job_id == begun.job_id)
+            place = next((place for place in own if marked[place][0] >= begun.at_s), None)
+            if place is not None or begun.is_live:
+                text = f"--- attempt {begun.attempt} began {begun.time_text}"
+                mark = LogLine(0, LAUNCHER_RANK, "stdout", text, begun.job_id)
+                marked.insert(len(marked) if place is None else place, (begun.at_s, begun.node, mark))
+        return marked
 
 
 def in_time_order(lines: Iterable[DatedLine]) -> list[DatedLine]:

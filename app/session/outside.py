@@ -62,7 +62,7 @@ class OutsideSession:
     control = None
     starter = None
     can_inject = False
-    how_to_begin = ""
+    how_to_begin = reading = ""
     reads_loss = False
     leaving = "nothing is done to what runs"
 

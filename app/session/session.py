@@ -37,15 +37,16 @@ from app.recording.recorder import Past, Recorder
 from app.recording.records import NoticeRecord, ReportRecord, StacksRecord
 from app.session.audit import AuditedAction
 from app.session.control import JobControl
-from app.session.log_pulls import LogPulls
+from app.session.log_pulls import AttemptMarks, Begun, LogPulls
 from app.session.options import SessionOptions
 from app.session.reconnector import Trouble
 from app.stacks.groups import NodeStacks
 from app.view.actions import fault_text
+from app.view.nodes import reading_text
 from app.view.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec, JobStatus
@@ -162,11 +163,14 @@ class Session:
         self.history = History()
         """Past figures of its jobs."""
         self._listening_since_s = math.inf
+        self._unread: dict[str, None] | None = None
+        """Nodes whose past is still to be read; None while none is read."""
         self._past = Past()
         self._evidence_dir = options.evidence_dir
         self._incident_recorder: IncidentRecorder | None = None
         self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
         self._rounds = DrainRounds(len(self._directories))
+        self._marks = AttemptMarks()
         self._logs = LogPulls(list(self._directories), lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -214,10 +218,20 @@ class Session:
 
     async def reach_back(self) -> None:
         """Extend events and history back to what the nodes remember; after `connect`."""
-        before = await replayed(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
+        nodes, unread = list(self._directories), dict.fromkeys(self._directories)
+        self._unread = unread
+        try:
+            before = await replayed(self._fleet, nodes, self._thresholds, self.choice.wanted, unread.pop)
+        finally:
+            self._unread = None
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
             self.events = self.events.reaching_back(before.events, self._listening_since_s)
+
+    @property
+    def reading(self) -> str:
+        """Line about what is being read of the time before this session; empty when nothing is."""
+        return "" if self._unread is None else reading_text(list(self._directories), list(self._unread))
 
     async def replay_history(self, pause_s: float = 0.0) -> None:
         """Base verdicts on what the nodes remember, as if this session had watched then; after `connect`.
@@ -301,11 +315,21 @@ class Session:
         }
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
-        """Return the (node, line) pairs that have come since the last call, merged by time."""
-        return self._logs.drain()
+        """Return the (node, line) pairs that have come since the last call, merged by time, with `AttemptMarks`."""
+        lines = self._logs.drain_dated()
+        if lines or self._logs.has_all:
+            lines = self._marks.marked(lines, self._attempts())
+        return [(node, line) for _, node, line in lines]
+
+    def _attempts(self) -> Iterator[Begun]:
+        """Yield the latest attempt of each job that an agent has launched."""
+        for job in self._cluster.jobs.values():
+            if job.assignments and not job.together.is_adopted and math.isfinite(job.started_s):
+                node, at = self._cluster.node_names[min(job.assignments)], self.time_text(job.started_s)
+                yield Begun(job.job_id, job.attempt, node, job.started_s, at, not job.is_ended())
 
     def drain_dated_logs(self) -> list[tuple[float, str, LogLine]]:
-        """Return them with the moment at which each was read."""
+        """Return the lines that have come since the last call, with the moment at which each was read."""
         return self._logs.drain_dated()
 
     def drain_notices(self) -> list[str]:
@@ -325,7 +349,7 @@ class Session:
 
     @property
     def evidence_notices(self) -> list[str]:
-        """All sentences about evidence that was kept."""
+        """Sentences about evidence that was kept, one for each file."""
         return self._incident_recorder.sentences if self._incident_recorder is not None else []
 
     async def inject(self, fault: Fault) -> str:

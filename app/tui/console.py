@@ -177,7 +177,7 @@ class Console(PersonalApp):
             self.exit(return_code=error.exit_code)
             return
         ui = self.ui
-        self.follow_questions()
+        self.follow_session()
         ui.is_owed |= has_new_rows
         if not self.may_move:
             return

@@ -65,7 +65,7 @@ async def ask_for_control(console: PersonalApp) -> None:
             without = wish.without if wish.action is JobAction.RESTART_WITHOUT else ()
             again = Again(job.job_id, wish.num_ranks, without)
             if not wish.looks_first or await _is_fit(console, again, "Restart it"):
-                await _do(console, _fulfil(control, job.job_id, wish))
+                await _do(console, _fulfil(control, job.job_id, wish), ends_job=not wish.action.restarts)
         else:
             console.show_notice(NOTHING_DONE)
 
@@ -134,11 +134,15 @@ def _fulfil(control: Control, job_id: str, wish: Wish) -> Awaitable[str]:
             return control.restart(job_id, is_immediate=True, without=wish.without)
 
 
-async def _do(console: PersonalApp, doing: Awaitable[str]) -> None:
+async def _do(console: PersonalApp, doing: Awaitable[str], *, ends_job: bool = False) -> None:
+    """Report what was done; how a job ends the header shows, and a notice about it goes once it does."""
     try:
         outcome = await doing
     except AppError as error:
         _show_not_done(console, error)
+        return
+    if ends_job:
+        console.show_until_ended(outcome)
     else:
         console.ui.take_notices([outcome])
         console.show_notice(outcome)

@@ -19,6 +19,7 @@ from app.tui.rendering import PacedApp
 from app.tui.theme import OwnColours, textual_theme
 from app.tui.ui_state import UiState
 from app.tui.widgets.line_view import LineView
+from app.view.summary import is_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,6 +63,8 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.ui = UiState(look, source, Keymap(settings.keys))
         self.active = settings.start_view
         self._question_screen: QuestionScreen | None = None
+        self._ending_text = ""
+        """Sentence of a notice about the end of the job; empty once the header shows it."""
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add a filter of colours that stock widgets use and the theme does not have."""
@@ -104,6 +107,24 @@ class PersonalApp(KeysInOrder, PacedApp):
         """Show a sentence above the keys for some seconds."""
         self.notify(self.ui.tellable(text), severity=severity, markup=False)
 
+    def show_until_ended(self, text: str) -> None:
+        """Show a sentence about the end of the job, until the first line has it or the job has ended."""
+        self._ending_text = text
+        self.show_notice(text)
+
+    def follow_session(self) -> None:
+        """Show the present question of a host, and take a notice away that the header has overtaken."""
+        self._follow_questions()
+        self._drop_ended_notice()
+
+    def _drop_ended_notice(self) -> None:
+        view = self.ui.view
+        if not self._ending_text or view is None:
+            return
+        if is_over(view) or self._ending_text.partition("; ")[0] in view.headline().text:
+            self._ending_text = ""
+            self.clear_notifications()
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table, without Textual's own commands and themes."""
         for action in available(self.ui.source):
@@ -112,7 +133,7 @@ class PersonalApp(KeysInOrder, PacedApp):
                 keys = self.ui.keymap.shown(action.name)
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
-    def follow_questions(self) -> None:
+    def _follow_questions(self) -> None:
         """Show the present question of a host, and close it when it is over."""
         questions = self.ui.source.questions
         question = questions.question if questions is not None else None

@@ -177,6 +177,10 @@ class ConsoleSource(Protocol):
         """Command that starts a job while there is none, clean; empty when a job comes by itself."""
 
     @property
+    def reading(self) -> str:
+        """Line about what is being read of the time before the session, clean; empty when nothing is."""
+
+    @property
     def can_inject(self) -> bool:
         """Whether faults may be injected; False removes the action from keys, footer and palette."""
 

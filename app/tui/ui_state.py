@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -44,6 +45,16 @@ FRAME_S = 0.1
 NOTICE_FRAMES = 150
 """Frames for which a new notice is shown, though it takes the room of keys."""
 STOPPED_STATES = frozenset({JobState.STOPPING, JobState.STOPPED})
+MAX_PASSED_OVER = 256
+"""Lines before the latest ones among which the program's own are looked for, where the latest have lines of torch."""
+_OF_TORCH = re.compile(
+    r"(?:\[rank\d+\]: ?)?\[?[IW]\d{4} [\d:.]+ .*?(?:\w\.cpp:\d+|torch/distributed/[\w/]+\.py:\d+)\]"
+    r"|\[Gloo\] Rank \d+ is connected to \d+ peer ranks"
+)
+"""Notes and warnings of c10d, its store and its backends, and of torchrun; errors are not among them.
+
+Source: torch 2.8 to 2.13, c10/util/Logging.cpp and torch/_logging; gloo/rendezvous/context.cc.
+"""
 SEARCH_S = 0.01
 """Seconds per frame for the search of log lines, so that keys do not wait."""
 
@@ -118,6 +129,17 @@ class UiState:
 
     def latest_lines(self, num_lines: int) -> list[StoredLine]:
         """Return the latest log lines of the shown job, as far as they have been found.
+
+        Notes and warnings of torch itself, as each rank has some at its start, give way to the program's own lines.
+        """
+        latest = self._latest_lines(num_lines)
+        if not any(_OF_TORCH.match(line.text) for line in latest):
+            return latest
+        own = [line for line in self._latest_lines(num_lines + MAX_PASSED_OVER) if not _OF_TORCH.match(line.text)]
+        return own[-num_lines:] or latest
+
+    def _latest_lines(self, num_lines: int) -> list[StoredLine]:
+        """Return the latest log lines of the shown job.
 
         Of a job that was stopped they are those of its ranks, if it has any: torchrun ends with a traceback then.
         """

@@ -33,7 +33,7 @@ from app.text import (
     seconds_text,
 )
 from app.view.rows import Headline, RootCauseRow
-from app.view.verdict_text import PHASE_TEXTS, sentence
+from app.view.verdict_text import PHASE_TEXTS, sentence, unseen_text
 from ddpcore.wire import Anomaly, Phase
 
 if TYPE_CHECKING:
@@ -57,9 +57,13 @@ MAX_HEADLINE = 400
 
 
 def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None = None) -> Headline | None:
-    """Return the headline about nodes that do not report, with a job's ranks and waits; None when all report."""
+    """Return the headline about nodes that do not report, with a job's ranks and waits; None when all report.
+
+    Nodes that a job does not run on, as those that its restart left out, are only in the table of nodes.
+    """
     nodes = diagnosis.nodes
-    late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
+    concerns = np.ones(len(nodes), np.bool_) if job is None else job.may_be_on(len(nodes))
+    late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late & concerns).tolist()]
     if late:
         about_job = (
             [] if job is None else list(_concerned(job, np.flatnonzero(nodes.is_late), diagnosis.jobs[job.job_id]))
@@ -75,7 +79,7 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None =
         has = "has" if len(late) == 1 else "have"
         text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
         return _line(Severity.WARNING, "; ".join(filter(None, [text, *about_job])))
-    silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
+    silent = [cluster.node_names[index] for index in np.flatnonzero((nodes.codes == CONNECTING) & concerns).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"
         num_up = len(cluster.nodes) - len(silent)
@@ -91,7 +95,7 @@ def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> I
         return
     ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
     if ranks:
-        yield f"what {ranks_text(ranks)} {'does' if len(ranks) == 1 else 'do'} is not known"
+        yield unseen_text(ranks)
     waits = [wait for wait in found.waits if wait.waited_s >= LATE_S]
     if waits:
         yield wait_text(max(waits, key=lambda wait: wait.waited_s))
@@ -128,9 +132,9 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state == "prepared":
         return _line(Severity.QUIET, f"job {row.job_id} is prepared on {_names(cluster.node_names)}")
     if row.state == "stopping":
-        return _line(
-            Severity.QUIET, f"job {row.job_id} is stopping: {_alive(job, found)} of {job.world_size} ranks are left"
-        )
+        how, _, then = (row.detail or "stopping").partition("; ")
+        left = f"job {row.job_id} is {how}: {_alive(job, found)} of {job.world_size} ranks are left"
+        return _line(Severity.QUIET, "; ".join(filter(None, (left, then))))
     if row.state == "restarting":
         return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
     if job.is_ended():

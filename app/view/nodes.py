@@ -108,6 +108,14 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
     )
 
 
+def reading_text(nodes: Sequence[str], unread: Sequence[str]) -> str:
+    """Return `reading what happened before: 1 of 2 done, waiting for h2`, as long as what nodes remember is read."""
+    if len(nodes) == 1:
+        return f"reading what happened before on {clean_name(nodes[0])}"
+    waiting = f", waiting for {nodes_text([clean_name(node) for node in unread])}" if unread else ""
+    return f"reading what happened before: {len(nodes) - len(unread)} of {len(nodes)} done{waiting}"
+
+
 def new_nodes_text(new_nodes: NewNodes) -> str:
     """Return `2 more nodes have come to the relay: leave and come in again`; empty when there is no new node."""
     return f"{_have_come(new_nodes)} the relay: leave and come in again" if new_nodes.nodes else ""

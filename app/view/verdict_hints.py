@@ -55,7 +55,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.SILENT: _hung(on_node)
         if verdict.is_blocked
         else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "its ranks may still run; x in the console restarts without it"
+        Cause.NODE_LOST: "x in the console restarts without it"
         if verdict.unreachable_reason is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"

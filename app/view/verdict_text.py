@@ -255,14 +255,18 @@ def _node_lost(verdict: Verdict) -> list[str]:
     has = "has" if len(verdict.nodes) == 1 else "have"
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
     if (unreachable_reason := verdict.unreachable_reason) is not None:
-        unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
         return [
             f"{unreachable_reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {unreachable_reason.why}",
-            unknown,
+            unseen_text(verdict.culprits),
             _victims(verdict),
         ]
     head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def unseen_text(ranks: Sequence[int]) -> str:
+    """Return what is known of ranks that no report comes from: the one sentence about them, on every screen."""
+    return f"whether {ranks_text(ranks)} still {'runs' if len(ranks) == 1 else 'run'} is not known"
 
 
 def _for(for_s: float | None) -> str:

@@ -267,9 +267,10 @@ class View:
 
     @property
     def oldest_age_s(self) -> float | None:
-        """Seconds since the oldest of the nodes' latest reports; None before the first."""
+        """Seconds since the oldest of the latest reports of the job's nodes, without a job of all; None before any."""
         ages_s = self._diagnosis.nodes.age_s
-        known = ages_s[~np.isnan(ages_s)]
+        is_shown = ~np.isnan(ages_s) & (self._job is None or self._job.may_be_on(len(ages_s)))
+        known = ages_s[is_shown]
         return float(known.max()) if len(known) else None
 
     def nodes(self) -> list[NodeRow]:
@@ -300,6 +301,11 @@ class View:
             return []
         asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
         return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
+
+    def usual_place(self, rank: int) -> str:
+        """Return the line at which a verdict sees a rank most often; empty where no verdict names it for that."""
+        found = (one for one in self._verdicts if one.is_usual_place and one.culprits[:1] == (rank,))
+        return next((place_text(verdict.place) for verdict in found), "")
 
     def ranks_on(self, node: int) -> list[int]:
         """Return the ranks of a node, given its index in the cluster."""

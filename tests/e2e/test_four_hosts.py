@@ -120,7 +120,7 @@ def kill_console(desk: Desk, console: subprocess.Popen[str], project: Path) -> N
 def kill_connections(follower: subprocess.Popen[str], host: Host) -> None:
     """Kill the SSH sessions of a host: whoever looks on is told, and they come back by themselves."""
     host.drop_sessions()
-    assert "the job keeps running" in read_until(follower, f"{host.name}: the connection is lost")
+    assert "no job ends by that" in read_until(follower, f"{host.name}: the connection is lost")
     read_until(follower, f"{host.name}: the connection is back")
 
 

@@ -180,7 +180,7 @@ def test_a_lost_connection_is_told_and_comes_back_while_the_job_goes_on(desk: De
 
     host.drop_sessions()
 
-    assert "the job keeps running" in read_until(console, "h1: the connection is lost")
+    assert "no job ends by that" in read_until(console, "h1: the connection is lost")
     read_until(console, "h1: the connection is back after")
     desk.watch_until_steps_move()
     assert desk.json("kill", "gpt", "--host", "h1")["state"] == "stopped"

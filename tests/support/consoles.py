@@ -131,6 +131,7 @@ class SimSource:
     doctor: Doctor | None = None
     outside: Outside | None = None
     how_to_begin = ""
+    reading = ""
     reads_loss = False
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from textual.widgets import Button, Input
 
+from agent.wire.jobs import JobState
 from app.errors import AgentRefusedError
 from app.model.cluster import Cluster
 from tests.support.consoles import TalkingSource, desk, training_source
@@ -148,6 +149,47 @@ async def test_what_is_confirmed_is_asked_for_and_told(place: int, asked: str) -
         await console.frames()
         assert control_of(source).asked == [asked]
         assert f"{asked}: done" in console.text()
+
+
+STOPPING = "stopping by SIGTERM; what is left in 9 s is killed"
+
+
+def let_jobs_stop_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let simulated nodes report how their job is stopping, as an agent does."""
+    status = SimNode.status
+
+    def detailed(node: SimNode, now_s: float) -> JobStatus:
+        found = status(node, now_s)
+        return msgspec.structs.replace(found, detail=STOPPING) if found.state is JobState.STOPPING else found
+
+    monkeypatch.setattr(SimNode, "status", detailed)
+
+
+async def test_one_line_shows_how_a_job_is_stopping_and_its_end_replaces_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_jobs_stop_by_sigterm(monkeypatch)
+    source = training()
+    async with desk(source, (80, 24)) as console:
+        console.console.show_until_ended(f"job demo is {STOPPING}")
+        await console.settle()
+        assert console.text().count("SIGTERM") == 1, "the notice alone, until a node reports it"
+        source.sim.stop()
+        await console.play(source, 0.4)
+        assert console.text().count("SIGTERM") == 1
+        headline = " ".join(" ".join(console.lines()[1:3]).split())
+        assert "job demo is stopping by SIGTERM: 4 of 4 ranks are left; what is left in 9 s is killed" in headline
+        await console.play(source, 5)
+        assert "SIGTERM" not in console.text()
+
+
+async def test_a_notice_about_the_end_of_a_job_goes_with_that_end() -> None:
+    source = training()
+    async with desk(source, (80, 24)) as console:
+        await choose(console, 2)
+        await console.press("enter", "right", "enter")
+        assert "kill demo: done" in console.text()
+        source.sim.stop()
+        await console.play(source, 6)
+        assert "kill demo: done" not in console.text()
 
 
 async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.tui.views.events import EventsView
+from app.view.nodes import reading_text
 from tests.support.consoles import TalkingSource, desk
 from tests.support.memories import frozen_and_thawed, remembered
 from tests.support.screens import assert_looks_as_before
@@ -40,6 +41,31 @@ async def test_charts_and_events_reach_back_once_the_past_has_come(size: tuple[i
         await console.show("events")
         assert_looks_as_before(f"reached-back-events-{size[0]}x{size[1]}", console.lines())
         assert "frozen" not in console.lines()[0], "what is over is not said to be so now"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=SIZE_NAMES)
+async def test_while_the_past_is_read_the_views_say_so_in_place_of_a_curve_of_one_point(size: tuple[int, int]) -> None:
+    source, attached_s = found_source()
+    source.reading = reading_text(["demo-0", "demo-1"], ["demo-1"])
+    async with desk(source, size) as console:
+        for _ in range(2):
+            assert "reading what happened before: 1" in console.text()
+            await console.play(source, WATCHED_S)
+        for view in ("charts", "events"):
+            await console.show(view)
+            assert "reading what happened before: 1" in console.text()
+        source.reading = ""
+        look_back(source, attached_s)
+        for view in ("events", "charts", "overview"):
+            await console.show(view)
+            await console.play(source, 0.4)
+            assert "reading" not in console.text()
+
+
+def test_what_is_read_is_said_by_node() -> None:
+    assert reading_text(["h1"], ["h1"]) == "reading what happened before on h1"
+    assert reading_text(["h1", "h2"], ["h2"]) == "reading what happened before: 1 of 2 done, waiting for h2"
+    assert reading_text(["h1", "h2"], []) == "reading what happened before: 2 of 2 done"
 
 
 async def test_the_event_that_is_selected_stays_selected_when_older_ones_come_in_front() -> None:

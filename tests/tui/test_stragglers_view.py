@@ -9,8 +9,11 @@ import pytest
 
 from agent.wire.signals import Signal
 from app.cli import listing
+from app.diagnosis.causes import Severity
 from app.tui.theme import Look
-from app.view.pace import JobPace
+from app.tui.views.stragglers import _paint_phase
+from app.tui.widgets.drawing import Line
+from app.view.pace import JobPace, PaceRow
 from app.view.plain_tables import straggler_lines
 from ddpcore.wire import Phase
 from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
@@ -23,8 +26,6 @@ from tests.support.sim_signals import give_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from app.view.pace import PaceRow
 
 SIZES = ((80, 24), (120, 35))
 
@@ -44,6 +45,26 @@ async def test_a_slow_rank_looks_as_before(size: tuple[int, int]) -> None:
     async with desk(slowed_source(), size) as console:
         await console.show("stragglers")
         assert_looks_as_before(f"slow-stragglers-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_the_line_of_now_and_the_usual_one_of_a_slow_rank_have_names_of_their_own() -> None:
+    async with desk(slowed_source(), (80, 24)) as console:
+        usual = re.search(r"mostly at (bytegpt\.py:\d+)", " ".join(" ".join(console.lines()[1:5]).split()))
+        assert usual is not None
+        await console.show("ranks")
+        assert re.search(rf"^ mostly at +{usual[1]}", console.text(), re.MULTILINE)
+        assert re.search(r"^ now at +bytegpt\.py:\d+ in \w+", console.text(), re.MULTILINE)
+        await console.press("up")
+        assert " now at " in console.text()
+        assert "\n mostly at" not in console.text(), "no verdict is about this rank"
+
+
+@pytest.mark.parametrize(("width", "text"), [(6, "\u25b4100 %"), (10, "   \u25b4 100 %")])
+def test_a_whole_share_is_never_cut(width: int, text: str) -> None:
+    row = PaceRow(0, "h1", Severity.OK, None, None, None, {"data": 1.0}, ["data"], "")
+    line = Line(Look())
+    _paint_phase(line, row, width, phase="data")
+    assert "".join(segment.text for segment in line.segments) == text
 
 
 @played_once

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from itertools import count
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
+from app.tui.theme import Look
+from app.tui.widgets.columns import Table, rank_columns
 from app.view.ranks import rank_text
 from app.view.view import View
 from ddpcore.wire import Phase
@@ -58,7 +61,7 @@ async def test_ranks_shows_all_that_is_known_of_the_culprit() -> None:
         text = console.text()
 
         assert "RANK 2" in text
-        assert re.search(rf"where\s+{PLACE}", text)
+        assert re.search(rf"now at\s+{PLACE}", text)
         assert re.search(r"state\s+frozen for \d", text)
         assert "pid 4002 on demo-1, local rank 0" in text
         assert re.search(r"report\s+[67]\.\d s old", text)
@@ -130,6 +133,34 @@ async def test_the_number_of_a_lone_rank_is_not_taken_for_a_count() -> None:
     async with desk(SimSource(sim.view), (80, 24)) as console:
         await console.show("overview")
         assert re.search(r"demo-0 +\S+ up +rank 0 +1/1", console.text())
+
+
+OF_TORCH = (
+    "[W1127 06:41:12.504361188 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to [h1]:29500",
+    "[rank1]:[W1127 06:41:13.110871043 ProcessGroupGloo.cpp:516] Warning: Unable to resolve hostname to an address.",
+    "W1127 06:41:11.123000 4242 site-packages/torch/distributed/run.py:803] Setting OMP_NUM_THREADS to be 1",
+    "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3",
+)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_overview_prefers_the_programs_own_lines_to_those_of_torch(size: tuple[int, int]) -> None:
+    source = training_source(12)
+    source.drain_logs()
+    for text in OF_TORCH * 5:
+        source.print("demo-0", 1, text, "stderr")
+    async with desk(source, size) as console:
+        assert "[Gloo]" in console.text(), "nothing else has been printed"
+        source.print("demo-0", 1, "vocabulary: 256 bytes")
+        source.print("demo-0", 1, f"[rank1]:[E1127 06:41:13.1 socket.cpp:1] {OF_TORCH[0][-40:]}")
+        for text in OF_TORCH * 5:
+            source.print("demo-0", 1, text, "stderr")
+        await console.frames()
+        log = console.text().partition(" LOG")[2]
+        assert "vocabulary: 256 bytes" in log
+        assert [word in log for word in ("[E1127", "[W1127", "OMP_NUM", "[Gloo]")] == [True, False, False, False]
+        await console.show("logs")
+        assert "[Gloo] Rank 1" in console.text()
 
 
 async def test_logs_shows_who_printed_each_line() -> None:
@@ -209,6 +240,23 @@ async def test_a_killed_rank_is_exited_and_its_victims_are_not_blamed() -> None:
             assert "rank 2 on demo-1 was killed by SIGKILL" in " ".join(console.text().split())
         await console.press("1")
         assert len(re.findall(r"\S exited", console.text())) >= 1
+
+
+@pytest.mark.parametrize("node", ["localhost", "gpu-node-0012"])
+async def test_at_80_columns_the_loss_keeps_its_column_beside_longer_names_of_nodes(node: str) -> None:
+    columns = rank_columns(cast("View", SimpleNamespace(num_ranks=4, node_names=[node], verdicts=list)))
+    assert Table(Look(), columns, 80).titles == ["RANK", "NODE", "STATE", "STEP", "LOSS", "WAITING", "WHERE"]
+
+
+async def test_the_details_explain_a_step_that_is_the_least_one() -> None:
+    source = training_source(12)
+    source.sim.kill(2)
+    source.run(12)
+    async with desk(source, (80, 24)) as console:
+        await console.show("ranks")
+        assert re.search(r"2  demo-1  \S exited +\d+\+ ", console.text())
+        assert re.search(r"step +at least \d+  .*  no last report", console.text())
+        assert re.search(rf"last at +{PLACE}", console.text())
 
 
 async def test_thawing_clears_the_verdict_on_every_view() -> None:

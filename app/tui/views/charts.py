@@ -50,7 +50,8 @@ class ChartsView(LineView):
             if is_unknown:
                 self.head = self.nothing_yet("CHARTS", "")
             return
-        wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size, self.look.theme)
+        drawn_of = (history, history.num_looks, len(events), events.num_dropped, self.ui.source.reading)
+        wanted = (*drawn_of, self._span, self.size, self.look.theme)
         if wanted == self._drawn:
             return
         self._drawn = wanted
@@ -106,6 +107,8 @@ class ChartsView(LineView):
             else:
                 line.put(f"  {name} ", palette.heading)
         keymap = self.ui.keymap
+        if reading := self.ui.source.reading:
+            return self.heading(line.put("  ").cell(reading, self.size.width - line.width - 1, palette.heading))
         if keys := " ".join(filter(None, (keymap.first("zoom_in"), keymap.first("zoom_out")))):
             line.put(f"  {keys} zoom", palette.heading)
         legend = [f"{glyphs.thick} mean  {glyphs.dotted} lowest, highest"]

@@ -134,7 +134,9 @@ class EventsView(FilteredView):
             title.put(f", {log.num_dropped:,} older dropped", palette.heading)
         if not self.is_following:
             title.put("   End: follow the latest", palette.heading)
-        if not len(log):
+        if self.ui.source.reading:
+            title.put(f"   {self.ui.source.reading}", palette.heading)
+        elif not len(log):
             title.put("   nothing has happened yet", palette.heading)
         return title.fit(self.size.width, palette.heading)
 

@@ -163,7 +163,7 @@ class OverviewView(LineView):
         if source.player or self._brings_loss():
             without = NO_LOSS
         at = "at" if shown is None or shown.is_loss_dated else "at about"
-        return loss_panel(self.look, points, width, height, without, at=at)
+        return loss_panel(self.look, points, (width, height), without, at=at, reading=source.reading)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

@@ -94,7 +94,7 @@ class RanksView(FilteredView):
         if selected is None:
             self.foot = [self.line().put(" no rank is like that", self.look.palette.muted)]
         else:
-            self.foot = self._details(self._rows[selected])
+            self.foot = self._details(self._rows[selected], view.usual_place(selected))
 
     def wish_changed(self) -> None:
         """Choose the ranks again."""
@@ -198,9 +198,9 @@ class RanksView(FilteredView):
         is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
         return [self._table.heading()] if is_plain else [line, self._table.heading()]
 
-    def _details(self, row: RankRow) -> list[Line]:
+    def _details(self, row: RankRow, usual_place: str) -> list[Line]:
         room = self.size.height - len(self.head) - min(self.num_rows, MIN_ROWS)
         if room < 3:
             return []
         head = self.line().put(f" RANK {row.rank} ", self.look.palette.heading)
-        return [self.heading(head), *fact_lines(self.look, row, self.size.width)[: room - 1]]
+        return [self.heading(head), *fact_lines(self.look, row, self.size.width, usual_place)[: room - 1]]

@@ -92,7 +92,7 @@ class StragglersView(LineView):
             window = range(self.top, min(self._num_rows, self.top + self.size.height))
             self._rows = dict(zip(window, pace.rows(window), strict=False))
             signals = [] if self.selected_rank is None else pace.signals(self.selected_rank)
-            legend = self._legend(has_signals=bool(signals))
+            legend = self._legend(has_signals=bool(signals), has_where="WHERE" in self._table.titles)
             free = self.size.height - len(self.head) - len(legend)
             # The panel takes what the rows leave, and a part of their room where there are many.
             self.foot = [*self._signals(signals, max(free - self._num_rows, free // 2)), *legend]
@@ -143,7 +143,7 @@ class StragglersView(LineView):
             "" if row.since_s is None else seconds_cell(row.since_s), SINCE_WIDTH, palette.faint, is_right=True
         )
 
-    def _legend(self, *, has_signals: bool) -> list[Line]:
+    def _legend(self, *, has_signals: bool, has_where: bool) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
         lines = [line]
@@ -152,6 +152,7 @@ class StragglersView(LineView):
             *notes,
             "COST how much less it waits than most",
             "LAST how often it comes last of the ranks on its node",
+            *(["WHERE its line now, beside where it is mostly"] if has_where else []),
         ):
             if lines[-1].width + len(note) + 3 > self.size.width:
                 lines.append(self.line())
@@ -203,4 +204,5 @@ def _paint_phase(line: Line, row: PaceRow, width: int, *, phase: str) -> None:
     is_more = phase in row.more_of
     mark = line.look.glyphs.more if is_more else " "
     style = line.look.palette.warning if is_more else line.look.palette.muted
-    line.cell(f"{mark} {percent_text(row.phases[phase])}", width, style, is_right=True)
+    frac = percent_text(row.phases[phase])
+    line.cell(f"{mark} {frac}" if len(frac) + 2 <= width else f"{mark}{frac}", width, style, is_right=True)

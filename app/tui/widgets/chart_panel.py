@@ -207,31 +207,32 @@ NO_LOSS_MATCHED = f"{NO_LOSS}: no line has matched --metric"
 def loss_panel(
     look: Look,
     points: Sequence[tuple[float, float]],
-    width: int,
-    height: int,
+    size: tuple[int, int],
     without: str = HOW_TO_READ_LOSS,
     at: str = "at",
+    reading: str = "",
 ) -> list[Line]:
-    """Return the panel of (step, loss) points: a title, and `height` - 1 lines of curve with their scale.
+    """Return the panel of (step, loss) points: a title, and curves with their scale in the other lines of `size`.
 
     Args:
         look: Look of the terminal.
         points: The curve.
-        width: Cells.
-        height: Lines.
+        size: Cells and lines.
         without: Sentence in place of a curve without points.
         at: Word before the latest step.
+        reading: Line about what is being read of the time before the curve; empty when nothing is.
     """
     palette = look.palette
-    title = Line(look).put(" LOSS", palette.heading)
+    title, (width, height) = Line(look).put(" LOSS", palette.heading), size
     lines = [title]
-    if not points:
-        lines.append(Line(look).put(f" {without}", palette.faint))
+    if not points or (reading and len(points) == 1):
+        lines.append(Line(look).put(f" {reading or without}", palette.faint))
     else:
         first, last = points[0], points[-1]
-        title.put(f"  {loss_text(last[1])} {at} step {last[0]:,.0f}", palette.heading)
-        title.put(f", {loss_text(first[1])} at {first[0]:,.0f}", palette.heading)
-        size = (max(1, width - PLOT_INDENT - 1), height - 1)
-        lines += plot_lines(look, [Curve(points)], bounds(points), size, loss_text)
+        begin = f"{at} step {last[0]:,.0f}, {loss_text(first[1])} at {first[0]:,.0f}"
+        title.put(f"  {loss_text(last[1])} ", palette.heading)
+        title.cell(f"  {reading}" if reading else begin, max(0, width - title.width - 1), palette.heading)
+        plot = (max(1, width - PLOT_INDENT - 1), height - 1)
+        lines += plot_lines(look, [Curve(points)], bounds(points), plot, loss_text)
     title.fit(width, palette.heading)
     return lines

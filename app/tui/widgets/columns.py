@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     AnyRankRow = RankRow | PaceRow | MemoryRow
 
 GAP = 2
+NEEDFUL = 3
+"""Importance up to which a column is worth the end of a flexible one, such as the function of a line."""
 
 
 class Aging(Protocol):
@@ -49,13 +51,14 @@ class Column(NamedTuple, Generic[Row]):
 
     Attributes:
         title: The heading.
-        width: Its cells; a flexible column gets less only when no other column can be dropped.
+        width: Its cells; a flexible column gets less only by `spare`, or when no other column can be dropped.
         importance: 0 is never dropped; the highest is dropped first when the width is too small.
         paint: Writes the row's cell into the line, in exactly the given number of cells.
         is_right: Aligns the heading with right-aligned figures.
         is_flexible: Takes the remaining cells; at most one column of a table.
         is_lasting: True for columns that stay valid in an old row, such as names and the age. All other cells of an old
             row are faint, so that nothing old looks fresh.
+        spare: Cells that a flexible column gives up before a column of importance `NEEDFUL` or less is dropped.
     """
 
     title: str
@@ -65,6 +68,7 @@ class Column(NamedTuple, Generic[Row]):
     is_right: bool = False
     is_flexible: bool = False
     is_lasting: bool = False
+    spare: int = 0
 
 
 class Table(Generic[Row]):
@@ -126,7 +130,8 @@ def _fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
     kept = list(columns)
     while kept and _width(kept) > width:
         leaving = max(kept, key=lambda column: column.importance)
-        if leaving.importance == 0:
+        to_give = sum(column.spare for column in kept) if leaving.importance <= NEEDFUL else 0
+        if leaving.importance == 0 or _width(kept) - to_give <= width:
             break
         kept.remove(leaving)
     spare = width - _width(kept)
@@ -160,7 +165,15 @@ def rank_columns(view: View) -> list[Column[RankRow]]:
         Column("WAIT SHARE", 16, 8, partial(paint_wait_frac, has_mark=False)),
         figure("MEMORY", 6, 5, lambda row: size_text(row.rss_bytes)),
         Column("AGE", 6, 7, _paint_rank_age, is_right=True, is_lasting=True),
-        Column("WHERE", 26, 0, partial(_paint_where, culprits=_culprits(view)), is_flexible=True, is_lasting=True),
+        Column(
+            "WHERE",
+            26,
+            0,
+            partial(_paint_where, culprits=_culprits(view)),
+            is_flexible=True,
+            is_lasting=True,
+            spare=10,
+        ),
     ]
 
 

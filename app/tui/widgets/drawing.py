@@ -288,11 +288,14 @@ WIDE_FROM = 110
 """Cells from which facts are in two columns."""
 
 
-def fact_lines(look: Look, row: RankRow, width: int) -> list[Line]:
-    """Return the facts of a rank, the most important first, in one column or two."""
+def fact_lines(look: Look, row: RankRow, width: int, usual_place: str = "") -> list[Line]:
+    """Return the facts of a rank, the most important first, in one column or two.
+
+    `usual_place` is the line at which a verdict sees the rank most often; it differs from the line of this moment.
+    """
     facts = [
         Line(look).put(" ").cell(name, FACT_WIDTH, look.palette.muted).put(value)
-        for name, value in _facts(row)
+        for name, value in _facts(row, usual_place)
         if value
     ]
     if width < WIDE_FROM:
@@ -308,24 +311,27 @@ def fact_lines(look: Look, row: RankRow, width: int) -> list[Line]:
     return lines
 
 
-def _facts(row: RankRow) -> list[tuple[str, str]]:
+def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     phase_s = f", for {seconds_text(row.phase_s)}" if row.phase_s is not None else ""
     waiting = f"  waiting {seconds_text(row.waiting_s)}" if row.waiting_s is not None else ""
     is_lost = row.state == RankState.LOST
     process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = row.step_text or UNKNOWN
+    step = f"at least {row.step}" if row.is_step_least else row.step_text or UNKNOWN
+    least = "  no last report" if row.is_step_least else ""
+    has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
     loss += f" at step {row.loss_step}" if row.loss_step not in {None, row.step} else ""
     return [
         ("state", _state_text(row)),
-        ("where", row.where),
+        ("last at" if has_ended else "now at", row.where),
+        ("mostly at", usual_place),
         ("phase", f"{row.phase_text}{phase_s}" if row.phase_text else ""),
         ("last call", f"{rank_call(row)}{waiting}"),
         ("wait share", f"{percent_text(row.wait_frac)} of the last seconds" if row.wait_frac is not None else ""),
-        ("step", f"{step}{epoch}{loss}"),
+        ("step", f"{step}{epoch}{loss}{least}"),
         ("process", f"{process}{on_node}{local}"),
         ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
         ("report", f"{seconds_text(row.age_s)} old" if row.age_s is not None else "none yet"),

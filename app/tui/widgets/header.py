@@ -49,12 +49,14 @@ class Header(LineView):
         self._tab_spans: list[tuple[int, int, str]] = []
         self._num_other_lines = 2
         """Lines besides the verdict and its hint."""
+        self._first_text = ""
+        """Sentence of the first line."""
 
     def build(self) -> None:
         """Make the lines and take as much height as they need."""
-        tabs, start, job = self._tabs(), self._start(), self._job()
+        tabs, start = self._tabs(), self._start()
         self._num_other_lines = 2 + len(start)
-        self.lines = [tabs, *self._verdict(), *start, job]
+        self.lines = [tabs, *self._verdict(), *start, self._job()]
         if self.styles.height is None or self.styles.height.value != len(self.lines):
             self.styles.height = len(self.lines)
 
@@ -151,7 +153,7 @@ class Header(LineView):
 
     def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
         palette, glyphs = self.look.palette, self.look.glyphs
-        width = self.size.width
+        width, self._first_text = self.size.width, text
         glyph = glyphs.severities[severity]
         if self._is_expecting(severity):
             glyph = glyphs.spinner[self.ui.tick // 2 % len(glyphs.spinner)]
@@ -232,7 +234,9 @@ class Header(LineView):
         control = self.ui.source.control
         doing = control.doing if control is not None else ""
         company = _longest(others, room - len(f"{doing}; ") * bool(doing))
-        content = "; ".join(filter(None, (doing, company, job.detail, *job.notes)))
+        # A detail that the first line begins with, such as how a job is stopping, is not repeated.
+        detail = "" if job.detail.partition("; ")[0] in self._first_text else job.detail
+        content = "; ".join(filter(None, (doing, company, detail, *job.notes)))
         if content and room > 10:
             line.put("   ").cell(content, min(len(content), room), palette.muted)
         return line

@@ -469,7 +469,7 @@ def test_who_waits_for_a_lost_node_stays_on_the_first_line_whatever_becomes_know
     sim.lose_node(1)
     sim.run(3)
     assert re.fullmatch(
-        r"demo-1 has not reported for [\d.]+ s; what ranks 2-3 do is not known; "
+        r"demo-1 has not reported for [\d.]+ s; whether ranks 2-3 still run is not known; "
         r"ranks 0-1 wait in all_reduce #\d+ for others, [\d.]+ s",
         sim.view().headline().text,
     )
@@ -519,6 +519,25 @@ def heard_of_only(sim: SimCluster, *nodes: str) -> tuple[Cluster, Diagnoser]:
     return cluster, Diagnoser()
 
 
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_a_node_that_a_restart_has_left_out_makes_neither_the_first_line_nor_the_title_old(
+    *, is_left_out: bool
+) -> None:
+    sim = SimCluster(num_nodes=1 if is_left_out else 2)
+    sim.run_to_step(30)
+    cluster, diagnoser = Cluster(["demo-0", "demo-1"]), Diagnoser()
+    report = sim.cluster.nodes["demo-0"].report
+    assert report is not None
+    cluster.apply("demo-1", node_report(1, [], []), sim.now_s - 87.0)
+    cluster.put_unreachable("demo-1", UnreachableReason("the connection is lost"))
+    cluster.apply("demo-0", report, sim.now_s)
+    view = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s)
+
+    assert view.nodes()[1].state == "lost", "the table of nodes still shows it"
+    assert view.oldest_age_s == (0.0 if is_left_out else 87.0), "it may run the ranks that no other node has"
+    assert ("no connection to demo-1" in view.headline().text) is not is_left_out
+
+
 def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has() -> None:
     sim = SimCluster()
     sim.run_to_step(30)
@@ -532,7 +551,7 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
     assert [(row.state, row.detail) for row in view.ranks([2, 3])] == [(RankState.LOST, "not known")] * 2
     (verdict,) = view.verdicts()
     assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [2, 3], "demo-1")
-    assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; what ranks 2-3 do")
+    assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; whether ranks 2-3 still run")
 
 
 def test_the_ranks_of_an_adopted_job_on_a_node_that_was_never_reached_are_lost_too() -> None:
@@ -606,7 +625,7 @@ def test_what_is_said_of_the_ranks_of_a_node_without_an_agent_is_that_its_agent_
 
     assert verdict.cause is Cause.NODE_LOST
     assert verdict.text.startswith(
-        "no agent on demo-1: nothing is known of jobs there (rankdeck up demo-1); what ranks 2-3 do"
+        "no agent on demo-1: nothing is known of jobs there (rankdeck up demo-1); whether ranks 2-3 still run"
     )
 
 

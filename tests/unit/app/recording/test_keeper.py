@@ -117,6 +117,20 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
     assert len(kept_in(tmp_path)) == 2
 
 
+async def test_a_file_about_two_incidents_is_named_once_at_the_end(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
+    keeper = struck(session, tmp_path)
+    (kept,) = await until_async(keeper.drain_notices, WAIT_S, "it is kept")
+    for now_s in (20.0, 20.0 + SETTLE_S):
+        keeper.observe([verdict(cause=Cause.EXITED, for_s=60.0)], LIVE, now_s)
+    (again,) = await until_async(keeper.drain_notices, WAIT_S, "the second incident is in that file")
+
+    assert again == kept.replace("is kept", "was kept before"), "the events name it for each incident"
+    assert keeper.sentences == [kept]
+
+
 async def test_two_consoles_that_see_a_hang_begin_write_one_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

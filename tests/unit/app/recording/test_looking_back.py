@@ -302,9 +302,12 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
     }
     began_s = time.monotonic()
 
-    past = await replayed(Fleet(channels), list(channels), Thresholds())
+    read: list[str] = []
+
+    past = await replayed(Fleet(channels), list(channels), Thresholds(), on_read=read.append)
 
     assert past is not None
+    assert sorted(read) == sorted(channels), "each is read, or cannot be"
     assert began_s - 5 < past.at_s <= time.monotonic()
     assert [command.since_seq for command in channels["demo-0"].asked] == [0, 10, 20, 30, 40]
     assert {command.is_packed for command in channels["demo-0"].asked} == {True}

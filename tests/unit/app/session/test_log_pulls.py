@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from agent.wire.logs import LogLine
 from app.session import log_pulls
-from app.session.log_pulls import LogPulls, gap_line, in_time_order
+from app.session.log_pulls import AttemptMarks, Begun, LogPulls, gap_line, in_time_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,8 @@ class Agents:
 async def taken(pulls: LogPulls, within_s: float = 2.0) -> list[str]:
     """Return the next lines."""
     for _ in range(int(within_s / 0.01)):
-        if lines := pulls.drain():
-            return [line.text for _, line in lines]
+        if lines := pulls.drain_dated():
+            return [line.text for _, _, line in lines]
         await asyncio.sleep(0.01)
     return []
 
@@ -99,3 +99,29 @@ def test_lines_that_a_node_no_longer_keeps_are_stood_for_by_one() -> None:
     assert (one.seq, one.rank, one.text) == (8, -1, "(1 line is older than what the node keeps: see its files)")
     assert many.text.startswith("(12,345 lines are older")
     assert (one.age_s, many.age_s) == (3.0, None)
+
+
+def printed(job_id: str, *at_s: float, node: str = "h1") -> list[tuple[float, str, LogLine]]:
+    return [(one, node, LogLine(number, 0, "stdout", f"{one:g}", job_id)) for number, one in enumerate(at_s, 1)]
+
+
+def began(job_id: str, attempt: int, at_s: float, *, is_live: bool = True) -> Begun:
+    return Begun(job_id, attempt, "h1", at_s, "12:03:04", is_live)
+
+
+def test_each_attempt_but_the_first_is_marked_once_before_its_own_lines() -> None:
+    marks, lines = AttemptMarks(), in_time_order([*printed("a", 1.0, 5.0, 9.0), *printed("b", 6.0, node="h2")])
+
+    marked = marks.marked(lines, [began("a", 1, 5.5), began("b", 0, 2.0)])
+
+    assert [line.text for _, _, line in marked] == ["1", "5", "6", "--- attempt 1 began 12:03:04", "9"]
+    assert [(line.rank, line.job_id) for _, _, line in marked if line.text.startswith("---")] == [(-1, "a")]
+    assert marks.marked(printed("a", 20.0), [began("a", 1, 5.5)]) == printed("a", 20.0)
+
+
+def test_a_restart_is_marked_before_it_prints_and_one_that_is_over_and_has_no_line_is_not() -> None:
+    old = printed("a", 1.0)
+    assert [line.text for _, _, line in AttemptMarks().marked(old, [began("a", 2, 3.0)])][1:] == [
+        "--- attempt 2 began 12:03:04"
+    ]
+    assert AttemptMarks().marked(old, [began("a", 2, 3.0, is_live=False)]) == old

@@ -58,6 +58,15 @@ def test_the_least_important_columns_leave_first() -> None:
     ]
 
 
+def test_a_flexible_column_gives_up_its_spare_cells_before_a_needful_column_leaves() -> None:
+    columns = [*COLUMNS[:-1], COLUMNS[-1]._replace(spare=4)]
+
+    titles = [Table(LOOK, columns, width).titles for width in (32, 31)]
+
+    assert titles == [["RANK", "NODE", "LOSS", "WHERE"], ["RANK", "NODE", "WHERE"]]
+    assert Table(LOOK, columns, 32).heading().width == 31
+
+
 def test_the_flexible_column_takes_what_is_left() -> None:
     row = Table(LOOK, COLUMNS, 60).row(Row("abcdefghijklmnopqrstuvwxyz"))
 

@@ -81,7 +81,7 @@ def test_a_commit_that_was_given_up_is_refused_after_a_thaw_and_may_be_asked_for
     assert isinstance(agent.ask(Prepare(spec)), Accepted)
     for _ in range(2):
         assert isinstance(agent.ask(Commit("train", within_s=30.0)), Accepted)
-    agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES or launchers(agent), 30, "it has begun")
+    agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES or bool(launchers(agent)), 30, "it has begun")
     assert len(launchers(agent)) <= 1, "I1: it was started twice"
 
 

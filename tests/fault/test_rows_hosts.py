@@ -127,7 +127,7 @@ time.time, time.time_ns = stepped(time.time, 1), stepped(time.time_ns, 10**9)
 
 
 @pytest.fixture
-def clock() -> Iterator[tuple[Network, Callable[[int], None]]]:
+def clock() -> Iterator[tuple[Network, Callable[[int], object]]]:
     """Hosts, and a function that sets the clock of h2 to be off by some seconds."""
     require_hosts()
     with tempfile.TemporaryDirectory() as place:
@@ -140,7 +140,7 @@ def clock() -> Iterator[tuple[Network, Callable[[int], None]]]:
 @pytest.mark.fault(row=33)
 @pytest.mark.parametrize(("first_s", "then_s"), [(3600, 0), (-3600, 3600)])
 async def test_a_clock_that_is_off_and_is_set_changes_no_age_and_no_order(
-    clock: tuple[Network, Callable[[int], None]], first_s: int, then_s: int
+    clock: tuple[Network, Callable[[int], object]], first_s: int, then_s: int
 ) -> None:
     network, set_clock = clock
     set_clock(first_s)

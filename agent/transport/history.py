@@ -18,7 +18,6 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.jobs.record import current_boot_id
 from agent.processes.shim import write_record
 from agent.wire.commands import Tier
 from agent.wire.relay import MAX_REPORT_BYTES
@@ -59,14 +58,14 @@ class PastFrame(NamedTuple):
 class PastFrames:
     """Both tiers of a node."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` need not exist.
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        """`directory` need not exist; `boot_id` is that of this run of the machine.
 
         Raises:
             OSError: It cannot be made or read.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
-        epoch_s = _epoch_s(directory)
+        epoch_s = _epoch_s(directory, boot_id)
         self._rings = {tier: _Ring(directory, tier, epoch_s) for tier in Tier}
 
     def is_due(self, now_s: float) -> bool:
@@ -171,9 +170,8 @@ class _Ring:
         return sorted(self._directory.glob(f"{self._tier}-{WIRE_VERSION}-*.reports"))
 
 
-def _epoch_s(directory: Path) -> float:
+def _epoch_s(directory: Path, boot_id: str) -> float:
     """Return the wall time at which this machine booted, as the first agent since then has seen it."""
-    boot_id = current_boot_id()
     with contextlib.suppress(OSError, ValueError):
         kept_boot_id, kept_s = (directory / _EPOCH_FILE).read_text(encoding="ascii").split()
         if kept_boot_id == boot_id:

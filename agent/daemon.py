@@ -21,6 +21,7 @@ import msgspec
 from agent.errors import log_line
 from agent.jobs.all_jobs import Jobs
 from agent.jobs.lifecycle import AbortReceived, FaultReceived, KillReceived, StopReceived
+from agent.jobs.record import current_boot_id
 from agent.logs.log_tail import read_log
 from agent.machine.gpu_watch import LOG_FILE, GpuWatch
 from agent.machine.host import HostSampler
@@ -120,7 +121,9 @@ class Daemon:
         """When the machine's own figures are due."""
         self._complaint = ""
         self._report_seq = 0
-        self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
+        self._history: PastFrames | None = (
+            None if is_private else PastFrames(state_dir.path / "history", current_boot_id())
+        )
         self._keeps_past = True
         self._audit: AuditLog | None = None if is_private else AuditLog(state_dir.path / AUDIT_FILE, node)
         self.latest_report: NodeReport | None = None

@@ -3,10 +3,14 @@
 Two rings of files in `history/`: `recent` has every regular report of the last ten minutes, `day` one in ten seconds of
 the last day. A file holds some reports in a row; the oldest file goes when a new one begins. A report that was cut
 short by a crash is the last of its file and is dropped when that is read.
+
+Reports are dated by a clock that the first agent of a boot has set by the wall clock (`epoch`), and that nobody sets
+again: whoever sets the wall clock changes no age, whichever agent asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -14,6 +18,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.processes.shim import write_record
 from agent.wire.commands import Tier
 from agent.wire.relay import MAX_REPORT_BYTES
 from agent.wire.reports import WIRE_VERSION
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_FRAME_BYTES = MAX_REPORT_BYTES
+_EPOCH_FILE = "epoch"
 
 _HEAD = struct.Struct("<Id")
 """Size of a report in bytes, wall time at which it was made."""
@@ -52,14 +58,15 @@ class PastFrame(NamedTuple):
 class PastFrames:
     """Both tiers of a node."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` need not exist.
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        """`directory` need not exist; `boot_id` is that of this run of the machine.
 
         Raises:
             OSError: It cannot be made or read.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._rings = {tier: _Ring(directory, tier) for tier in Tier}
+        epoch_s = _epoch_s(directory, boot_id)
+        self._rings = {tier: _Ring(directory, tier, epoch_s) for tier in Tier}
 
     def is_due(self, now_s: float) -> bool:
         """Return whether some tier would keep a report made now."""
@@ -97,8 +104,9 @@ class PastFrames:
 class _Ring:
     """The files of one tier, `TIER-FIRST_SEQ.reports`."""
 
-    def __init__(self, directory: Path, tier: Tier) -> None:
+    def __init__(self, directory: Path, tier: Tier, epoch_s: float) -> None:
         self._directory = directory
+        self._epoch_s = epoch_s
         self._tier = tier
         self._shape = _SHAPES[tier]
         for path in directory.glob(f"{tier}-*.reports"):
@@ -119,7 +127,7 @@ class _Ring:
         if now_s >= self._file_ends_at_s:
             self._begin_file(now_s)
         # One call, so that a kill leaves all of it or none.
-        whole = _HEAD.pack(len(frame), _steady_wall_time()) + frame
+        whole = _HEAD.pack(len(frame), _steady_wall_time(self._epoch_s)) + frame
         num_written = os.write(self._fd, whole)
         if num_written < len(whole):
             os.ftruncate(self._fd, os.lseek(self._fd, -num_written, os.SEEK_CUR))
@@ -127,7 +135,7 @@ class _Ring:
         self._next_seq += 1
 
     def since(self, seq: int, max_bytes: int, max_age_s: float, period_s: float) -> list[PastFrame]:
-        now = _steady_wall_time()
+        now = _steady_wall_time(self._epoch_s)
         found: list[PastFrame] = []
         before: float | None = None
         paths = self._paths()
@@ -162,12 +170,20 @@ class _Ring:
         return sorted(self._directory.glob(f"{self._tier}-{WIRE_VERSION}-*.reports"))
 
 
-_EPOCH_S = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251 - reports outlive the boot
+def _epoch_s(directory: Path, boot_id: str) -> float:
+    """Return the wall time at which this machine booted, as the first agent since then has seen it."""
+    with contextlib.suppress(OSError, ValueError):
+        kept_boot_id, kept_s = (directory / _EPOCH_FILE).read_text(encoding="ascii").split()
+        if kept_boot_id == boot_id:
+            return float(kept_s)
+    epoch_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251 - reports outlive the boot
+    with contextlib.suppress(OSError):  # a full disk: the next agent has an epoch of its own
+        write_record(str(directory), _EPOCH_FILE, f"{boot_id} {epoch_s!r}\n")
+    return epoch_s
 
 
-def _steady_wall_time() -> float:
-    """Return the wall time of a clock that was set when this process began, and is never set again."""
-    return _EPOCH_S + time.clock_gettime(time.CLOCK_BOOTTIME)
+def _steady_wall_time(epoch_s: float) -> float:
+    return epoch_s + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _first_seq(path: Path) -> int:

@@ -90,20 +90,6 @@ def _nothing(_nemesis: Nemesis, _host: Host) -> None:
     return
 
 
-def _forbid_forwarding(_: Nemesis, host: Host) -> None:
-    config = host.directory / "sshd_config"
-    config.write_text("AllowStreamLocalForwarding no\n" + config.read_text())
-    host.restart_sshd()
-    host.drop_sessions()
-
-
-def _allow_forwarding(_: Nemesis, host: Host) -> None:
-    config = host.directory / "sshd_config"
-    config.write_text(config.read_text().removeprefix("AllowStreamLocalForwarding no\n"))
-    host.restart_sshd()
-    host.drop_sessions()
-
-
 FAULTS = (
     Fault("a silent cut", lambda _, host: host.pull_cable(), lambda _, host: host.plug_in_cable()),
     Fault("no carrier", lambda _, host: host.take_link_down(), lambda _, host: host.bring_link_up()),
@@ -119,7 +105,7 @@ FAULTS = (
     Fault("its rank is killed", _signal_job(signal.SIGKILL, is_rank=True), _nothing, ends_rank=True),
     Fault("its SSH sessions are killed", lambda _, host: host.drop_sessions(), _nothing),
     Fault("sshd no longer listens", lambda _, host: host.stop_sshd(), lambda _, host: host.start_sshd()),
-    Fault("sshd forbids forwarding", _forbid_forwarding, _allow_forwarding),
+    Fault("sshd forbids forwarding", lambda _, host: host.forbid_forwarding(), lambda _, host: host.allow_forwarding()),
     Fault("a power cut", lambda _, host: host.cut_power(), lambda nemesis, host: nemesis.boot(host), ends_rank=True),
     Fault(
         "the relay is killed", lambda nemesis, _: nemesis.relay.kill(), lambda nemesis, _: nemesis.relay.begin_again()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from agent.wire.commands import Accepted, Commit, Prepare, RefusalReason, Refused, decode_reply, encode_command
-from agent.wire.jobs import JobSpec, JobState
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from app.errors import AgentUnreachableError
 from app.fleet.commands import StreamChannel
 from app.fleet.fleet import Fleet
@@ -41,6 +43,16 @@ def spec_of(workdir: Path, node_rank: int = 0) -> JobSpec:
     )
 
 
+def launchers(agent: RunningAgent) -> list[int]:
+    """Return the launchers of a job that live below an agent, whatever it says."""
+    found = []
+    for process in agent.processes():
+        with contextlib.suppress(psutil.Error):
+            if "torch.distributed.run" in process.cmdline() and "RANK" not in process.environ():
+                found.append(process.pid)
+    return found
+
+
 @pytest.mark.fault(row=25)
 @pytest.mark.ranks
 def test_a_commit_that_was_given_up_is_refused_after_a_thaw_and_may_be_asked_for_anew(
@@ -65,8 +77,12 @@ def test_a_commit_that_was_given_up_is_refused_after_a_thaw_and_may_be_asked_for
     assert refused.reason is RefusalReason.TOO_LATE
     assert "was given up" in refused.message
     assert [job.state for job in agent.report().jobs] == [JobState.PREPARED]
+    assert launchers(agent) == [], "I2: nothing of what was given up runs"
     assert isinstance(agent.ask(Prepare(spec)), Accepted)
-    assert isinstance(agent.ask(Commit("train", within_s=30.0)), Accepted)
+    for _ in range(2):
+        assert isinstance(agent.ask(Commit("train", within_s=30.0)), Accepted)
+    agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES or bool(launchers(agent)), 30, "it has begun")
+    assert len(launchers(agent)) <= 1, "I1: it was started twice"
 
 
 class FreezingChannel(StreamChannel):
@@ -101,3 +117,5 @@ async def test_a_host_that_was_frozen_while_its_commit_waited_does_not_begin_alo
 
     agents[1].wait_until(lambda report: report.report_seq > 10, 30, "it has looked round")
     assert [job.state for job in agents[1].report().jobs] == [JobState.PREPARED]
+    assert launchers(agents[1]) == []
+    until(lambda: launchers(agents[0]) == [], 30, "I2: what had begun on the other host has ended")

@@ -29,7 +29,7 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import ENDED_STATES, JobState
 from tests.support.agents import RunningAgent
-from tests.support.filesystems import small_disk
+from tests.support.filesystems import AGENT_DISK_BYTES, SmallDisk, small_disk
 from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
 
@@ -43,35 +43,13 @@ pytestmark = pytest.mark.fault
 
 START_S = 100.0
 END_S = 30.0
-DISK_BYTES = 24 * 2**20
-"""A little more than an agent wants to be free before it takes a job."""
-
-
-class SmallDisk:
-    """A disk for an agent's directory, which can be filled to its last byte."""
-
-    def __init__(self, path: Path) -> None:
-        self._filler = path / "filler"
-        self.directory = path / "a"
-
-    def fill(self) -> None:
-        with self._filler.open("ab", buffering=0) as file:
-            for num_bytes in (2**16, 1):
-                try:
-                    while file.write(b"x" * num_bytes):
-                        pass
-                except OSError:
-                    continue
-
-    def empty(self) -> None:
-        self._filler.unlink()
 
 
 @pytest.fixture
 def disk() -> Iterator[SmallDisk]:
     # Short, since a socket's path has 108 bytes.
     place = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
-    with small_disk(place / "d", DISK_BYTES) as path:
+    with small_disk(place / "d", AGENT_DISK_BYTES) as path:
         yield SmallDisk(path)
     shutil.rmtree(place)
 

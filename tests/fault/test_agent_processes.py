@@ -131,13 +131,14 @@ def test_a_record_that_does_not_fit_its_shim_is_set_aside_and_the_shim_itself_is
     node: Node, stranger: subprocess.Popen[bytes], spoil: Any
 ) -> None:
     node.start()
-    true_record = node.record()
+    true_record, before = node.record(), node.processes()
     node.kill_agent()
     spoil(node, stranger.pid)
 
     node.next_agent()
     node.agent.wait_until(lambda report: all(worker.pid for worker in report.workers), END_S, "both ranks are known")
     assert node.record() == true_record
+    assert node.processes() == before, "I1, I3: the job is what it was"
     assert (node.job_dir / "run.damaged").exists()
     assert isinstance(node.agent.ask(Kill("train")), Accepted)
 

@@ -45,7 +45,7 @@ def marked() -> dict[int, list[str]]:
 def test_each_row_of_the_matrix_has_a_test() -> None:
     tests = marked()
     for number, row in ROWS.items():
-        print(f"{number:2d}  {row.fault}: {row.expected}")  # noqa: T201 - with -s
+        print(f"{number:2d}  {row.fault}: {row.expected} [{row.invariants}]")  # noqa: T201 - with -s
         for test in tests[number]:
             print(f"      {test}")  # noqa: T201 - with -s
 

@@ -1,14 +1,18 @@
-"""Agents, shims and ranks that are killed or stopped under a console: rows 1 to 6 of the fault matrix."""
+"""Agents, shims and ranks that are killed, stopped or go mad under a console: rows 1 to 6 and 30."""
 
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.codec import REPORTS_SOCKET
 from agent.wire.jobs import JobState
 from tests.support.hosts import Network, require_hosts
+from tests.support.light_job import PROGRAMS
 from tests.support.watch import SSHD, watched
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 TOLD_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture
@@ -105,3 +110,34 @@ async def test_a_frozen_rank_is_named_and_a_killed_one_fails_the_job_with_its_si
             await watch.until(lambda: "SIGKILL" in watch.headline, TOLD_S, "it is told")
         with watch.measure(4, "job ended there"):
             await watch.until(lambda: watch.state_on("h2") is JobState.FAILED, TOLD_S, "its launcher ends it")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=30)
+async def test_a_host_that_floods_with_nonsense_is_not_believed_and_the_other_one_is_shown_as_before(
+    network: Network,
+) -> None:
+    host = network["h2"]
+    async with watched(network) as watch:
+        place = watch.links["h2"].place
+        assert place is not None
+        path = Path(place.dir) / REPORTS_SOCKET
+        path.rename(path.with_suffix(".away"))
+        flooding = host.start(sys.executable, "-P", str(PROGRAMS / "flooding_agent.py"), str(path))
+        try:
+            await watch.until(path.exists, TOLD_S, "it listens")
+            with watch.measure(30, "told"):
+                await watch.do(host.drop_sessions)
+                await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
+            assert "h2" in watch.headline
+            await watch.until(lambda: watch.session.telemetry.num_malformed["h2"] > 1000, WAIT_S, "it floods")
+            await watch.watch_a_while()
+            assert watch.state("h1") == "up"
+            await watch.session.fleet.report("h2")
+        finally:
+            flooding.kill()
+            await watch.do(flooding.wait)
+        path.with_suffix(".away").rename(path)
+        with watch.measure(30, "healed"):
+            await watch.do(host.drop_sessions)
+            await watch.until_green()

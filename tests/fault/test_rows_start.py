@@ -1,4 +1,4 @@
-"""Consoles that are killed while they start a job: row 23 of the fault matrix."""
+"""Starts: by a console that is killed, refused by one host, by a second console: rows 23, 24 and 26."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire.commands import Accepted, Commit, Prepare
+from agent.wire.commands import Accepted, Claim, Commit, Prepare
 from agent.wire.jobs import JobState
+from app.errors import AgentRefusedError, UsageError
 from tests.support.desk import Desk, named
 from tests.support.hosts import Network, require_hosts
 from tests.support.light_job import LightJob
 from tests.support.waiting import until
-from tests.support.watch import SSHD, watched
+from tests.support.watch import SSHD, another_console, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,3 +96,54 @@ async def test_a_console_that_is_killed_at_any_moment_of_a_start_leaves_what_the
             await watch.until_green()
     finally:
         desk.end()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=24)
+async def test_a_job_that_one_host_refuses_leaves_nothing_anywhere_and_the_one_that_runs_alone(
+    network: Network,
+) -> None:
+    async with watched(network) as watch:
+        job = LightJob(network.directory, "refused")
+        network["h2"].lose_road_to(network["h1"])
+        with watch.measure(24, "told"), pytest.raises(AgentRefusedError, match=r"h2 refused \(unreachable\)"):
+            await watch.session.fleet.start(job.specs(*HOSTS, master_addr=network["h1"].address))
+        assert await watch.do(job.processes, network.hosts.values()) == []
+        for host in HOSTS:
+            assert [status.job_id for status in (await watch.session.fleet.report(host)).jobs] == ["train"]
+        await watch.watch_a_while()
+        await watch.do(watch.invariants.look_at_jobs, watch.hosts, watch.job, job)
+
+        await watch.do(network["h2"].exec, "ip", "route", "del", "unreachable", network["h1"].address)
+        with watch.measure(24, "healed", "the same job starts"):
+            await watch.session.fleet.start(job.specs(*HOSTS, master_addr=network["h1"].address))
+            await watch.until(lambda: len(job.steps()) == len(HOSTS), WAIT_S, "every rank of it makes steps")
+        await watch.session.job_control.stop(job.job_id, is_agreed=False)
+
+        def is_stopped() -> bool:
+            statuses = [status for assignment in watch.session.assignments() for status in assignment.values()]
+            return [status.state for status in statuses if status.job_id == job.job_id] == [JobState.STOPPED] * 2
+
+        await watch.until(is_stopped, WAIT_S, "it is stopped")
+        assert await watch.do(job.processes, network.hosts.values()) == []
+        await watch.until_green()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=26)
+async def test_two_consoles_look_on_the_second_starts_nothing_and_an_older_claim_is_refused(network: Network) -> None:
+    async with watched(network) as watch:
+        job = LightJob(network.directory, "second")
+        async with another_console(watch) as other:
+            await other.until_green()
+            await other.until(lambda: other.job_state() == "running", WAIT_S, "it shows the job")
+            with watch.measure(26, "told"), pytest.raises(UsageError, match="job train runs on"):
+                await other.session.start_another(job.request)
+            assert isinstance(await other.session.fleet.ask("h1", Claim(5, "bob@desk")), Accepted)
+            spec = job.specs("h1", master_addr=network["h1"].address)["h1"]
+            with pytest.raises(AgentRefusedError, match="bob@desk"):
+                await watch.session.fleet.ask("h1", Prepare(spec, generation=4))
+            await watch.watch_a_while()
+            await watch.do(watch.invariants.look_at_jobs, watch.hosts, watch.job, job)
+            assert await watch.do(job.processes, network.hosts.values()) == []
+        await watch.until(lambda: watch.job_state() == "stopped", WAIT_S, "the first one shows what the second did")

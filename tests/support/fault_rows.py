@@ -17,11 +17,13 @@ class Row(NamedTuple):
 
     Attributes:
         bound_s: Seconds until it is told of; 0 where nothing is to be told.
+        invariants: Those that apply; a fault of an agent alone, without a console, has nothing that is shown.
     """
 
     fault: str
     expected: str
     bound_s: float
+    invariants: str = "I1 to I8"
 
 
 ROWS = {
@@ -49,15 +51,15 @@ ROWS = {
     22: Row("a bastion dies", "one incident; all behind it come back", 10),
     23: Row("a console is killed while it starts a job", "nothing runs, or the next console shows and stops it", 5),
     24: Row("one host refuses a job", "no host keeps anything of it; the reason is named", 2),
-    25: Row("the reply to a commit is lost", "the truth is asked for; never two starts", 10),
+    25: Row("the reply to a commit is lost", "the truth is asked for; never two starts", 10, "I1, I2"),
     26: Row("two consoles", "both look on; the second start asks, an older generation is refused", 2),
-    27: Row("a job that ignores SIGTERM and leaves its session", "nothing is left after the grace period", 2),
+    27: Row("a job that ignores SIGTERM and leaves its session", "nothing is left after the grace period", 2, "I2"),
     28: Row("a full disk, or one that cannot be written", "the agent lives; starts are refused; ends are known", 2),
-    29: Row("damaged files of a job", "set aside and said; the job goes on, or is unknown", 2),
+    29: Row("damaged files of a job", "set aside and said; the job goes on, or is unknown", 2, "I1, I2, I3"),
     30: Row("a host that lies, floods or sends nonsense", "told of; the others are served; memory is bounded", 5),
     31: Row("a console that stands still", "no backlog: what comes first is the latest", 0),
     32: Row("a terminal that closes, or has 20 x 5 cells", "the console ends or paints; jobs go on", 5),
     33: Row("a clock that is off by an hour and steps back", "ages and durations stay right", 0),
     34: Row("256 descriptors", "a clear sentence; what is there goes on", 2),
-    35: Row("a pid that another process has now", "it is never signalled", 0),
+    35: Row("a pid that another process has now", "it is never signalled", 0, "I2, I3"),
 }

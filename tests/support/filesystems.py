@@ -13,6 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+AGENT_DISK_BYTES = 24 * 2**20
+"""A little more than an agent wants to be free before it takes a job."""
+
+
+class SmallDisk:
+    """A disk for an agent's directory, which can be filled to its last byte."""
+
+    def __init__(self, path: Path) -> None:
+        self._filler = path / "filler"
+        self.directory = path / "a"
+
+    def fill(self) -> None:
+        with self._filler.open("ab", buffering=0) as file:
+            for num_bytes in (2**16, 1):
+                try:
+                    while file.write(b"x" * num_bytes):
+                        pass
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        self._filler.unlink()
+
 
 @contextlib.contextmanager
 def small_disk(path: Path, num_bytes: int, num_inodes: int = 0) -> Iterator[Path]:

@@ -78,6 +78,8 @@ MaxStartups 100
 LogLevel VERBOSE
 """
 
+_NO_FORWARDING = "AllowStreamLocalForwarding no\n"
+
 
 @cache
 def why_no_hosts() -> str:
@@ -244,6 +246,20 @@ class Host:
         config = self.directory / "sshd_config"
         config.write_text(config.read_text() + "\n".join([f"SetEnv {set_env}", *options]) + "\n")
         self.restart_sshd()
+
+    def forbid_forwarding(self) -> None:
+        """Let sshd forward no sockets from now on, and cut the connections."""
+        config = self.directory / "sshd_config"
+        config.write_text(_NO_FORWARDING + config.read_text())
+        self.restart_sshd()
+        self.drop_sessions()
+
+    def allow_forwarding(self) -> None:
+        """Undo `forbid_forwarding`; connections are cut again."""
+        config = self.directory / "sshd_config"
+        config.write_text(config.read_text().removeprefix(_NO_FORWARDING))
+        self.restart_sshd()
+        self.drop_sessions()
 
     def restart_sshd(self) -> None:
         """End the listener and start another."""

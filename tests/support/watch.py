@@ -46,6 +46,7 @@ FRAME_S = 0.1
 START_S = 60.0
 GREEN_S = 60.0
 """I8, on a machine with other work: the design says 15 s."""
+WHILE_S = 180.0
 FRESH_S = 1.5
 FIGURES = os.environ.get("RANKDECK_FAULT_FIGURES", "")
 """A file to which each row adds what it has measured."""
@@ -130,6 +131,11 @@ class Watch:
         job = self.session.view().job()
         return "" if job is None else job.state
 
+    async def watch_a_while(self, num_ages: int = 30) -> None:
+        """Wait until so many more ages were compared with the truth."""
+        before = self.invariants.num_ages
+        await self.until(lambda: self.invariants.num_ages > before + num_ages, WHILE_S, "it is watched for a while")
+
     def job_detail(self) -> str:
         """Return what is said of the job on any of its hosts."""
         statuses = (status for assignment in self.session.assignments() for status in assignment.values())
@@ -212,24 +218,40 @@ class Watch:
 @asynccontextmanager
 async def watched(network: Network, *hosts: str, num_ranks: int = 1, lines_a_step: int = 0) -> AsyncIterator[Watch]:
     """Bring up agents on some hosts, by default all, start a job over them and watch it; check all at the end."""
-    names = hosts or tuple(network.hosts)
+    job = LightJob(network.directory, num_ranks=num_ranks)
+    job.lines_a_step = lines_a_step
+    async with _console(network, hosts or tuple(network.hosts), job) as watch:
+        await watch.begin()
+        yield watch
+        await watch.finish()
+
+
+@asynccontextmanager
+async def another_console(first: Watch) -> AsyncIterator[Watch]:
+    """Open a second console on the hosts and the job of another one; it stops the job and checks all at the end."""
+    async with _console(first.network, tuple(first.links), first.job) as watch:
+        watch.training, watch.lost_ranks = first.training, first.lost_ranks
+        yield watch
+        await watch.finish()
+        first.lost_ranks = set(range(first.job.num_ranks * len(first.links)))
+
+
+@asynccontextmanager
+async def _console(network: Network, hosts: tuple[str, ...], job: LightJob) -> AsyncIterator[Watch]:
     logins = Logins(desk := QuestionDesk(LocalUser([])))
     async with AsyncExitStack() as stack:
         links = {
             name: stack.enter_context(HostLink(Access(name, sys.executable, str(network.ssh_config)), logins))
-            for name in names
+            for name in hosts
         }
         await asyncio.gather(*(asyncio.to_thread(bring_up, link) for link in links.values()))
         session = RemoteSession(these(*links.values()))
         session.patience_s, session.asked_at, session.backfills = math.inf, desk, True
         await session.start()
         stack.push_async_callback(session.close)
-        watch = Watch(network, session, links, LightJob(network.directory, num_ranks=num_ranks))
+        watch = Watch(network, session, links, job)
         stack.push_async_callback(watch.close)
-        watch.job.lines_a_step = lines_a_step
-        await watch.begin()
         yield watch
-        await watch.finish()
 
 
 def bring_up(link: HostLink) -> None:

@@ -58,7 +58,8 @@ def main() -> None:
             with contextlib.suppress(OSError):  # no agent now, or a full inbox
                 inbox.sendto(msgspec.msgpack.encode({**facts, **now}), os.environ["RANKDECK_INBOX"])
         if step % 40 == 0:
-            print(f"step {step} loss {1.0 + 1.0 / step:.4f}", flush=True)
+            with contextlib.suppress(OSError):  # a full disk; the line is kept, and written when there is room
+                print(f"step {step} loss {1.0 + 1.0 / step:.4f}", flush=True)
         for number in range(num_lines):
             print(f"line {number} of step {step}: {noise()}")
         time.sleep(STEP_S)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,7 @@ def everything(past: PastFrames, tier: Tier, since_seq: int = 0, max_bytes: int 
 
 
 def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     end_s = fill(past, 3600.0)
 
     recent = everything(past, Tier.RECENT)
@@ -41,7 +42,7 @@ def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path) ->
 
 
 def test_a_day_is_a_day(tmp_path: Path) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     for minute in range(3 * 24 * 60):
         past.append(str(minute).encode(), minute * 60.0)
 
@@ -49,12 +50,12 @@ def test_a_day_is_a_day(tmp_path: Path) -> None:
 
     assert 24 * 60 <= len(day) <= 25 * 60
     assert day[-1][1] == str(3 * 24 * 60 - 1)
-    assert len(list((tmp_path / "history").iterdir())) == 25 + 11
+    assert len(list((tmp_path / "history").glob("*.reports"))) == 25 + 11
     past.close()
 
 
 def test_a_cursor_goes_on_where_it_was_and_a_reply_has_a_size(tmp_path: Path) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     fill(past, 200.0)
     whole = everything(past, Tier.RECENT)
 
@@ -69,9 +70,9 @@ def test_a_cursor_goes_on_where_it_was_and_a_reply_has_a_size(tmp_path: Path) ->
 
 
 def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     wall_s = 1000.0
-    monkeypatch.setattr("agent.transport.history._steady_wall_time", lambda: wall_s)
+    monkeypatch.setattr("agent.transport.history._steady_wall_time", lambda _epoch_s: wall_s)
     for number in range(10):
         past.append(str(number).encode(), float(number))
         wall_s += 10.0
@@ -88,13 +89,13 @@ def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: p
 
 
 def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path: Path) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     fill(past, 1.0)
     past.close()
     (path,) = (tmp_path / "history").glob("recent-*")
     path.write_bytes(path.read_bytes()[:-1])
 
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     past.append(b"after", 0.0)
 
     assert everything(past, Tier.RECENT)[-2:] == [(4, "0.6"), (5, "after")]
@@ -106,7 +107,7 @@ def test_a_file_of_nonsense_hurts_nobody(tmp_path: Path, content: bytes) -> None
     (tmp_path / "history").mkdir()
     (tmp_path / "history" / f"recent-{WIRE_VERSION}-000000000001.reports").write_bytes(content)
 
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     past.append(b"after", 0.0)
 
     assert everything(past, Tier.RECENT)[-1][1] == "after"
@@ -114,7 +115,32 @@ def test_a_file_of_nonsense_hurts_nobody(tmp_path: Path, content: bytes) -> None
 
 
 def test_ages_are_told_not_times(tmp_path: Path) -> None:
-    past = PastFrames(tmp_path / "history")
+    past = PastFrames(tmp_path / "history", "a-boot")
     past.append(b"now", 5.0)
     assert 0.0 <= past.since(Tier.DAY, 0, 100)[0].age_s < 60.0
+    past.close()
+
+
+@pytest.mark.fault(row=33)
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_between_two_agents_moves_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    past = PastFrames(tmp_path / "history", "a-boot")
+    past.append(b"before", 0.0)
+    past.close()
+    true_time = time.time  # noqa: TID251 - it is what is set
+    monkeypatch.setattr("time.time", lambda: true_time() + step_s)
+
+    past = PastFrames(tmp_path / "history", "a-boot")
+    past.append(b"after", 0.0)
+    ages_s = [one.age_s for one in past.since(Tier.RECENT, 0, 100, max_age_s=600.0)]
+    assert ages_s == sorted(ages_s, reverse=True)
+    assert 0 < ages_s[1] < ages_s[0] < 60
+    past.close()
+
+    (tmp_path / "history" / "epoch").write_text("another-boot 5.0\n")
+    past = PastFrames(tmp_path / "history", "a-boot")
+    past.append(b"of now", 0.0)
+    assert past.since(Tier.RECENT, 2, 100)[0].age_s < 60, "another boot begins with another clock"
     past.close()

@@ -109,14 +109,29 @@ FILES_A_NODE = 12
 """Open files per node: its report socket and its agent connection; over SSH the connection, two listeners and their
 connections."""
 SPARE_FILES = 256
+LEAST_FILES_A_NODE, LEAST_FILES = 6, 20
+"""The least that a console works with. Source: libzmq's epoll.cpp ends the process where it gets no file."""
 
 
-def make_room_for_nodes(num_nodes: int) -> None:
-    """Raise the limit of open files for so many nodes, as far as this user may: it is often 1,024."""
+def make_room_for_nodes(num_nodes: int, least_a_node: int = LEAST_FILES_A_NODE) -> None:
+    """Raise the limit of open files for so many nodes, as far as this user may: it is often 1,024.
+
+    Args:
+        num_nodes: Number of hosts.
+        least_a_node: Files without which a console cannot work, for each node.
+
+    Raises:
+        SessionError: The limit that this user may have is too low for them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_A_NODE * num_nodes + SPARE_FILES
-    if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    if resource.RLIM_INFINITY in (soft, hard) or soft >= wanted:
+        return
+    limit, needed = min(wanted, hard), least_a_node * num_nodes + LEAST_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < needed:
+        reason = f"at most {limit} open files are allowed here, and {num_nodes} hosts need {needed}"
+        raise SessionError(reason, f"ulimit -n {wanted}, or ask the administrator for a higher limit")
 
 
 class NotRegularError(ValueError):

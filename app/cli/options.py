@@ -271,7 +271,7 @@ def through_relay(inventory: Inventory, way: RelayWay, named_python: str, ssh_co
     link = link_by(inventory.relay, named_python, own.python if own else "", way.python, ssh_config)
     with RelayHub(link, inventory.relay_dir, way.why_gone) as hub:
         hub.connect()
-        make_room_for_nodes(len(hub.nodes))
+        make_room_for_nodes(len(hub.nodes), least_a_node=0)
         yield hub
 
 

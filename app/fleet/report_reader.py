@@ -20,7 +20,6 @@ import zmq
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.relay import MAX_FRAMES_ASKED, MAX_MERGED_BYTES, Merged, decode_merged, encode_request
-from app.paths import make_room_for_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -125,7 +124,6 @@ class ReportReader:
             self._thread.join()
 
     def _run(self) -> None:
-        make_room_for_nodes(len(self._paths))
         while not self._is_closing.is_set():
             with contextlib.suppress(OSError, zmq.ZMQError):  # for want of a descriptor; it is tried again
                 self._read()

@@ -54,6 +54,7 @@ class Node:
         report: Its latest report; None before the first.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its latest report holds any sign of a broken GPU.
+        has_adopted: Whether it has ever reported a job that no agent has launched.
         unreachable_reason: Why it cannot be reached, as far as known; None while it can be.
     """
 
@@ -62,7 +63,7 @@ class Node:
         self.index = index
         self.report: NodeFrame | None = None
         self.num_ignored = 0
-        self.may_have_broken_gpus = False
+        self.may_have_broken_gpus = self.has_adopted = False
         self.unreachable_reason: UnreachableReason | None = None
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
@@ -178,9 +179,11 @@ class Cluster:
 
     def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
         """Take a node's status of jobs; return the model of each, None for those refused."""
-        self._drop_gone(node, report, now_s)
+        if node.has_adopted:
+            self._drop_gone(node, report, now_s)
         jobs = []
         for status in report.jobs:
+            node.has_adopted = node.has_adopted or status.is_adopted
             job = self._job_of(node, status)
             jobs.append(job)
             if job is None:

@@ -87,9 +87,9 @@ class JobModel(RankColumns):
         if (status.world_size, status.num_nodes) != (self.world_size, self._num_nodes):
             self.num_ignored += 1
             return
-        ranks, before = status.own_ranks, self.assignments.get(node)
-        if before is None or before.status.own_ranks != ranks:
-            places = np.fromiter(ranks, np.int64, len(ranks))
+        before = self.assignments.get(node)
+        if before is None or not holds_same_ranks(before.status, status):
+            places = np.array(status.own_ranks, np.int64)
             if np.any(places >= self.world_size) or np.any(~np.isin(self.node_of[places], (-1, node))):
                 self.num_ignored += 1
                 return
@@ -390,6 +390,11 @@ class AssignmentSummary:
         return self._worst_first[0].state if self._worst_first else WORST_FIRST[-1]
 
     @cached_property
+    def states(self) -> frozenset[JobState]:
+        """States that any node has."""
+        return frozenset(status.state for status in self._worst_first)
+
+    @cached_property
     def is_ended(self) -> bool:
         """Whether the job is over on every node that has reported it."""
         return all(status.state in ENDED_STATES for status in self._worst_first)
@@ -445,6 +450,15 @@ class AssignmentSummary:
     def nodes_with_cause(self) -> list[int]:
         """Indices of the nodes that report why the job failed."""
         return [node for node, assignment in self._assignments.items() if assignment.status.root_cause is not None]
+
+
+def holds_same_ranks(one: JobStatus, other: JobStatus) -> bool:
+    """Return whether two statuses of a node name the same ranks as its own."""
+    return (
+        one.first_rank == other.first_rank
+        and one.local_world_size == other.local_world_size
+        and one.ranks == other.ranks
+    )
 
 
 def is_news(before: JobStatus, after: JobStatus) -> bool:

@@ -6,6 +6,7 @@ An operation on an array costs a microsecond however short the array is, so the 
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,9 +68,8 @@ class RankBatch:
         self.nodes = np.array([node for node, _, _ in reports], np.int64)
         self.frames = np.empty(len(reports), np.object_)
         self.frames[:] = [frame for _, frame, _ in reports]
-        packed = [_whole(frame.digest.ranks, RANK_RECORD.size) if frame.digest else b"" for _, frame, _ in reports]
-        sizes = [len(part) // RANK_RECORD.size for part in packed]
-        self.records = np.frombuffer(b"".join(packed), RANKS)
+        packed = [frame.digest.ranks if frame.digest else b"" for _, frame, _ in reports]
+        self.records, sizes = _unpacked(packed, RANKS)
         self.place = np.repeat(np.arange(len(reports)), sizes)
         self.at_s = np.repeat(np.array([at_s for _, _, at_s in reports]), sizes)
         self._first_row = np.cumsum([0, *sizes])
@@ -113,19 +113,26 @@ class RankBatch:
     ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return the records of one kind, the rank record and call that each belongs to, and whether these exist."""
         found, row, place = self._rows_of(name, dtype)
-        first_call = np.cumsum([0, *(len(frame.digest.calls) for frame in self.frames)])
-        call = first_call[place] + found["call"]
-        return found, row, call, (row < self._first_row[place + 1]) & (call < first_call[place + 1])
+        call = self._first_call[place] + found["call"]
+        return found, row, call, (row < self._first_row[place + 1]) & (call < self._first_call[place + 1])
+
+    @cached_property
+    def _first_call(self) -> NDArray[np.int64]:
+        return np.cumsum([0, *[len(frame.digest.calls) for frame in self.frames]])
 
     def _rows_of(
         self, name: str, dtype: np.dtype[np.void]
     ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
         """Return the records of one kind, the rank record that each belongs to, and its node's place."""
-        packed = [_whole(getattr(frame.digest, name), dtype.itemsize) for frame in self.frames]
-        found = np.frombuffer(b"".join(packed), dtype)
-        place = np.repeat(np.arange(len(packed)), [len(part) // dtype.itemsize for part in packed])
+        found, sizes = _unpacked([getattr(frame.digest, name) for frame in self.frames], dtype)
+        place = np.repeat(np.arange(len(sizes)), sizes)
         return found, self._first_row[place] + found["row"], place
 
 
-def _whole(packed: bytes, size: int) -> bytes:
-    return packed if len(packed) % size == 0 else packed[: len(packed) // size * size]
+def _unpacked(packed: list[bytes], dtype: np.dtype[np.void]) -> tuple[NDArray[np.void], list[int]]:
+    """Return the records of all nodes, and how many each has; what is left of a node's bytes is none."""
+    size = dtype.itemsize
+    sizes, joined = [len(part) // size for part in packed], b"".join(packed)
+    if sum(sizes) * size != len(joined):
+        joined = b"".join(part[: num * size] for part, num in zip(packed, sizes, strict=True))
+    return np.frombuffer(joined, dtype), sizes

@@ -150,11 +150,11 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
 
 def _rest_of_stopped(cluster: Cluster, job: JobModel, row: JobRow) -> Headline | None:
     """Return that a job was stopped on some nodes and runs on others, which the stop has not reached."""
+    if job.together.is_elastic or not {JobState.STOPPED, JobState.RUNNING} <= job.together.states:
+        return None
     nodes: dict[JobState, list[str]] = {}
     for node, assignment in job.assignments.items():
         nodes.setdefault(assignment.status.state, []).append(cluster.node_names[node])
-    if job.together.is_elastic or not {JobState.STOPPED, JobState.RUNNING} <= set(nodes):
-        return None
     where = f"was stopped on {_names(nodes[JobState.STOPPED])} and still runs on {_names(nodes[JobState.RUNNING])}"
     return _line(Severity.WARNING, f"job {row.job_id} {where}: rankdeck stop {row.job_id} ends the rest")
 

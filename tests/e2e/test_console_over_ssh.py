@@ -30,6 +30,7 @@ pytestmark = [
 def test_the_console_is_there_before_its_hosts_are(desk: Desk, network: Network) -> None:
     assert desk.run("up", "h1", "h2")[0] == 0
     network["h2"].pull_cable()
+    network.configure("Host h2\n  ConnectTimeout 60")  # it connects until the screen has been seen
     before = set(desk.runtime.rglob("*"))
     terminal = desk.terminal("opening", "attach", *named("h1", "h2"))
 

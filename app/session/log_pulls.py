@@ -1,5 +1,6 @@
 """The log lines of a session's nodes, pulled by cursor whenever a report shows that there are more.
 
+`Repeats` drops what an agent sends again, since it has read the files from their beginning as the one before it did.
 `AttemptMarks` marks in them where an attempt of a job begins.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,6 +63,7 @@ class LogPulls:
         self._merges_until_s: float | None = math.inf
         """Moment at which the first lines wait no longer; infinity before there are any, None once they are taken."""
         self._cursor: dict[str, tuple[str, int]] = {}
+        self._repeats: defaultdict[str, Repeats] = defaultdict(Repeats)
         self._wanted: dict[str, tuple[str, int]] = {}
 
     def want(self, node: str, epoch: str, latest: int) -> None:
@@ -120,6 +122,9 @@ class LogPulls:
             await asyncio.gather(*under_way.values(), return_exceptions=True)
 
     async def _pull_into_cursor(self, node: str, epoch: str, cursor: int) -> None:
+        if self._cursor.get(node, (epoch, 0))[0] != epoch:
+            self._repeats[node].restart(time.monotonic())
+        self._cursor[node] = (epoch, cursor)
         self._cursor[node] = (epoch, await self._pull(node, cursor))
 
     async def _pull(self, node: str, cursor: int) -> int:
@@ -130,14 +135,86 @@ class LogPulls:
             return cursor  # the node's own row shows that it does not answer; the next report asks again
         now_s = time.monotonic()
         gap = gap_line(cursor, first_seq, lines[0].age_s if lines else None)
+        new = self._repeats[node].new_of(lines, now_s, has_gap=gap is not None)
         if self._merges_until_s == math.inf and lines:
             self._merges_until_s = now_s + FIRST_LINES_S
-        self._lines.extend((now_s - (line.age_s or 0.0), node, line) for line in ([gap] if gap else []) + lines)
-        if lines:
-            received = LinesRecord(now_s, node, lines)
+        self._lines.extend((now_s - (line.age_s or 0.0), node, line) for line in ([gap] if gap else []) + new)
+        if new:
+            received = LinesRecord(now_s, node, new)
             self.printed.add(received)
             self._record(received)
         return lines[-1].seq if lines else cursor
+
+
+REPEAT_S = 30.0
+"""Seconds after an agent's first lines within which it has read again what the one before it had read."""
+_Stream = tuple[str, int, str]
+"""Job, rank and stream of a line: the file that it is in."""
+
+
+class _Seen(NamedTuple):
+    """What has come of one file."""
+
+    num: int
+    first: int
+    """Hash of its first line."""
+    all: int
+    """Hash of all its lines, in order."""
+
+    def with_line(self, text: str) -> _Seen:
+        return _Seen(self.num + 1, self.first if self.num else hash(text), hash((self.all, text)))
+
+
+_NOTHING = _Seen(0, 0, 0)
+
+
+class Repeats:
+    """The lines of one node, of which some come again when its agent is replaced. Pure.
+
+    The lines of a file are a repeat if as many as before came, and these are equal; until then they are held back.
+    Where an agent has sent less than all, its successor's lines all count as new.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[_Stream, _Seen] = {}
+        self._before: dict[_Stream, _Seen] = {}
+        """What came from the agent before, of the files that may come again."""
+        self._held: defaultdict[_Stream, list[LogLine]] = defaultdict(list)
+        self._is_whole = True
+        self._until_s = -math.inf
+
+    def restart(self, now_s: float) -> None:
+        """Note that the next lines are those of a new agent."""
+        # Of what the agent before has not read again yet, the one before that has sent all.
+        self._before = {**self._seen, **self._before} if self._is_whole else {}
+        self._seen.clear()
+        self._held.clear()
+        self._is_whole, self._until_s = True, now_s + REPEAT_S
+
+    def new_of(self, lines: Sequence[LogLine], now_s: float, *, has_gap: bool) -> list[LogLine]:
+        """Return the lines that have not come before; `has_gap` is True if some are missing in front of them."""
+        new: list[LogLine] = []
+        self._is_whole = self._is_whole and not has_gap
+        if not self._is_whole or now_s > self._until_s:
+            for stream in [*self._before]:
+                new += self._release(stream)
+        for line in lines:
+            stream = (line.job_id, line.rank, line.stream)
+            seen = self._seen[stream] = self._seen.get(stream, _NOTHING).with_line(line.text)
+            before = self._before.get(stream)
+            if before is None:
+                new.append(line)
+                continue
+            self._held[stream].append(line)
+            if seen.num == before.num or seen.first != before.first:
+                held = self._release(stream)
+                new += [] if seen == before else held
+        return new
+
+    def _release(self, stream: _Stream) -> list[LogLine]:
+        """Compare a file no longer; return the lines that were held back."""
+        del self._before[stream]
+        return self._held.pop(stream, [])
 
 
 class Begun(NamedTuple):

@@ -14,6 +14,7 @@ from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.model.job_choice import NEVER, JobChoice
 from app.model.new_nodes import NewNodeWatch
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.backfill import PAUSE_S
 from app.session.audit import AuditedAction
 from app.session.control import AssignmentGuard, JobStarter
@@ -31,7 +32,7 @@ from app.session.remote_job import (
     started_text,
     unknown_job_text,
 )
-from app.session.session import DEFAULT_OPTIONS, Session
+from app.session.session import DEFAULT_OPTIONS, UNHEARD_S, Session
 from app.ssh.config import THIS_MACHINE
 from app.text import NAME_LIMIT, clean, clean_name
 from app.threads import in_daemon_thread
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
-    from app.model.unreachable_reason import UnreachableReason
     from app.session.hosts import Hosts
     from app.session.options import SessionOptions
     from app.session.remote_job import RunRequest
@@ -379,6 +379,13 @@ class RemoteSession(Session):
             own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
         return own_s + END_PATIENCE_S
 
+    def _unreadable_reason(self, host: str) -> UnreachableReason | None:
+        """Return why a host's reports cannot be read, if that has been so for `UNHEARD_S`."""
+        since_s, why = self.telemetry.unreadable.get(host, (math.inf, ""))
+        if time.monotonic() < since_s + UNHEARD_S:
+            return None
+        return UnreachableReason(f"what it sends is no report: {why}", UnreachableKind.REPORT)
+
     def view(self) -> View:
         """Return the rows of now.
 
@@ -386,7 +393,7 @@ class RemoteSession(Session):
             AppError: The connection is lost permanently.
         """
         for host, unreachable_reason in self._connections.unreachable_reasons.items():
-            self.put_unreachable(host, unreachable_reason)
+            self.put_unreachable(host, unreachable_reason or self._unreadable_reason(host))
         if self.patience_s:  # a console for one look finds new nodes at its next start
             self._look_for_new_nodes()
             for sentence in self._hosts.news():

@@ -243,9 +243,9 @@ def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
 def _cpu_of_all(verdict: Verdict) -> str:
     """Return how busy the process of the culprits, or of all that stand, is that computes most."""
     cpu = cpu_text(verdict)
-    num_ranks = len(verdict.culprits) or sum(len(side.ranks) for side in verdict.sides)
-    if not cpu or num_ranks == 1:
-        return cpu and f"it {cpu}"
+    ranks = verdict.culprits or [rank for side in verdict.sides for rank in side.ranks]
+    if not cpu or len(ranks) == 1:
+        return cpu and f"{ranks_text(ranks)} {cpu}"
     return "none of them uses a CPU" if _is_idle(verdict) else f"the busiest of them {cpu}"
 
 

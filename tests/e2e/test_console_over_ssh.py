@@ -34,7 +34,7 @@ def test_the_console_is_there_before_its_hosts_are(desk: Desk, network: Network)
     before = set(desk.runtime.rglob("*"))
     terminal = desk.terminal("opening", "attach", *named("h1", "h2"))
 
-    screen = terminal.until_it_shows("h2 connecting", WITHIN_S, "h1 ready", "going to 2 hosts: 1 of 2 done")
+    screen = terminal.until_it_shows("h2    connecting", WITHIN_S, "h1    ready", "going to 2 hosts: 1 of 2 done")
     assert "1 Overview" in screen
     terminal.keys("q")
 

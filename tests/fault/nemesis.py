@@ -181,7 +181,6 @@ class Nemesis:
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 await self._round()
-            self.watch.printed.clear()
             await self.watch.finish()
 
     async def _round(self) -> None:

@@ -131,6 +131,9 @@ async def test_a_host_that_floods_with_nonsense_is_not_believed_and_the_other_on
                 await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
             assert "h2" in watch.headline
             await watch.until(lambda: watch.session.telemetry.num_malformed["h2"] > 1000, WAIT_S, "it floods")
+            await watch.until(
+                lambda: "what it sends is no report" in watch.trouble("h2"), TOLD_S, "the reason is shown"
+            )
             await watch.watch_a_while()
             assert watch.state("h1") == "up"
             await watch.session.fleet.report("h2")

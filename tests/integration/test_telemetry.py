@@ -104,8 +104,10 @@ def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publish
         return telemetry.num_malformed["a"]
 
     until(babble, 5, "the malformed frame is counted")
+    assert telemetry.unreadable["a"][1]
 
     received_after(publishers, telemetry, "a", encode_node_report(node_report(1)))
+    assert telemetry.unreadable == {}
 
 
 @pytest.mark.fault(row=30)

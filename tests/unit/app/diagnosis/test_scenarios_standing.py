@@ -93,7 +93,7 @@ def test_a_job_that_loops_at_one_line_is_named_after_a_minute_as_one_that_comput
 
     (row,) = sim.view().verdicts()
     assert row.cause is Cause.STANDSTILL
-    assert "; it uses 86 % of a CPU" in row.text
+    assert "; rank 0 uses 86 % of a CPU" in row.text
     assert row.hint.startswith("look at these lines: a loop may not end")
 
 

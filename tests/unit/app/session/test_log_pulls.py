@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.wire.logs import LogLine
 from app.session import log_pulls
-from app.session.log_pulls import AttemptMarks, Begun, LogPulls, gap_line, in_time_order
+from app.session.log_pulls import REPEAT_S, AttemptMarks, Begun, LogPulls, Repeats, gap_line, in_time_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pytest
 
     from app.fleet.fleet import Fleet
 
@@ -125,3 +128,67 @@ def test_a_restart_is_marked_before_it_prints_and_one_that_is_over_and_has_no_li
         "--- attempt 2 began 12:03:04"
     ]
     assert AttemptMarks().marked(old, [began("a", 2, 3.0, is_live=False)]) == old
+
+
+def lines_of(rank: int, *texts: str) -> list[LogLine]:
+    return [LogLine(number, rank, "stdout", text, "a") for number, text in enumerate(texts, 1)]
+
+
+def texts_of(lines: Sequence[LogLine]) -> list[str]:
+    return [line.text for line in lines]
+
+
+RANKS = st.lists(st.lists(st.sampled_from(["ready", "loss 1", "loss 2"]), max_size=6), min_size=1, max_size=3)
+
+
+@given(files=RANKS, later=RANKS, cuts=st.lists(st.integers(0, 20), max_size=4), num_agents=st.integers(1, 3))
+def test_what_a_new_agent_reads_again_is_shown_once(
+    files: list[list[str]], later: list[list[str]], cuts: list[int], num_agents: int
+) -> None:
+    repeats, shown = Repeats(), list[LogLine]()
+    whole = files
+    for number in range(num_agents + 1):
+        whole = [[*one, *more] for one, more in zip_longest(files, later, fillvalue=list[str]())] if number else files
+        # Each agent reads the files side by side, in an order of its own, and they are pulled in pieces.
+        lines = [line for rank, texts in enumerate(whole) for line in lines_of(rank, *texts)]
+        if number % 2:
+            lines.sort(key=lambda line: line.seq)
+        if number:
+            repeats.restart(number)
+        at = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
+        for first, end in pairwise(at):
+            shown += repeats.new_of(lines[first:end], number, has_gap=False)
+
+    for rank, texts in enumerate(whole):
+        assert texts_of([line for line in shown if line.rank == rank]) == texts
+
+
+def test_a_file_that_is_another_one_is_shown_from_its_start() -> None:
+    repeats = Repeats()
+    repeats.new_of(lines_of(0, "attempt 0", "loss 1", "loss 2"), 0.0, has_gap=False)
+    repeats.restart(1.0)
+
+    assert texts_of(repeats.new_of(lines_of(0, "attempt 1", "loss 1"), 1.0, has_gap=False)) == ["attempt 1", "loss 1"]
+
+
+def test_lines_that_differ_late_or_stay_fewer_are_shown_as_soon_as_that_is_known() -> None:
+    repeats = Repeats()
+    repeats.new_of([*lines_of(0, "ready", "loss 1", "loss 2"), *lines_of(1, "ready", "loss 1")], 0.0, has_gap=False)
+    repeats.restart(1.0)
+
+    assert texts_of(repeats.new_of(lines_of(0, "ready", "loss 1"), 1.0, has_gap=False)) == []
+    again = lines_of(0, "ready", "loss 1", "loss 3")[2:]
+    assert texts_of(repeats.new_of(again, 1.1, has_gap=False)) == ["ready", "loss 1", "loss 3"]
+    assert texts_of(repeats.new_of(lines_of(1, "ready"), 1.2, has_gap=False)) == []
+    assert texts_of(repeats.new_of([], 1.1 + REPEAT_S, has_gap=False)) == ["ready"]
+
+
+@pytest.mark.parametrize("which", ["before", "again"])
+def test_where_lines_are_missing_all_are_shown(which: str) -> None:
+    repeats = Repeats()
+    repeats.new_of(lines_of(0, "ready", "loss 1"), 0.0, has_gap=which == "before")
+    repeats.restart(1.0)
+
+    again = repeats.new_of(lines_of(0, "ready", "loss 1"), 1.0, has_gap=which == "again")
+
+    assert texts_of(again) == ["ready", "loss 1"]

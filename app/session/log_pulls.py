@@ -242,13 +242,13 @@ class AttemptMarks:
         self._marked: set[tuple[str, int]] = set()
 
     def marked(self, lines: Sequence[DatedLine], attempts: Iterable[Begun]) -> list[DatedLine]:
-        """Return lines merged by time with a mark for each attempt but the first of a job, each once.
+        """Return lines merged by time with a mark for each of the attempts, each once.
 
         The mark comes before the attempt's first line. An attempt that is over and has no line here gets none.
         """
         marked = list(lines)
         for begun in attempts:
-            if not begun.attempt or (begun.job_id, begun.attempt) in self._marked:
+            if (begun.job_id, begun.attempt) in self._marked:
                 continue
             self._marked.add((begun.job_id, begun.attempt))
             own = (place for place, (_, _, line) in enumerate(marked) if line.job_id == begun.job_id)

@@ -317,14 +317,15 @@ class Session:
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, merged by time, with `AttemptMarks`."""
         lines = self._logs.drain_dated()
-        if lines or self._logs.has_all:
-            lines = self._marks.marked(lines, self._attempts())
+        attempts = list(self._later_attempts())
+        if attempts and (lines or self._logs.has_all):
+            lines = self._marks.marked(lines, attempts)
         return [(node, line) for _, node, line in lines]
 
-    def _attempts(self) -> Iterator[Begun]:
-        """Yield the latest attempt of each job that an agent has launched."""
+    def _later_attempts(self) -> Iterator[Begun]:
+        """Yield the latest attempt of each job that an agent has launched more than once."""
         for job in self._cluster.jobs.values():
-            if job.assignments and not job.together.is_adopted and math.isfinite(job.started_s):
+            if job.attempt and job.assignments and not job.together.is_adopted and math.isfinite(job.started_s):
                 node, at = self._cluster.node_names[min(job.assignments)], self.time_text(job.started_s)
                 yield Begun(job.job_id, job.attempt, node, job.started_s, at, not job.is_ended())
 

@@ -112,10 +112,10 @@ def began(job_id: str, attempt: int, at_s: float, *, is_live: bool = True) -> Be
     return Begun(job_id, attempt, "h1", at_s, "12:03:04", is_live)
 
 
-def test_each_attempt_but_the_first_is_marked_once_before_its_own_lines() -> None:
+def test_each_attempt_is_marked_once_before_its_own_lines() -> None:
     marks, lines = AttemptMarks(), in_time_order([*printed("a", 1.0, 5.0, 9.0), *printed("b", 6.0, node="h2")])
 
-    marked = marks.marked(lines, [began("a", 1, 5.5), began("b", 0, 2.0)])
+    marked = marks.marked(lines, [began("a", 1, 5.5)])
 
     assert [line.text for _, _, line in marked] == ["1", "5", "6", "--- attempt 1 began 12:03:04", "9"]
     assert [(line.rank, line.job_id) for _, _, line in marked if line.text.startswith("---")] == [(-1, "a")]

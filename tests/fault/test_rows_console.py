@@ -33,7 +33,7 @@ WAIT_S = 90.0
 STALL_STEPS = 300
 """Steps that ranks make in fifteen seconds."""
 HOSTS = ("h1", "h2")
-FILES_OF_TWO_HOSTS = 32
+FILES_OF_TWO_HOSTS = 40
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_a_console_with_few_descriptors_says_so_and_never_breaks(
         assert "Traceback" not in done.stderr
         if limit < FILES_OF_TWO_HOSTS:
             assert done.returncode == 2
-            assert f"at most {limit} open files are allowed here, and 2 hosts need 32 (ulimit -n 280" in done.stderr
+            assert f"at most {limit} open files are allowed here, and 2 hosts need 40 (ulimit -n 280" in done.stderr
         else:
             assert done.returncode in ({0, 10} if limit == 256 else {0, 1, 3, 4, 10}), done.stderr
             assert done.returncode in {0, 10} or done.stderr.strip()

@@ -4,7 +4,7 @@
 named (`pytest FILE::TEST`) runs whatever it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then one of
 `NUM_SHARES` equal shares of the slow and chaos tests runs with the rest, another one for another commit, and besides it
 all that test code which the commit changes (RANKDECK_CHANGED_FILES).
-A share takes half a minute of the eight that `.ci/run` may take on two cores.
+A share is so small that `.ci/run` takes less than its eight minutes on two cores (`tests/bench/RESULTS.md`).
 
 `long_tests.txt` has the worker-seconds of the slow and chaos tests, by which shares are equal. It also names more slow
 tests: of the tests of a file that each took longer than `LONG_S` in a whole run all but the shortest.

@@ -152,7 +152,7 @@ class StragglersView(LineView):
             *notes,
             "COST how much less it waits than most",
             "LAST how often it comes last of the ranks on its node",
-            *(["WHERE its line now, beside where it is mostly"] if has_where else []),
+            *(["WHERE its line now; a verdict names its usual one"] if has_where else []),
         ):
             if lines[-1].width + len(note) + 3 > self.size.width:
                 lines.append(self.line())

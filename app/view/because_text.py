@@ -430,6 +430,12 @@ def because_rows(verdict: Verdict) -> list[BecauseRow]:
     ]
 
 
+def differing_rows(verdict: Verdict) -> list[SignalRow]:
+    """Return the signals that stand out of the first culprit that has any, as rows."""
+    differing = () if verdict.comparison is None else verdict.comparison.differing
+    return [signal_row(one, stands_out=True) for one in differing]
+
+
 def signal_row(one: Compared, *, stands_out: bool) -> SignalRow:
     """Return a signal as a row."""
     unit = WORDINGS[one.signal].unit

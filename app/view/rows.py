@@ -363,8 +363,10 @@ class VerdictRow(msgspec.Struct, frozen=True):
     because: list[BecauseRow] = []
     """Causes of a straggler's slowness, the best first."""
     num_signals_compared: int | None = None
-    """Signals of a straggler that were compared with its peers': without `because`, none of them differs. 0 where its
-    agent takes none; None for other verdicts, and before enough was compared."""
+    """Signals of a straggler that were compared with its peers'. 0 where its agent takes none; None for other verdicts,
+    and before enough was compared."""
+    differing: list[SignalRow] = []
+    """Those of them that stand out, causes and what follows from slowness included."""
 
 
 class HolderRow(msgspec.Struct, frozen=True):

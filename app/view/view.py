@@ -19,7 +19,7 @@ from app.diagnosis.causes import Severity
 from app.diagnosis.waits import LATE_S
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
-from app.view.because_text import because_rows
+from app.view.because_text import because_rows, differing_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.view.headline import LATE_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
@@ -405,6 +405,7 @@ class View:
             end=end_row(verdict.exit),
             because=because_rows(verdict),
             num_signals_compared=None if verdict.comparison is None else verdict.comparison.num_signals,
+            differing=differing_rows(verdict),
         )
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:

@@ -3,8 +3,8 @@
 `python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
 programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those, `--causes N` runs with a
 slow rank and why it is slow, `--real-causes [NAME ...]` the same on two real ranks of a quiet machine, `--gpu-causes
-[NAME ...]` causes of the GPUs of four real ranks on two hosts of the testbed, `--ends N` runs in which a rank ends and
-why.
+[NAME ...]` causes of the GPUs of four real ranks on two hosts of the testbed, `--network-causes [NAME ...]` of the
+network of two, `--ends N` runs in which a rank ends and why.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.corpus.generator import command
 from tests.corpus.gpu_causes import GPU_CAUSES, GPU_OPPOSITES, play_gpu_cause
+from tests.corpus.network_causes import NETWORK_CAUSES, NETWORK_OPPOSITES, play_network_cause
 from tests.corpus.real import REAL, play_real
 from tests.corpus.real_causes import CAUSES, OPPOSITES, play_cause
 from tests.corpus.reported.table import chosen, figures, line, play_and_score
@@ -25,7 +26,9 @@ from tests.corpus.scenarios import ALL, Outcome, play
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.corpus.real_causes import On, RealCause, Told
+    from tests.corpus.real_causes import RealCause, Told
+
+AnyCause = TypeVar("AnyCause", bound="RealCause[Any]")
 
 
 def main() -> None:
@@ -46,6 +49,7 @@ def main() -> None:
         "--real-causes", nargs="*", metavar="NAME", help="causes on two real ranks, a quarter of an hour"
     )
     parser.add_argument("--gpu-causes", nargs="*", metavar="NAME", help="causes of GPUs, twenty minutes")
+    parser.add_argument("--network-causes", nargs="*", metavar="NAME", help="causes of networks, six minutes")
     parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
     args = parser.parse_args()
@@ -55,6 +59,12 @@ def main() -> None:
         (
             args.gpu_causes,
             lambda: _play_causes((*GPU_CAUSES, *GPU_OPPOSITES), play_gpu_cause, args.gpu_causes, args.patience),
+        ),
+        (
+            args.network_causes,
+            lambda: _play_causes(
+                (*NETWORK_CAUSES, *NETWORK_OPPOSITES), play_network_cause, args.network_causes, args.patience
+            ),
         ),
         (args.story, lambda: command.main_of_one(args.story)),
         (args.shrink, lambda: command.main_of_shrinking(args.shrink)),
@@ -93,8 +103,8 @@ def _play_reported(names: list[str], patience: float) -> None:
 
 
 def _play_causes(
-    causes: Sequence[RealCause[On]],
-    play_one: Callable[[RealCause[On], Path, float], Told],
+    causes: Sequence[AnyCause],
+    play_one: Callable[[AnyCause, Path, float], Told],
     names: list[str],
     patience: float,
 ) -> None:

@@ -77,6 +77,11 @@ class Machine:
             self.undo.callback(process.wait)
             self.undo.callback(process.kill)
 
+    def bind(self, rank: int) -> None:
+        """Take all CPUs but one from a rank, and its threads."""
+        for task in Path(f"/proc/{self.pids[rank]}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {min(os.sched_getaffinity(0))})
+
     def ask(self, what: str) -> None:
         """Have rank 1 do something from its next steps on."""
         (self.directory / what).touch()
@@ -114,6 +119,8 @@ class RealCause(Generic[On]):
     is_slow: bool = True
     also: frozenset[Signal] = frozenset()
     """Signals that may be named besides: they show the same."""
+    before: str = ""
+    """What the ranks are asked for before they start."""
 
 
 @dataclass
@@ -164,6 +171,13 @@ CAUSES: tuple[RealCause[Machine], ...] = (
     RealCause("garbage collection", lambda on: on.ask("gc"), frozenset({Signal.GC_PAUSE})),
     RealCause("a thread that holds the interpreter", lambda on: on.ask("gil"), frozenset({Signal.GIL_WAIT})),
     RealCause("printing", lambda on: on.ask("log"), frozenset({Signal.LOG_LINES})),
+    RealCause(
+        "one CPU for two threads",
+        lambda on: on.bind(1),
+        frozenset({Signal.CPUS_ALLOWED}),
+        also=frozenset({Signal.CPU_WAIT}),
+        before="threads",
+    ),
 )
 MORE_WORK: RealCause[Machine] = RealCause("more work", lambda on: on.ask("work"))
 OPPOSITES: tuple[RealCause[Machine], ...] = (
@@ -173,6 +187,7 @@ OPPOSITES: tuple[RealCause[Machine], ...] = (
     RealCause("a quota that is enough", lambda on: on.quota(1, 0.9), is_slow=False),
     RealCause("nothing", lambda _: None, is_slow=False),
     RealCause("more work, and a quota that is enough", _work_in_quota),
+    RealCause("one CPU that is enough", lambda on: on.bind(1), is_slow=False, before="unbound"),
 )
 
 
@@ -181,6 +196,8 @@ def play_cause(cause: RealCause[Machine], directory: Path, patience: float = 1.0
     (directory / "data").write_bytes(os.urandom(DATA_BYTES))
     os.sync()
     machine = Machine(directory)
+    if cause.before:
+        machine.ask(cause.before)
     with machine.undo, RunningAgent(node="here") as agent:
         return _Watch(agent, machine, cause, patience).told()
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from app.diagnosis.because.signals import Trait
 
 LEAD_S = 40.0
-"""Seconds before a rank is named from which a change may be the reason: it takes up to 15 s to name most, up to 40 s to
-name one that is slow in some steps only."""
+"""Seconds before a rank is named from which a change may be the reason: it takes up to 15 s to name most, longer on a
+busy machine."""
 STALL_LEAD_S = 20.0
 """Seconds before a wait from which a change may be its reason."""
 YOUNG_S = 30.0

@@ -148,7 +148,7 @@ TRAITS: dict[Signal, Trait] = {
     Signal.LOG_LINES: _rank(Role.CAUSE, Family.ALONE, 100.0, 4.0, is_weak=True),
     # The network.
     Signal.NIC_SPEED: _host(Role.CAUSE, Family.ALONE, 1e6, 0.45, is_less_worse=True, is_direct=True),
-    Signal.TCP_RETRANSMITS: _host(Role.CAUSE, Family.ALONE, 0.01, 4.0),
+    Signal.TCP_RETRANSMITS: _host(Role.CAUSE, Family.ALONE, 0.01, 2.0),
     Signal.NIC_ERRORS: _host(Role.CAUSE, Family.ALONE, 5.0, 4.0),
     Signal.NIC_DROPS: _host(Role.CAUSE, Family.ALONE, 50.0, 4.0, is_weak=True),
 }

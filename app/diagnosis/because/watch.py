@@ -41,6 +41,8 @@ SETTLED_S = 20.0
 
 A rank that is slow in some steps only takes longer to find."""
 SETTLED_AT_TIMES_S = 45.0
+AT_TIMES_S = 50.0
+"""Seconds by which it may take longer to name a rank that is slow in some steps only."""
 FORGET_S = 60.0
 """Seconds after which what is known of a rank that is no longer slow is forgotten."""
 
@@ -78,7 +80,7 @@ class _SlowRank:
         self.num_looks = 0
         self.tracks: dict[Signal, _Track] = {}
         self.well_s: dict[Signal, float] = {}
-        """When signals were last like those of the peers."""
+        """When signals were last like those of the peers; a look that misses one among others that find it is noise."""
         self._differing: dict[Signal, tuple[Compared, int]] = {}
         """Signals that stood out at one of the last looks, and at which."""
 
@@ -99,6 +101,12 @@ class _SlowRank:
         over = [signal for signal, track in self.tracks.items() if signal not in found and track.miss()]
         for signal in over:
             del self.tracks[signal]
+
+    def note_well(self, compared: dict[Signal, Compared], at_s: float) -> None:
+        """Note which signals are like those of the peers, and were at the last looks."""
+        bad = {*self.tracks, *self._differing}
+        well = (signal for signal, one in compared.items() if not one.is_worse and signal not in bad)
+        self.well_s |= dict.fromkeys(well, at_s)
 
     @property
     def named(self) -> dict[Signal, Candidate]:
@@ -177,8 +185,7 @@ class CauseWatch:
         slowness = self._slowness(own.rank, verdict, evidence)
         compared = peers.all_of(own, known.named)
         known.take(candidates_of(own, peers, slowness, known.named, known.well_s), compared)
-        well = {signal: own.at_s for signal, one in compared.items() if not one.is_worse}
-        known.well_s |= {signal: at_s for signal, at_s in well.items() if signal not in known.tracks}
+        known.note_well(compared, own.at_s)
 
     def _slowness(self, rank: int, verdict: Verdict, evidence: Evidence) -> Slowness:
         job, now_s, named_s = evidence.job, evidence.now_s, self._ranks[rank].named_s
@@ -187,12 +194,13 @@ class CauseWatch:
         if verdict.cost_frac is None:
             since_s = now_s - verdict.waited_s
             return Slowness(verdict.phase, None, since_s, since_s, is_whole_host)
-        settled_s = SETTLED_AT_TIMES_S if verdict.is_at_times or verdict.is_in_turns else SETTLED_S
-        is_known = named_s - self._judged_s >= settled_s
+        is_rare = verdict.is_at_times or verdict.is_in_turns
+        is_known = named_s - self._judged_s >= (SETTLED_AT_TIMES_S if is_rare else SETTLED_S)
+        earliest_s = named_s - AT_TIMES_S * is_rare if is_known else -math.inf
         earlier = verdict.earlier_cost
         latest_s = now_s if earlier is not None and earlier.frac < verdict.cost_frac else named_s
         phase = None if verdict.habit is None else verdict.habit.phase
-        return Slowness(phase, verdict.cost_frac, named_s if is_known else -math.inf, latest_s, is_whole_host)
+        return Slowness(phase, verdict.cost_frac, earliest_s, latest_s, is_whole_host)
 
     def _with_causes(self, verdict: Verdict) -> Verdict:
         known = [self._ranks[rank] for rank in _few(verdict.culprits) if rank in self._ranks]

@@ -2,8 +2,9 @@
 
 python burdened.py DIRECTORY
 
-Each rank keeps to a CPU of its own. A file `gc`, `gil`, `log`, `work` or `sleep` in DIRECTORY slows rank 1 from inside;
-else it is slowed from outside. DIRECTORY/data is read past the page cache, 256 KiB a step.
+Each rank keeps to a CPU of its own, unless `unbound` or `threads` is in DIRECTORY at the start. With `threads` it works
+in two threads, and rank 0 sleeps while rank 1 works. A file `gc`, `gil`, `log`, `work` or `sleep` in DIRECTORY slows
+rank 1 from inside; else it is slowed from outside. DIRECTORY/data is read past the page cache, 256 KiB a step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,13 +23,16 @@ import torch.distributed as dist
 
 import ddpcore
 
-WORK_S = 0.012
+WORK_S, PAUSE_S = 0.012, 0.025
 READ_BYTES = 256 * 1024
 directory = Path(sys.argv[1])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 cpus = sorted(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+num_threads = 2 if (directory / "threads").exists() else 1
+if num_threads == 1 and not (directory / "unbound").exists():
+    os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+is_second = rank == 0 and num_threads > 1
 torch.set_num_threads(1)
 matrix = torch.randn(160, 160)
 
@@ -37,6 +42,14 @@ def work(cpu_s: float) -> None:
     until_s = time.thread_time() + cpu_s
     while time.thread_time() < until_s:
         torch.mm(matrix, matrix)
+
+
+def work_together() -> None:
+    """Compute in all threads, each for the same time of a CPU."""
+    others = [threads.submit(work, WORK_S) for _ in range(num_threads - 1)]
+    work(WORK_S)
+    for other in others:
+        other.result()
 
 
 def hold_interpreter() -> None:
@@ -65,6 +78,7 @@ def slow_down(step: int) -> None:
 
 asked: set[str] = set()
 helpers: list[threading.Thread] = []
+threads = ThreadPoolExecutor(num_threads)
 kept = [{"number": number, "of": [number]} for number in range(200_000)]
 buffer = mmap.mmap(-1, READ_BYTES)
 file = os.open(directory / "data", os.O_RDONLY | getattr(os, "O_DIRECT", 0))
@@ -74,9 +88,12 @@ for step in range(1, 1_000_000):
         asked = {entry.name for entry in os.scandir(directory)}
     with ddpcore.phase("data"):
         os.preadv(file, [buffer], 0)
-    work(WORK_S)
+    if is_second:
+        time.sleep(PAUSE_S)
+    work_together()
     if rank == 1:
         slow_down(step)
-    time.sleep(0.025)
+    if not is_second:
+        time.sleep(PAUSE_S)
     dist.all_reduce(torch.ones(1000))
     ddpcore.report_step(step, loss=1.0 / step)

@@ -3,8 +3,8 @@
 python on_gpus.py DIRECTORY
 
 A copy takes longer over fewer lanes of PCIe, an older generation, or a link that sends packets again. Computing takes
-longer at a lower clock, beside another process, and while memory errors are corrected. A file `program` in DIRECTORY
-slows rank 1 by itself, `unbound` makes all ranks independent of GPUs.
+longer at a lower clock, beside another process, with a faulty NVLink, and while memory errors are corrected. A file
+`program` in DIRECTORY slows rank 1 by itself, `unbound` makes all ranks independent of GPUs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,33 @@ def slowness() -> tuple[float, float]:
         return 1.0, 1.0
     lanes, generation = pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)
     resending = 3.0 if pynvml.nvmlDeviceGetPcieReplayCounter(gpu) else 1.0
-    correcting = 1.6 if pynvml.nvmlDeviceGetTotalEccErrors(gpu, *CORRECTED_SINCE_LOADED) else 1.0
     megahertz = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
-    num_processes = max(1, len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)))
     link = LANES / lanes * 2.0 ** (GENERATION - generation)
-    return resending * link, correcting * MEGAHERTZ / megahertz * num_processes
+    return resending * link, (1.6 if is_faulty() else 1.0) * MEGAHERTZ / megahertz * max(1, num_processes())
+
+
+def is_faulty() -> bool:
+    """Return whether the GPU has errors of its memory or of its NVLinks."""
+    num_corrected = pynvml.nvmlDeviceGetTotalEccErrors(gpu, *CORRECTED_SINCE_LOADED)
+    _, _, is_remap_pending, _ = pynvml.nvmlDeviceGetRemappedRows(gpu)
+    (num_links,) = fields((pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0))
+    states = fields(*((pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(num_links)))
+    num_errors = sum(fields(*((pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC, link) for link in range(num_links))))
+    return bool(num_corrected or is_remap_pending or num_errors or not all(states))
+
+
+def fields(*wanted: tuple[int, int]) -> list[int]:
+    """Return the values of fields, each with its link."""
+    return [answer.value.ullVal for answer in pynvml.nvmlDeviceGetFieldValues(gpu, wanted)]
+
+
+def num_processes() -> int:
+    """Return the number of processes on the GPU, or on its first instance in MIG mode."""
+    is_in_parts, _ = pynvml.nvmlDeviceGetMigMode(gpu)
+    if is_in_parts:
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)))
+    calls = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetMPSComputeRunningProcesses)
+    return sum(len(call(gpu)) for call in calls)
 
 
 class Model(nn.Module):

@@ -87,6 +87,43 @@ def test_a_cause_stays_over_a_few_looks_without_it_and_keeps_its_beginning() -> 
     assert named(sim) == []
 
 
+@pytest.mark.parametrize("slow_after_s", [0.0, 28.0])
+def test_a_look_that_misses_a_signal_from_the_start_does_not_date_its_beginning(slow_after_s: float) -> None:
+    sim = CauseCluster(2, 2, program=PROGRAM, seed=4)
+    signals = give_signals(sim)
+    heat(signals, sim.now_s)
+    sim.run(slow_after_s)
+    drag(sim, [RANK], COMPUTING, 0.4)
+    sim.run_until(lambda: bool(straggler(sim)), NAMED_WITHIN_S)
+    sim.run(watch.LOOK_S * 0.5)
+    shifts = list(signals.shifts)
+    signals.shifts.clear()
+    sim.run(watch.LOOK_S)
+    signals.shifts.extend(shifts)
+    sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 2))
+    found = straggler(sim)
+    assert found is not None
+    from_start = [(Signal.GPU_THERMAL, None)] if slow_after_s == 0.0 else []
+    assert [(one.signal, one.since_s) for one in found.because] == from_start, "hot long before it was slow: no reason"
+
+
+@pytest.mark.parametrize(("slow_s", "quick_s"), [(0.3, 1.2), pytest.param(1.0, 4.0, marks=pytest.mark.slow)])
+def test_the_cause_of_a_rank_that_is_slow_at_times_is_named_however_long_it_takes_to_name_the_rank(
+    slow_s: float, quick_s: float
+) -> None:
+    sim = CauseCluster(2, 2, program=PROGRAM, seed=4)
+    signals = give_signals(sim)
+    sim.run(60)
+    began_s = sim.now_s
+    heat(signals, began_s)
+    while straggler(sim) is None or not named(sim):
+        for for_s, drags in ((slow_s, dict.fromkeys(COMPUTING, 4.0)), (quick_s, {})):
+            sim.ranks[RANK].drags = drags
+            sim.run(for_s)
+        assert sim.now_s - began_s < 120.0
+    assert named(sim) == [Signal.GPU_THERMAL]
+
+
 def test_what_stands_out_in_the_panel_differs_in_the_sentence_too_though_it_is_no_cause() -> None:
     sim, signals = slow_cluster()
     sim.run_until(lambda: "nothing else differs: 36 signals" in sim.view().headline().text, 20.0)
@@ -98,6 +135,8 @@ def test_what_stands_out_in_the_panel_differs_in_the_sentence_too_though_it_is_n
     assert pace is not None
     assert [row.signal for row in pace.signals(RANK) if row.is_worse] == [Signal.CPU_WAIT]
     assert "; no cause found; 1 of 36 signals differs: waits for a CPU" in sim.view().headline().text
+    (verdict,) = sim.view().verdicts()
+    assert ([one.signal for one in verdict.differing], verdict.because) == ([Signal.CPU_WAIT], [])
 
     signals.shifts.clear()
     sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 2))

@@ -132,7 +132,9 @@ class Daemon:
         self._ends_with_jobs = ""
         """Why it ends once its jobs have; empty where it does not."""
         self._moving_at_s = float("-inf")
-        """When a job was last under way, of those it ends with."""
+        """When a job was last under way."""
+        self._has_news = asyncio.Event()
+        """Set where something has changed since the last tick."""
 
     def end_soon(self) -> None:
         """Begin to end: `run` returns, once a private agent's jobs are gone. Another's go on."""
@@ -196,12 +198,18 @@ class Daemon:
             await self._close()
 
     async def _tick_loop(self) -> None:
-        """Sample, read logs, let time pass for the lifecycles, publish: five times a second."""
+        """Sample, read logs, let time pass for jobs, publish: five times a second, once where nothing runs."""
         while True:
             now_s = time.monotonic()
+            self._has_news.clear()
             with self._surviving():
                 self._tick(now_s)
-            await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
+            if now_s < self._moving_at_s + LAST_LOOK_S:
+                await asyncio.sleep(max(0.0, now_s + PUBLISH_PERIOD_S - time.monotonic()))
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(now_s + IDLE_PERIOD_S - time.monotonic()):
+                    await self._has_news.wait()
 
     def _tick(self, now_s: float) -> None:
         if self.reports.look():
@@ -211,12 +219,13 @@ class Daemon:
             # Right after the ranks, whose CPU time is compared with the machine's: whole seconds of the clock.
             self._next_host_s = (now_s // HOST_PERIOD_S + 1) * HOST_PERIOD_S
             self._state.apply(self._host.sample(), now_s)
-        if self._ends_with_jobs and self._jobs.are_moving:
+        are_moving = self._jobs.are_moving
+        if are_moving:
             self._moving_at_s = now_s
         elif self._ends_with_jobs and now_s >= self._moving_at_s + LAST_LOOK_S:
             self.end_soon()
         self._gpus.tick()
-        if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
+        if are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S - PUBLISH_PERIOD_S / 2:
             self._publish()
             self._keep(now_s)
 
@@ -234,7 +243,7 @@ class Daemon:
         except OSError as error:
             if (reason := error.strerror or str(error)) != self._complaint:
                 self._complaint = reason
-                log_line(f"something was left out: {reason}; it is tried again")
+                log_line(f"something was left out: {reason}; retrying")
 
     async def _close(self) -> None:
         self._publish()
@@ -351,6 +360,7 @@ class Daemon:
 
     def _publish_soon(self, gap_s: float = MIN_PUBLISH_GAP_S) -> None:
         """Publish at once, or as soon as the last report is so old."""
+        self._has_news.set()
         loop = asyncio.get_running_loop()
         wait_s = max(0.0, self._published_at_s + gap_s - time.monotonic())
         if self._publish_timer is None or loop.time() + wait_s < self._publish_timer.when():

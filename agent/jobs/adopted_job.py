@@ -132,6 +132,7 @@ class AdoptedJob:
         """SIGINT has ended it, as Ctrl-C sends it to the launcher and the ranks."""
         self._due: deque[tuple[float, Action]] = deque()
         """What is done next, and when, if the job has not ended by then."""
+        self._stop_began_s: float | None = None
         self._idle_since_s: float | None = None
         """Time from which on no rank of it has had a process."""
         self._rival: tuple[float, int, int] | None = None
@@ -273,6 +274,7 @@ class AdoptedJob:
             detail=self._detail(now_s),
             root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
             age_s=max(0.0, now_s - self.started_s),
+            stop_s=None if self._stop_began_s is None else max(0.0, now_s - self._stop_began_s),
             ranks=ranks,
             unprobed=self._why_mute(),
         )
@@ -334,6 +336,8 @@ class AdoptedJob:
     def _go(self, state: JobState, now_s: float) -> None:
         if self.state is not state:
             self.state, self.since_s = state, now_s
+            if state is JobState.STOPPING:
+                self._stop_began_s = now_s
 
     def _why_mute(self) -> str:
         """Return why ranks have no probe: `python -I`, or `rank 1: python -I; rank 3: torch not imported`."""

@@ -127,6 +127,8 @@ class Job(msgspec.Struct, dict=True):
     is_lone: bool = False
     """The shim of this attempt was killed, and its launcher goes on: how it ends is known only where the kernel
     reports it to others than its parent."""
+    stop_began_s: float | None = None
+    """Time at which its stop began; None where it was not stopped."""
     last_request_id: int = 0
     """The last request to a probe: ranks outlive an agent, and take no id twice."""
 
@@ -141,6 +143,7 @@ class Job(msgspec.Struct, dict=True):
             self,
             since_s=now_s,
             started_s=None,
+            stop_began_s=None if self.stop_began_s is None else now_s,
             failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
             kill_at_s=None if self.kill_at_s is None else now_s,
             terminate_at_s=None if self.terminate_at_s is None else now_s,
@@ -159,6 +162,8 @@ class Job(msgspec.Struct, dict=True):
         if after is not before:
             self.state, self.since_s = after, now_s
             self.restart_at_s = None
+            if after is JobState.STOPPING:
+                self.stop_began_s = now_s
             if after is JobState.RUNNING:
                 self.started_s = now_s
         return self._effects(before, event, now_s)
@@ -186,6 +191,7 @@ class Job(msgspec.Struct, dict=True):
             root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
             age_s=None if self.started_s is None else max(0.0, now_s - self.started_s),
             is_past=self._is_past,
+            stop_s=None if self.stop_began_s is None else max(0.0, now_s - self.stop_began_s),
         )
 
     @property

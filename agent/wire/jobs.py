@@ -83,6 +83,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Seconds since this node started the attempt; None before that, and where the clock has restarted since."""
     is_past: bool = False
     """True if it had ended before this agent started."""
+    stop_s: Seconds | None = None
+    """Seconds since its stop began; None of a job that was not stopped."""
     ranks: list[Rank] = []
     """Global ranks on this node of a job that no agent has launched, in order, as far as they have reported."""
 

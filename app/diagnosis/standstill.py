@@ -209,8 +209,24 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         place=evidence.place_of(int(wait.waiting[0])),
         num_hosts=len(hosts_of(evidence, wait.waiting)) if is_common(evidence.job, wait) else 0,
         num_members=0 if table is None else len(table.members),
+        away=_away_in(evidence, wait),
         is_root_unknown=is_root_unknown(evidence.job, wait),
     )
+
+
+def _away_in(evidence: Evidence, wait: Wait) -> tuple[str, float, float] | None:
+    """Return the node that came back last of those that did not report during a wait, as a verdict has it.
+
+    Where none reported, only this console was cut off.
+    """
+    cluster, since_s = evidence.cluster, evidence.now_s - wait.waited_s
+    nodes = np.unique(evidence.job.node_of[wait.waiting])
+    nodes = nodes[nodes >= 0]
+    back = nodes[(cluster.away_s[nodes] > evidence.thresholds.lost_s) & (cluster.back_s[nodes] > since_s)]
+    if not 0 < len(back) < len(nodes):
+        return None
+    node = int(back[cluster.back_s[back].argmax()])
+    return cluster.node_names[node], float(cluster.away_s[node]), evidence.now_s - float(cluster.back_s[node])
 
 
 def gpus_at_work(evidence: Evidence, known: KnownPhases) -> list[Verdict]:

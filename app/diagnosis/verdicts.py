@@ -166,6 +166,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     num_members: int = 0
     """For TRANSPORT in a collective: ranks of its group."""
+    away: tuple[str, float, float] | None = None
+    """For TRANSPORT: a node that did not report during the wait, for how long, and how long it is back, in s."""
     is_root_unknown: bool = False
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
@@ -194,8 +196,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison | None = None
     """For STRAGGLER: how much was compared to find them; None where nothing was, or not often enough yet."""
     is_behind_work: bool = False
-    """For STRAGGLER: whether the culprits have called what the others wait in, and their GPUs are in work of their own
-    before it. For STANDSTILL: whether all ranks' GPUs are."""
+    """For STRAGGLER: whether the culprits' GPUs are in work before the call. For STANDSTILL: whether all ranks' are."""
     is_blocked: bool = False
     """Whether the first culprit's process is in uninterruptible sleep."""
     cpu_cores: float | None = None

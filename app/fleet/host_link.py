@@ -216,7 +216,7 @@ class HostLink(AgentLink):
             return self.open_in(place.dir, name)
         now_s = time.monotonic()
         if now_s < self._next_reports_s or self._can_forward is None:
-            raise HostUnreachableError(self.host, "its reports are tried again later")
+            raise HostUnreachableError(self.host, "its reports are asked for again later")
         self._next_reports_s = now_s + (SOCKET_PAUSE_S if self._can_forward else PROXY_PAUSE_S)
         why = self._reports_end
         try:

@@ -91,6 +91,7 @@ class Cluster:
     Attributes:
         last_report_s: When each node's latest report came; minus infinity before the first.
         back_s: When each node first reported, or reported again after a gap.
+        away_s: Seconds of each node's latest gap between two reports; 0 before the first.
         is_cut_off: Whether each node is known to be unreachable now.
         available_frac: Fraction of each node's memory that is available; 1 while that is not known.
         crowding: Load of each node relative to `CROWDED_LOAD`; from 1 to `MAX_CROWDING`.
@@ -103,6 +104,7 @@ class Cluster:
         """Latest attempt of each job by id, oldest job first."""
         self.last_report_s = np.full(len(self.nodes), -np.inf)
         self.back_s = np.full(len(self.nodes), -np.inf)
+        self.away_s = np.zeros(len(self.nodes))
         self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
         self.crowding = np.ones(len(self.nodes))
@@ -168,7 +170,9 @@ class Cluster:
     def _put_nodes(self, taken: Sequence[tuple[int, NodeFrame, float]]) -> None:
         nodes = [node for node, _, _ in taken]
         now_s = np.array([now_s for _, _, now_s in taken])
-        self.back_s[nodes] = np.where(now_s - self.last_report_s[nodes] > GAP_S, now_s, self.back_s[nodes])
+        gap_s = now_s - self.last_report_s[nodes]
+        self.back_s[nodes] = np.where(gap_s > GAP_S, now_s, self.back_s[nodes])
+        self.away_s[nodes] = np.where((gap_s > GAP_S) & np.isfinite(gap_s), gap_s, self.away_s[nodes])
         self.last_report_s[nodes] = now_s
         self.available_frac[nodes] = [
             report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0

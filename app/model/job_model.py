@@ -105,7 +105,9 @@ class JobModel(RankColumns):
             # Of several reports, the one that was in transit for the shortest time is right.
             age_s = status.state_s if status.age_s is None else status.age_s
             self.started_s = min(self.started_s, now_s - age_s)
-        if status.state is JobState.STOPPING:
+        if status.stop_s is not None:
+            self.stop_began_s = min(self.stop_began_s, now_s - status.stop_s)
+        elif status.state is JobState.STOPPING:
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
             # The stop itself went unseen: it came between the node's previous report, if any, and this one. Where the

@@ -118,5 +118,8 @@ def _grown(key: Key, before: PastWait | None, view: View, wait: Wait) -> PastWai
         row = msgspec.structs.replace(last, waited_s=row.waited_s, severity=worst)
         ranks, waited_s = np.concatenate([ranks, before.ranks]), np.concatenate([waited_s, before.waited_s])
     known, first = np.unique(ranks, return_index=True)
-    row = msgspec.structs.replace(row, waiting=[])
+    # Who has waited here did not come last, though a report of another node, of a moment before, may say so.
+    missing = np.setdiff1d(row.missing, known).tolist()
+    where = row.missing_where if missing[:1] == row.missing[:1] else ""
+    row = msgspec.structs.replace(row, waiting=[], missing=missing, missing_where=where)
     return PastWait(key, row, known.astype(np.int32), waited_s[first].astype(np.float32), now_s)

@@ -342,9 +342,12 @@ class JobStarter:
         self._start = start
         self._own: dict[str, Program] = {}
         """Programs that this session has started, by job id, unmasked."""
+        self._metrics: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Patterns for metrics with which a program's file was started last, as far as known."""
 
     def remember(self, request: RunRequest) -> None:
         """Remember a job that this session starts."""
+        self._metrics[_file_of(request.command)] = request.metrics
         self._own[request.job_id] = Program(
             request.command,
             request.num_ranks,
@@ -378,6 +381,7 @@ class JobStarter:
             python=program.python,
             workdir=self._workdir(program.workdir),
             max_restarts=program.max_restarts,
+            metrics=self._metrics.get(_file_of(command), ()),
         )
         done = await self._start(request)
         self.remember(request)
@@ -398,10 +402,16 @@ class JobStarter:
         if not isinstance(reply, Shown):
             return None
         spec = reply.spec
+        self._metrics[_file_of(spec.command)] = tuple(spec.metrics)
         python = "" if spec.python == self._usual_python() else spec.python
         if len(self.hosts) > 1:  # each host has its own number of ranks and its own directory
             return Program(tuple(spec.command), python=python)
         return Program(tuple(spec.command), spec.local_world_size, spec.max_restarts, spec.workdir, python)
+
+
+def _file_of(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the file of a program, or `-m` and its module, without its arguments."""
+    return tuple(command[: 2 if command[0] == "-m" else 1])
 
 
 def workdir_on(host: str, workdir: str) -> str:

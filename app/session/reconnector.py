@@ -146,7 +146,7 @@ class Reconnector:
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
             self.unreachable_reason = self._unreachable_reason_of(error)
-            self._notify(Trouble(f"{self._error_text(error)}; it is looked for again, and no job ends by that"))
+            self._notify(Trouble(f"{self._error_text(error)}; looking for it again, and no job ends by that"))
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
@@ -154,7 +154,7 @@ class Reconnector:
         was_forwarded = self._link.is_forwarded
         if self.unreachable_reason is None:
             self.unreachable_reason = UnreachableReason("the connection is lost")
-            self._notify(Trouble(f"{host}: the connection is lost; it is tried again, and no job ends by that"))
+            self._notify(Trouble(f"{host}: the connection is lost; reconnecting, and no job ends by that"))
         if self.failure is not None:
             await self._wake.wait()
         while True:

@@ -47,6 +47,10 @@ STATE_SEVERITY = {
 }
 
 
+UNREPORTED = frozenset({RankState.FROZEN, RankState.SILENT, RankState.LOST})
+"""States in which a rank that lives does not report."""
+
+
 def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
     state = STATES[found.states[rank]]
     if state is RankState.STARTING and (job.is_unprobed[rank] or job.is_elsewhere[rank]):
@@ -68,7 +72,9 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         state=state,
         severity=_severity(found, rank, state),
         step=None if worker is None else _step(job, worker),
-        is_step_least=worker is not None and is_dead and not (job.is_ending[rank] or job.has_raised[rank]),
+        is_step_least=worker is not None
+        and (is_dead or state in UNREPORTED)
+        and not (job.is_ending[rank] or job.has_raised[rank]),
         epoch=None if worker is None else epoch_of(worker),
         loss=None if worker is None else loss_of(worker),
         loss_step=None if worker is None or loss_of(worker) is None else loss_step_of(worker),

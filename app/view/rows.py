@@ -171,7 +171,7 @@ class RankRow(msgspec.Struct, frozen=True):
     step: int | None
     """Its step at the moment of which all living ranks' steps are known; its last one once it has ended."""
     is_step_least: bool
-    """Whether it may have come further: it ended without a last report."""
+    """Whether it may have come further: it does not report, or ended without a last report."""
     epoch: int | None
     loss: float | None
     loss_step: int | None

@@ -55,7 +55,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.SILENT: _hung(on_node)
         if verdict.is_blocked
         else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "x in the console restarts without it"
+        Cause.NODE_LOST: _restart_without(verdict)
         if verdict.unreachable_reason is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
@@ -73,12 +73,24 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     }[verdict.cause]
 
 
+TCP_PAUSE_S = 60.0
+"""Seconds for which connections are given time to go on, at least: TCP sends again after pauses that double.
+
+Source: RFC 6298, 5.5."""
 MEETING_HINTS = {
     NEW_GROUP: "every rank calls new_group for every group, in the same order",
     NEW_COMMUNICATOR: "every rank makes the first collective of a group, in which NCCL starts its communicator",
     MONITORED_BARRIER: "every rank of the group calls monitored_barrier as often as the others",
 }
 """Hint for each call that all ranks of a group have to make."""
+
+
+def _restart_without(verdict: Verdict) -> str:
+    """Return how to go on without lost nodes."""
+    if len(verdict.nodes) > 1:
+        return "x in the console restarts without them"
+    job, node = clean_name(verdict.job), clean_name(verdict.nodes[0])
+    return f"without it: rankdeck restart {job} --exclude {node} --on-these-hosts, or x in the console"
 
 
 def _mismatch_hint(verdict: Verdict) -> str:
@@ -98,6 +110,9 @@ def _mismatch_hint(verdict: Verdict) -> str:
     if verdict.is_shifted or (verdict.counts is not None and verdict.counts.difference):
         return "look for a swallowed exception, a skipped batch or an extra call"
     if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
+        places = {side.place for side in verdict.sides}
+        if None not in places and len(places) == len(verdict.sides):
+            return "the lines differ: a rank may have left out a call; make the same calls on every rank"
         return "pass the same sizes, types, roots and reductions on every rank"
     return "compare the lines: the ranks have taken different branches"
 
@@ -106,8 +121,11 @@ def _transport_hint(verdict: Verdict) -> str:
     if verdict.is_root_unknown:
         compared = f"compare {ROOT_ARGUMENT.get(verdict.op, 'root')} at that line on every rank"
         return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
+    network = "check the network between the nodes: interface, firewall, MTU"
+    if verdict.away is not None and verdict.away[2] <= max(TCP_PAUSE_S, verdict.away[1]):
+        return f"its connections may pause for as long again, then go on: wait before you restart; if not, {network}"
     if verdict.num_hosts > 1:
-        return "check the network between the nodes: interface, firewall, MTU"
+        return network
     if verdict.store_port_owner:
         return "if that is not rank 0's store, end it or choose another MASTER_PORT"
     if verdict.seq is None:
@@ -164,9 +182,13 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
     if verdict.cost_frac is None:
         return _stall_hint(verdict, on_node)
-    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
-        return INPUT_IS_LATE + on_node
-    return f"look at its stack and at the load{on_node}"
+    is_input = (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA
+    compared = verdict.comparison
+    if compared is not None and compared.num_signals and not compared.differing:
+        return (
+            f"{'its input' if is_input else 'its own program'} takes longer: look at its stack and that line{on_node}"
+        )
+    return (INPUT_IS_LATE if is_input else "look at its stack and at the load") + on_node
 
 
 def _stall_hint(verdict: Verdict, on_node: str) -> str:

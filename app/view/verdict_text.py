@@ -392,7 +392,11 @@ def _transport(verdict: Verdict) -> list[str]:
     cause = f"which {argument} each rank passes is not known: they may differ" if verdict.is_root_unknown else ""
     if verdict.store_port_owner:
         cause = f"{clean(verdict.store_port_owner, MAX_ERROR)} listens there"
-    return [head, cause, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
+    away = ""
+    if verdict.away is not None:
+        node, for_s, ago_s = verdict.away
+        away = f"{clean_name(node)} did not report for {seconds_text(for_s)}, until {seconds_text(ago_s)} ago"
+    return [head, away, cause, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
 
 
 def _straggler(verdict: Verdict) -> list[str]:

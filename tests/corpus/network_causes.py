@@ -46,7 +46,7 @@ def _lose_everywhere(links: Links) -> None:
         links.lose(rank, LOST_FRAC)
 
 
-LOST_FRAC = 0.03
+LOST_FRAC = 0.08
 """Packets lost in each direction."""
 LOSSES: RealCause[Links] = RealCause(
     "a link that loses packets", lambda on: on.lose(1, LOST_FRAC), frozenset({Signal.TCP_RETRANSMITS})

@@ -183,7 +183,8 @@ MORE_WORK: RealCause[Machine] = RealCause("more work", lambda on: on.ask("work")
 OPPOSITES: tuple[RealCause[Machine], ...] = (
     MORE_WORK,
     RealCause("asleep", lambda on: on.ask("sleep")),
-    RealCause("both in a quota", _hold_both, is_slow=False),
+    # Their quotas begin anew at different moments: one may be held longer, and that is no false cause.
+    RealCause("both in a quota", _hold_both, also=frozenset({Signal.CPU_THROTTLED}), is_slow=False),
     RealCause("a quota that is enough", lambda on: on.quota(1, 0.9), is_slow=False),
     RealCause("nothing", lambda _: None, is_slow=False),
     RealCause("more work, and a quota that is enough", _work_in_quota),

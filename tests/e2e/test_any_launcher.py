@@ -25,7 +25,8 @@ END_S = 60.0
 TRAIN = (
     "import pathlib, torch, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"
-    "while not pathlib.Path('end').exists(): dist.all_reduce(torch.ones(1)); dist.barrier()\n"
+    "end = torch.zeros(1)\n"
+    "while not end: end.fill_(pathlib.Path('end').exists()); dist.all_reduce(end); dist.barrier()\n"
 )
 
 

@@ -25,7 +25,7 @@ def test_an_agent_without_a_descriptor_to_spare_says_so_once_and_goes_on() -> No
 
         assert agent.process.stderr is not None
         lines = iter(agent.process.stderr.readline, "")
-        assert next(line for line in lines if "Too many open files; it is tried again" in line)
+        assert next(line for line in lines if "Too many open files; retrying" in line)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
         until(lambda: run_agent_verb("status", "--dir", str(agent.directory)).returncode == 0, 10, "it answers")

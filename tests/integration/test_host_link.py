@@ -143,7 +143,7 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
     for _ in range(2):
         network["h1"].drop_sessions()
 
-        assert "it is tried again" in await told(session, "h1: the connection is lost")
+        assert "reconnecting" in await told(session, "h1: the connection is lost")
         await told(session, "h1: the connection is back after")
         await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
         assert (await session.fleet.report("h1")).epoch == place.epoch

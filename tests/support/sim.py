@@ -239,6 +239,10 @@ class SimCluster:
         """Let no collective complete from here on."""
         self._meetings.is_cut = True
 
+    def mend_network(self) -> None:
+        """Undo `cut_network`."""
+        self._meetings.mend()
+
     def mismatch(self, rank: int, call: Call) -> None:
         """Let a rank make another call than its program says, once."""
         self.ranks[rank].altered = call

@@ -99,6 +99,11 @@ class Meetings:
         """Return who takes part."""
         return self.groups.get(group, self._everybody)
 
+    def mend(self) -> None:
+        """Let all complete again, those too that were made while the network was cut."""
+        for part in (self, *self._open.values()):
+            part.is_cut = False
+
     def join_peer(self, rank: int, number: int, call: Peer, now_s: float) -> Meeting:
         """Let a rank make its half of a send and a receive."""
         pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)

@@ -56,7 +56,7 @@ async def test_the_step_of_a_lost_rank_is_faint_and_where_it_was_seen_last_is_no
     async with desk(lost_source()) as console:
         await console.show("ranks")
 
-        assert styles_in(console, r"3  demo-1  \S lost", r"(?<=lost)\s+\d+ ") >= {LOOK.palette.faint}
+        assert styles_in(console, r"3  demo-1  \S lost", r"(?<=lost)\s+\d+\+ ") >= {LOOK.palette.faint}
         assert styles_in(console, r"3  demo-1  \S lost", r"bytegpt\.py:\d+") == {LOOK.palette.ink}
         assert LOOK.palette.faint not in styles_in(console, r"0  demo-0  \S waiting", r"(?<=waiting)\s+\d+")
 

@@ -255,7 +255,7 @@ async def test_the_details_explain_a_step_that_is_the_least_one() -> None:
     async with desk(source, (80, 24)) as console:
         await console.show("ranks")
         assert re.search(r"2  demo-1  \S exited +\d+\+ ", console.text())
-        assert re.search(r"step +at least \d+  .*  no last report", console.text())
+        assert re.search(r"step +at least \d+  .*  last known", console.text())
         assert re.search(rf"last at +{PLACE}", console.text())
 
 

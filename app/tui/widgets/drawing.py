@@ -319,7 +319,7 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
     step = f"at least {row.step}" if row.is_step_least else row.step_text or UNKNOWN
-    least = "  no last report" if row.is_step_least else ""
+    least = "  last known" if row.is_step_least else ""
     has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""

@@ -10,12 +10,15 @@
  *
  * Layouts and codes: nvml.h of CUDA 12.9. `stubAbi` gives the layouts as text, for a test to compare with pynvml's.
  */
+#include <libgen.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,12 +27,12 @@ enum {
     UNSCRIPTED = -1, SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
-enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_ANSWER = 16384, MAX_INTS = 512, POLL_MS = 5, EVENT_POLL_MS = 20, NO_INSTANCE = -1 };
+enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_ANSWER = 16384, MAX_INTS = 512, POLL_MS = 5, NO_INSTANCE = -1 };
 enum { NUM_SLOTS = 1 << 14, NUM_KEPT = NUM_SLOTS / 2 };
 
 typedef unsigned long long u64;
 typedef struct Device { int gpu, mig; } *nvmlDevice_t;
-typedef struct EventSet { int is_registered[MAX_GPUS]; int told; } *nvmlEventSet_t;
+typedef struct EventSet { int is_registered[MAX_GPUS]; int told, changes; } *nvmlEventSet_t;
 
 typedef struct { u64 total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; u64 total, reserved, free, used; } nvmlMemory_v2_t;
@@ -452,11 +455,29 @@ static int events(int at, int *gpu, u64 *xid) {
     return count;
 }
 
+/* Returns what tells of changes in the folder of the script: a wait for events sleeps, as in the driver. */
+static int watch_script(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("NVML_STUB"));
+    int changes = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (changes < 0 || inotify_add_watch(changes, dirname(path), IN_MOVED_TO | IN_CLOSE_WRITE) < 0) abort();
+    return changes;
+}
+
+/* Waits for a change for so many milliseconds at most. */
+static void await_change(int changes, int milliseconds) {
+    char told[4096];
+    struct pollfd wanted = {changes, POLLIN, 0};
+    poll(&wanted, 1, milliseconds);
+    while (read(changes, told, sizeof told) > 0) continue;
+}
+
 int nvmlEventSetCreate(nvmlEventSet_t *set) {
     char answer[MAX_ANSWER];
     int code = ask(NULL, "nvmlEventSetCreate", answer);
     if (code || !set) return code ? code : INVALID_ARGUMENT;
     *set = calloc(1, sizeof **set);
+    (*set)->changes = watch_script();
     pthread_mutex_lock(&lock);
     (*set)->told = events(-1, NULL, NULL);
     pthread_mutex_unlock(&lock);
@@ -464,6 +485,7 @@ int nvmlEventSetCreate(nvmlEventSet_t *set) {
 }
 
 int nvmlEventSetFree(nvmlEventSet_t set) {
+    if (set) close(set->changes);
     free(set);
     return SUCCESS;
 }
@@ -515,7 +537,7 @@ int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned time
         int code = is_new ? take_event(set, data) : TIMEOUT;
         double left_s = deadline_s - now_s();
         if (code != TIMEOUT || left_s <= 0) return code;
-        pause_ms(left_s * 1e3 < EVENT_POLL_MS ? 1 + (long)(left_s * 1e3) : EVENT_POLL_MS);
+        await_change(set->changes, 1 + (int)(left_s * 1e3));
     }
 }
 

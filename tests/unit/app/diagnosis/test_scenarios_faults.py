@@ -730,6 +730,24 @@ def test_transport_is_told_after_the_stall_threshold_without_a_culprit() -> None
     assert "check the network" in verdict.hint
 
 
+def test_after_a_node_was_away_its_connections_are_given_time_to_go_on() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.cut_network()
+    sim.run(2)
+    sim.lose_node(1)
+    sim.run(20)
+    sim.return_node(1)
+    until_told(sim, Cause.TRANSPORT, (), within_s=10)
+
+    (verdict,) = sim.verdicts()
+    assert re.search(r"; demo-1 did not report for (19|2\d) s, until \S+ s ago; ranks 0-3 wait for", verdict.text)
+    assert "wait before you restart" in verdict.hint
+    sim.run(70)
+    (verdict,) = sim.verdicts()
+    assert verdict.hint.startswith("check the network")
+
+
 def test_the_end_of_a_chain_of_groups_is_blamed_and_not_its_links() -> None:
     """Rank 1 waits in the pair for rank 2: it is missing for the others, and a victim like them."""
     pair = Call("barrier", 300, "pair_sync", "5", sizes=((1,),))

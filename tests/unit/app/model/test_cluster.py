@@ -10,7 +10,7 @@ import pytest
 
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import RootCause
-from agent.wire.reports import ProcessState, WorkerReport
+from agent.wire.reports import ExitReport, ProcessState, WorkerReport
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.model.group_table import MAX_CALLS
@@ -399,6 +399,14 @@ def test_a_stop_is_remembered_by_its_beginning() -> None:
     unseen = make()
     apply(unseen, 1, jobs=[job_status(state=JobState.STOPPED)])
     assert job_of(unseen).stop_began_s == -math.inf
+
+
+def test_a_stop_that_is_over_at_the_first_report_of_it_began_when_its_node_says() -> None:
+    cluster = make()
+    ended = worker_report(0, process=ProcessState.EXITED, exit=ExitReport(signal=2, age_s=0.2))
+    apply(cluster, 1, ended, now_s=50.0)
+    apply(cluster, 2, ended, jobs=[job_status(state=JobState.STOPPED, stop_s=1.5)], now_s=51.0)
+    assert job_of(cluster).stop_began_s == 49.5
 
 
 @pytest.mark.parametrize(("root_cause", "began_s"), [(None, 40.0), (RootCause(0, "exited with code 1"), 45.0)])

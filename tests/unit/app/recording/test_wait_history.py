@@ -95,6 +95,23 @@ def test_a_wait_is_kept_once_though_reports_are_lost() -> None:
     assert max(watched.over, key=lambda past: past.row.waited_s).row.missing == [2]
 
 
+def test_after_a_cut_of_the_network_nobody_who_waited_was_waited_for() -> None:
+    watched = Watched()
+    watched.sim.cut_network()
+    watched.play(2)
+    watched.sim.lose_node(1)
+    watched.play(12)
+    watched.sim.return_node(1)
+    watched.play(3)
+    watched.sim.mend_network()
+    watched.play(3)
+
+    assert max(past.row.waited_s for past in watched.over) > 15
+    for past in watched.over:
+        assert set(past.row.missing).isdisjoint(past.ranks.tolist())
+        assert bool(past.row.missing) or not past.row.missing_where
+
+
 def test_no_more_are_kept_than_are_told() -> None:
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
     sim.run(TRAINING_S)

@@ -13,6 +13,7 @@ from app.diagnosis.causes import Cause
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.diagnosis.wait_fractions import EarlierCost
+from app.model.unreachable_reason import UnreachableReason
 from app.view.verdict_hints import hint
 from app.view.verdict_text import MAX_TEXT, sentence
 from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
@@ -515,6 +516,17 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MISMATCH, sides=(MAKES_GROUP, RECEIVES)), None, "every rank calls new_group for every group"),
         (verdict(Cause.MISMATCH, sides=(MEETS, RECEIVES)), None, "calls monitored_barrier as often"),
         (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, group="2"))), None, "the groups in the same order"),
+        (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, num_elements=7))), None, "pass the same sizes"),
+        (
+            verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, num_elements=7, place=replace(PLACE, line=7)))),
+            None,
+            "may have left out a call; make the same calls on every rank",
+        ),
+        (
+            verdict(Cause.NODE_LOST, unreachable_reason=UnreachableReason("the connection is lost")),
+            None,
+            "rankdeck restart demo --exclude demo-1 --on-these-hosts, or x in the console",
+        ),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
         (verdict(Cause.STRAGGLER, is_behind_work=True), None, "CUDA_LAUNCH_BLOCKING=1 to see which kernel"),
         (verdict(Cause.STANDSTILL, waiting=(3,)), None, "rank 3 may hold what the others need"),
@@ -523,6 +535,8 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MEMORY_GROWTH, growth=growth(LimitKind.CGROUP)), None, "losses without .item()"),
         (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
         (verdict(Cause.TRANSPORT, num_hosts=2), None, "firewall"),
+        (verdict(Cause.TRANSPORT, num_hosts=2, away=("demo-1", 62.0, 12.0)), None, "wait before you restart; if not,"),
+        (verdict(Cause.TRANSPORT, num_hosts=2, away=("demo-1", 62.0, 63.0)), None, "check the network"),
         (verdict(Cause.TRANSPORT, op="reduce", num_hosts=2, is_root_unknown=True), None, "compare dst at that line"),
         (
             verdict(Cause.TRANSPORT, num_hosts=1, seq=7, num_members=4),

@@ -101,8 +101,9 @@ class Meetings:
 
     def mend(self) -> None:
         """Let all complete again, those too that were made while the network was cut."""
-        for part in (self, *self._open.values()):
-            part.is_cut = False
+        self.is_cut = False
+        for meeting in self._open.values():
+            meeting.is_cut = False
 
     def join_peer(self, rank: int, number: int, call: Peer, now_s: float) -> Meeting:
         """Let a rank make its half of a send and a receive."""

@@ -201,9 +201,9 @@ class Daemon:
         """Sample, read logs, let time pass for jobs, publish: five times a second, once where nothing runs."""
         while True:
             now_s = time.monotonic()
-            self._has_news.clear()
             with self._surviving():
                 self._tick(now_s)
+            self._has_news.clear()  # what the tick itself has found is no reason for another one at once
             if now_s < self._moving_at_s + LAST_LOOK_S:
                 await asyncio.sleep(max(0.0, now_s + PUBLISH_PERIOD_S - time.monotonic()))
                 continue

@@ -25,6 +25,7 @@ class Ticking(Daemon):
 
     def _tick(self, now_s: float) -> None:
         self.ticks_s.append(time.monotonic())
+        self._publish_soon(10 * WITHIN_S)
         if self.are_moving:
             self._moving_at_s = now_s
 

@@ -141,7 +141,7 @@ class Jobs:
         launch = self._known.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
-            launch.prepared_s = boot_clock_s()
+            launch.prepared_s, launch.job.since_s = boot_clock_s(), time.monotonic()
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)

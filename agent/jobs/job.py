@@ -86,8 +86,8 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 """Longest pause in seconds before a failed job restarts; doubled each time, so that a lasting fault spares the
 budget."""
-UNCOMMITTED_S = 600.0
-"""Seconds after which a prepared job is taken back if it has not been committed: its console is gone."""
+UNCOMMITTED_S = 120.0
+"""Seconds after which a prepared job is taken back: a console has given its start up after 30 s, or is gone."""
 _TAKE_BACK = (ReleasePort(), ForgetJob())
 
 
@@ -471,7 +471,8 @@ def _running(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
         whom = "the other nodes" if job.spec.num_nodes > 1 else "torch"
         return f"no rank has been started for {running_s:.0f} s: the launcher waits for {whom}"
     if num_exited == job.spec.local_world_size:
-        return "all ranks of this node have ended; the launcher waits for the other nodes"
+        does = "waits for the other nodes" if job.spec.num_nodes > 1 else "has not ended yet"
+        return f"all ranks of this node have ended; the launcher {does}"
     return UNWATCHED if job.is_lone else ""
 
 

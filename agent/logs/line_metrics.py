@@ -69,14 +69,19 @@ class LineMetrics:
                 for name, value in _values(pattern, names, text, must_end_before=len(text) if place == 0 else None):
                     in_line.setdefault(name, value)
             if LOSS_METRIC in in_line and LOSS_METRIC not in found:
-                self.loss_step = in_line.get(STEP_METRIC)
-                self.line_step = self._seen_step(text, must_end_before=len(text) if place == 0 else None)
+                end = len(text) if place == 0 else None
+                # A pattern that has found a later step is asked again: the loss is of the step in its own line.
+                asked = (pattern for pattern in self._patterns if STEP_METRIC in pattern[1])
+                steps = (self._step_by(*pattern, text, must_end_before=end) for pattern in asked)
+                self.loss_step = next((step for step in steps if step is not None), None)
+                assert self._line_step is not None, "a loss was found by a pattern"
+                self.line_step = self._step_by(*self._line_step, text, must_end_before=end)
             found = in_line | found
         return found
 
-    def _seen_step(self, text: str, *, must_end_before: int | None) -> float | None:
-        assert self._line_step is not None, "a loss was found by a pattern"
-        return dict(_values(*self._line_step, text, must_end_before=must_end_before)).get(STEP_METRIC)
+    @staticmethod
+    def _step_by(pattern: Any, names: dict[str, int], text: str, *, must_end_before: int | None) -> float | None:
+        return dict(_values(pattern, names, text, must_end_before=must_end_before)).get(STEP_METRIC)
 
 
 def _values(pattern: Any, names: dict[str, int], text: str, *, must_end_before: int | None) -> list[tuple[str, float]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.processes.shim import write_record
 from agent.wire.commands import Tier
 from agent.wire.relay import MAX_REPORT_BYTES
-from agent.wire.reports import WIRE_VERSION
+from agent.wire.reports import READABLE_VERSIONS, WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ class _Ring:
         self._shape = _SHAPES[tier]
         for path in directory.glob(f"{tier}-*.reports"):
             if path not in self._paths():
-                path.unlink(missing_ok=True)  # of an agent that spoke another version
+                path.unlink(missing_ok=True)  # of an agent whose reports this one cannot read
         self._fd = -1
         self._due_at_s = self._file_ends_at_s = float("-inf")
         paths = self._paths()
@@ -167,7 +167,8 @@ class _Ring:
             old.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
-        return sorted(self._directory.glob(f"{self._tier}-{WIRE_VERSION}-*.reports"))
+        names = (f"{self._tier}-{version}-*.reports" for version in READABLE_VERSIONS)
+        return sorted((path for name in names for path in self._directory.glob(name)), key=_first_seq)
 
 
 def _epoch_s(directory: Path, boot_id: str) -> float:

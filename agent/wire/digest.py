@@ -18,12 +18,15 @@ import msgspec
 
 from agent.wire.reports import (
     MAX_NODE_REPORT_BYTES,
-    NodeHead,
     NodeReport,
+    PackedReport,
     ProcessState,
     WorkerReport,
     decode_node_report,
     decode_with,
+    decode_workers,
+    encode_workers,
+    head_of,
     is_step_counted,
     loss_of,
     loss_step_of,
@@ -154,10 +157,9 @@ class Digest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A `PROGRESS_RECORD` for each rank of which any of it is known."""
 
 
-class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
+class NodeFrame(PackedReport, frozen=True, omit_defaults=True, dict=True, gc=True):
     """A `NodeReport` as a console holds it: the workers still packed, their digest beside."""
 
-    packed_workers: msgspec.Raw = msgspec.field(name="workers", default=msgspec.Raw(b"\x90"))
     digest: Digest | None = None
     """None of a sender that makes none; never after `decode_frame`."""
 
@@ -165,7 +167,7 @@ class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
     def workers(self) -> Sequence[WorkerReport]:
         """The workers, decoded at the first look; none where these bytes are no workers."""
         try:
-            return _workers_decoder.decode(self.packed_workers)
+            return decode_workers(self.packed_workers)
         except DECODE_ERRORS:
             return ()
 
@@ -178,13 +180,11 @@ class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(NodeFrame)
-_workers_decoder = msgspec.msgpack.Decoder(list[WorkerReport])
 
 
 def frame_of(report: NodeReport) -> NodeFrame:
     """Return a report with its workers packed and digested."""
-    head = {name: getattr(report, name) for name in NodeHead.__struct_fields__}
-    return NodeFrame(**head, packed_workers=msgspec.Raw(_encoder.encode(report.workers)), digest=digest_of(report))
+    return NodeFrame(**head_of(report), packed_workers=encode_workers(report.workers), digest=digest_of(report))
 
 
 def encode_frame(report: NodeReport) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -30,9 +30,11 @@ from agent.wire.machine import GpusReport, HostReport, MemoryReport
 from agent.wire.signals import Readings
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Version of reports, commands and their sockets. In 1 no console asked for reports; 2 has shorter digests; 4
-has no commands to listen over TCP."""
+has no commands to listen over TCP; in 6 the workers of a frame are one binary field."""
+READABLE_VERSIONS = frozenset({5, WIRE_VERSION})
+"""Versions whose reports, commands and sockets are understood; in recordings and in agents' history too."""
 
 
 MAX_NODE_REPORT_BYTES = 1_048_576
@@ -204,25 +206,57 @@ class NodeReport(NodeHead, frozen=True, omit_defaults=True, gc=False):
     """Sorted by rank."""
 
 
+class PackedReport(NodeHead, frozen=True, omit_defaults=True, gc=False):
+    """A `NodeReport` with its workers packed."""
+
+    packed_workers: msgspec.Raw = msgspec.field(name="workers", default=msgspec.Raw(b"\x90"))
+    """See `decode_workers`."""
+
+
 _encoder = msgspec.msgpack.Encoder()
-
-
-_decoder = msgspec.msgpack.Decoder(NodeReport)
+_decoder = msgspec.msgpack.Decoder(PackedReport)
+_field_decoder = msgspec.msgpack.Decoder(bytes | list[WorkerReport])
+_workers_decoder = msgspec.msgpack.Decoder(list[WorkerReport])
 
 
 def encode_node_report(report: NodeReport) -> bytes:
-    """Return one telemetry frame."""
+    """Return a frame without a digest."""
     return _encoder.encode(report)
 
 
+def encode_workers(workers: list[WorkerReport]) -> msgspec.Raw:
+    """Return workers as one binary field, so that who receives it need not read through it."""
+    return msgspec.Raw(_encoder.encode(_encoder.encode(workers)))
+
+
+def decode_workers(packed: msgspec.Raw) -> list[WorkerReport]:
+    """Return the workers of such a field, or of a list: that is how `encode_node_report` packs them.
+
+    Raises:
+        One of `DECODE_ERRORS`: These bytes are no workers.
+    """
+    found = _field_decoder.decode(packed)
+    return _workers_decoder.decode(found) if isinstance(found, bytes) else found
+
+
 def decode_node_report(frame: bytes) -> NodeReport:
-    """Return the report in a telemetry frame.
+    """Return the report in a frame, with a digest or without.
 
     Raises:
         IncompatibleWireError: It is of another wire version.
         MalformedMessageError: The bytes are too many or not a NodeReport.
     """
-    return decode_with(_decoder, frame)
+    packed = decode_with(_decoder, frame)
+    try:
+        workers = decode_workers(packed.packed_workers)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not a node report: {error}") from error
+    return NodeReport(**head_of(packed), workers=workers)
+
+
+def head_of(report: NodeHead) -> dict[str, Any]:
+    """Return the fields that all kinds of reports have, by name."""
+    return {name: getattr(report, name) for name in NodeHead.__struct_fields__}
 
 
 Head = TypeVar("Head", bound=NodeHead)
@@ -236,7 +270,7 @@ def decode_with(decoder: msgspec.msgpack.Decoder[Head], frame: bytes) -> Head:
         report = decoder.decode(frame)
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not a node report: {error}") from error
-    if report.wire_version != WIRE_VERSION:
+    if report.wire_version not in READABLE_VERSIONS:
         raise IncompatibleWireError(f"the agent speaks wire version {report.wire_version}, this console {WIRE_VERSION}")
     return report
 

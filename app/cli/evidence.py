@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.reports import WIRE_VERSION
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line
 from app.cli.options import audit_log, job_under_way, json_option, present, print_json
@@ -156,7 +155,7 @@ async def _collect(session: RemoteSession, job_id: str) -> Evidence:
 def _read(path: Path) -> Recording:
     try:
         content = read_regular_file(path, MAX_RECORDING_BYTES)
-        return from_its_job_on(decode_recording(recording_of(content), WIRE_VERSION))
+        return from_its_job_on(decode_recording(recording_of(content)))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", EVIDENCE_HINT) from error
     except NotRegularError:

@@ -210,6 +210,8 @@ def _node_means(rows: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[N
     """Return each node's fraction of its ranks' time, the highest standard error of one, and the number of slots.
 
     A slot that is longer than others weighs more in the fraction, and also in the error: one long step is one step.
+    Slots are joined until each node has some time in them, where that leaves more of them than leaving some out does:
+    steps are reported several at a time.
 
     Args:
         rows: Seconds, and those that count: (2, slots, ranks).
@@ -223,13 +225,30 @@ def _node_means(rows: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[N
         whole, part = np.array([[np.bincount(owners, row) for row in slots] for slots in rows])
     whole_s = whole.sum(axis=0)
     means: NDArray[np.float64] = _ratio(part.sum(axis=0), whole_s)
-    is_full = (whole > 0.0)[:, whole_s > 0.0].all(axis=1)
-    num = int(is_full.sum())
+    has_some = (whole > 0.0)[:, whole_s > 0.0]
+    is_full, bounds = has_some.all(axis=1), _bounds_of_joined(has_some)
+    # What is joined counts as one fewer: errors of few slots are themselves uncertain.
+    num = max(int(is_full.sum()), len(bounds) - 2)
     if num < MIN_FULL_SLOTS:
         return means, math.inf, num
-    squares = ((part - means * whole)[is_full] ** 2).sum(axis=0)
-    errors = _ratio(np.sqrt(squares * num / (num - 1)), whole[is_full].sum(axis=0))
+    if num == is_full.sum():
+        whole, part = whole[is_full], part[is_full]
+    else:
+        whole, part = (np.add.reduceat(each[: bounds[-1]], bounds[:-1], axis=0) for each in (whole, part))
+    squares = ((part - means * whole) ** 2).sum(axis=0)
+    errors = _ratio(np.sqrt(squares * len(whole) / (len(whole) - 1)), whole.sum(axis=0))
     return means, float(errors.max()), num
+
+
+def _bounds_of_joined(has_some: NDArray[np.bool_]) -> list[int]:
+    """Return where slots begin that are joined until each node has some time in them, and where the last one ends."""
+    bounds, seen = [0], np.zeros(has_some.shape[1], np.bool_)
+    for place, slot in enumerate(has_some):
+        seen |= slot
+        if seen.all():
+            bounds.append(place + 1)
+            seen[:] = False
+    return bounds
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -172,8 +172,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
     """For NODE_LOST: why the nodes cannot be reached, where one reason is known for all."""
-    is_unreported: bool = False
-    """For STRAGGLER: whether no watched node has the culprits, although the others have called with them."""
+    unreported: tuple[str, ...] | None = None
+    """For STRAGGLER whose culprits no node has, although the others have called with them: nodes that must."""
     cost_frac: float | None = None
     """For STRAGGLER: its cost as a fraction of the step time. For INPUT_BOUND: the fraction of time spent on input."""
     earlier_cost: EarlierCost | None = None
@@ -350,11 +350,10 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
         nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
         nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
         reasons = {node.unreachable_reason for node in nodes}
+        reason = reasons.pop() if len(reasons) == 1 else None
+        known = {"nodes": tuple(node.name for node in nodes), "unreachable_reason": reason}
         for_s = None if last_received_s is None else evidence.now_s - last_received_s
-        verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, nodes=tuple(node.name for node in nodes))
-        verdicts.append(
-            msgspec.structs.replace(verdict, unreachable_reason=reasons.pop() if len(reasons) == 1 else None)
-        )
+        verdicts.append(name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, **known))
     return verdicts
 
 
@@ -392,16 +391,9 @@ def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]
 
 def memory_growth(evidence: Evidence) -> list[Verdict]:
     """Name ranks whose memory comes to a limit within minutes."""
+    known = {"severity": Severity.WARNING, "waiting": ()}
     return [
-        name(
-            evidence,
-            Cause.MEMORY_GROWTH,
-            growth.ranks,
-            severity=Severity.WARNING,
-            waiting=(),
-            growth=growth,
-            for_s=growth.report.for_s,
-        )
+        name(evidence, Cause.MEMORY_GROWTH, growth.ranks, growth=growth, for_s=growth.report.for_s, **known)
         for growth in near_growths(evidence.job, evidence.facts.is_alive)
     ]
 
@@ -446,10 +438,13 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         mild, grave = (Severity.QUIET, Severity.WARNING) if is_meant else (Severity.WARNING, Severity.CRITICAL)
         stood_s = max(places.stood_s(rank, evidence.now_s) for rank in some.tolist())
         is_mild = stood_s < thresholds.stall_s / (1 if is_meant else 2) or bool(is_known[some].all())
-        is_behind_work = wait is not None and evidence.are_behind_work(wait.group, some)
-        severity = mild if is_mild else grave
-        known_more = {"is_behind_work": is_behind_work, "is_unreported": bool(evidence.job.is_elsewhere[some].all())}
-        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity, **known_more))
+        is_elsewhere = bool(evidence.job.is_elsewhere[some].all())
+        known_more = {
+            "severity": mild if is_mild else grave,
+            "is_behind_work": wait is not None and evidence.are_behind_work(wait.group, some),
+            "unreported": evidence.cluster.unreported_of(evidence.job) if is_elsewhere else None,
+        }
+        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), **known_more))
     return verdicts
 
 

@@ -433,8 +433,9 @@ class WaitFractions:
     def _is_borne_out(self, named: Laggards) -> bool:
         """Return whether any rank has been as slow as those named in the last seconds."""
         # At a change of turns no rank is slow for long enough to be named: it is enough that some rank costs as much.
-        looks = [num for num in LOOKS if lost_time(self._recent(num), self._owners) is not None]
-        if looks:
+        losses = {num: lost_time(self._recent(num), self._owners) for num in LOOKS}
+        doubts = {num: lost.node_doubt for num, lost in losses.items() if lost is not None}
+        if looks := list(doubts):
             # At a change of turns a window holds more of one than of the other, and one slow step or none: a longer
             # one, with some of each, decides.
             found = (
@@ -443,8 +444,11 @@ class WaitFractions:
             )
             if any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found):
                 return True
-            # The shortest window may hold too few steps.
-            same = self._find_exact(looks[1], KEEP) if len(looks) > 1 else None
+            # The shortest window may hold too few steps, and the next one too few of some node to judge whole nodes.
+            is_of_nodes = named.last_frac is None
+            known = (num for num in looks[1:] if num < WINDOW_SLOTS and (doubts[num] < np.inf or not is_of_nodes))
+            longer = next(known, None)
+            same = None if longer is None else self._find_exact(longer, KEEP)
             return same is not None and same.ranks == named.ranks and same.cost_frac >= STILL * named.cost_frac
         waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))

@@ -20,7 +20,7 @@ import msgspec
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.commands import Accepted, decode_reply
-from agent.wire.reports import WIRE_VERSION
+from agent.wire.reports import READABLE_VERSIONS, WIRE_VERSION
 from app.errors import (
     AgentRefusedError,
     AgentUnreachableError,
@@ -351,7 +351,7 @@ class AgentLink(ABC):
 
     def _ask_place(self, *arguments: str) -> AgentPlace:
         place = self._asked_place(*arguments)
-        if place.wire_version != WIRE_VERSION:
+        if place.wire_version not in READABLE_VERSIONS:
             detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
             hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
             raise IncompatibleAgentError(self.host, detail, hint)

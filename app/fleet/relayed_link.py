@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from agent.wire.codec import CONTROL_SOCKET
-from agent.wire.reports import WIRE_VERSION
+from agent.wire.reports import READABLE_VERSIONS, WIRE_VERSION
 from app.errors import (
     AgentUnreachableError,
     HostUnreachableError,
@@ -84,7 +84,7 @@ class RelayedLink(AgentLink):
             place = self._place_of(entry)
         except IncompatibleAgentError as error:  # another agent has taken the place of the one found
             return UnreachableReason(error.whole_of(self.host), UnreachableKind.FITTING_AGENT)
-        if place.wire_version != WIRE_VERSION:
+        if place.wire_version not in READABLE_VERSIONS:
             return UnreachableReason(self._other_version(place), UnreachableKind.FITTING_AGENT)
         self.place, self.python = place, place.python  # those of the agent that is there now
         return None

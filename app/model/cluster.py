@@ -117,6 +117,12 @@ class Cluster:
         self.num_unknown_nodes = 0
         """Number of reports under a name that is not a node of this cluster."""
 
+    def unreported_of(self, job: JobModel) -> tuple[str, ...]:
+        """Return the nodes without a report that must have the job's other ranks; none where that is not certain."""
+        silent = np.flatnonzero(self.last_report_s == -np.inf).tolist()
+        is_certain = len(silent) == job.num_nodes - len(job.assignments) and not job.together.is_adopted
+        return tuple(self.node_names[index] for index in silent) if is_certain else ()
+
     def put_new_nodes(self, new_nodes: NewNodes) -> None:
         self.new_nodes = new_nodes
 

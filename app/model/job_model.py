@@ -19,12 +19,12 @@ from app.model.group_table import GroupTables
 from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Output
 from app.model.rank_batch import COUNT, SECOND
 from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, which_phases
-from app.model.steps import StepRate, StepsTogether
-from app.text import ranks_text
+from app.model.steps import HISTORY_S, STILL_FACTOR, StepRate, StepsTogether
+from app.text import nodes_text, ranks_text
 from ddpcore.wire import DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -163,7 +163,7 @@ class JobModel(RankColumns):
         if now_s - self._sampled_s < STEP_SAMPLE_S:
             return
         self._sampled_s = now_s
-        is_asked = (self.step >= 0) & (now_s - self.received_s <= FRESH_S)
+        is_asked = (self.step >= 0) & (now_s - self.received_s <= FRESH_S) & (self.process != Process.EXITED)
         if not is_asked.any():
             return
         lowest = int(self.step[is_asked].min())
@@ -175,8 +175,12 @@ class JobModel(RankColumns):
 
     def steps_per_s(self, now_s: float) -> float | None:
         """Return the rate of the slowest rank over the last seconds; None while it is not known, or not reported."""
-        is_fresh = now_s - self.received_s[self._pacer] <= FRESH_S
-        return self.step_rate.per_s() if is_fresh else None
+        pacer = self._pacer
+        if now_s - self.received_s[pacer] > FRESH_S or self.process[pacer] == Process.EXITED:
+            return None
+        # Its probe knows for how long it has stood, also before this console came; NaN is not known.
+        still_s = max(HISTORY_S, float(self.step_limit_s[pacer]), STILL_FACTOR * (self.step_rate.step_s or 0.0))
+        return 0.0 if now_s - self.stepped_at_s[pacer] > still_s else self.step_rate.per_s()
 
     def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
         """Return the seconds until a step at a rate; None while that is not known."""
@@ -214,6 +218,14 @@ class JobModel(RankColumns):
             return str(JobState.STOPPED)
         return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
 
+    def state_s(self, now_s: float) -> float:
+        """Return for how long it has been in its state, by its nodes' clocks; 0 where no node reports that one."""
+        state = "running" if self.state() == "starting" else self.state()
+        of_it = (one for one in self.assignments.values() if self.is_ended() or one.status.state == state)
+        ages = (now_s - one.received_s + one.status.state_s for one in of_it)
+        # The last node ends a job; the first one brings it into another state.
+        return max(0.0, (min if self.is_ended() else max)(ages, default=0.0))
+
     def _has_failed_since_stop(self) -> bool:
         """Return whether it failed only on nodes that the stop did not reach: their ranks lost the stopped peers."""
         if self.stop_began_s == float("inf"):
@@ -248,13 +260,18 @@ class JobModel(RankColumns):
         is_missed = self.num_nodes > len(self.assignments)
         return is_missed and table is not None and int(table.completed.max(initial=0)) >= MET_CALLS
 
-    def notes(self) -> dict[str, str]:
-        """Return a sentence for each condition that limits what can be seen of the ranks, by the condition."""
+    def notes(self, unreported: Sequence[str] = ()) -> dict[str, str]:
+        """Return a sentence for each condition that limits what can be seen of the ranks, by the condition.
+
+        `unreported` are nodes that have reported nothing and must have the ranks that no node has.
+        """
         notes = self.anomalies.notes(self.together.why_unprobed, is_adopted=self.together.is_adopted)
         if self.is_elsewhere.any():
             ranks = ranks_text(np.flatnonzero(self.is_elsewhere).tolist())
             or_unprobed = ", or without a probe (--name, rankdeck up)" if self.together.is_adopted else ""
-            notes["unknown"] = f"{ranks}: on a host that is not watched here{or_unprobed}"
+            hosts = nodes_text(unreported)
+            where = f"nothing came from {hosts}" if hosts else "on a host that is not watched here"
+            notes["unknown"] = f"{ranks}: {where}{or_unprobed}"
         return notes
 
     def is_ended(self) -> bool:

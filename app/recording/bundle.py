@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.wire.reports import decode_node_report, encode_node_report
+from agent.wire.codec import MalformedMessageError
+from agent.wire.digest import decode_frame, encode_frame
+from agent.wire.reports import MAX_NODE_REPORT_BYTES, NodeReport, head_of
 from agent.wire.secret_mask import masked_text, may_hold_secret
 from agent.wire.stacks import Stacks
 from app.diagnosis.rank_facts import Thresholds
@@ -36,7 +38,6 @@ from app.recording.records import (
 from app.stacks.groups import NodeStacks, picture_of, stacks_object
 from app.stacks.stack_text import picture_lines, summary_text
 from app.text import LINE_LIMIT, clean, clean_name, ranks_text, seconds_text
-from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -245,14 +246,15 @@ def _masked_frame(frame: bytes) -> bytes:
     if not may_hold_secret(frame):
         return frame  # nearly all: only tracebacks and the like hold text of a program
     try:
-        return _masked_packed(frame)
-    except DECODE_ERRORS:
-        # A field unknown to this version may hold data that only a typed decoder, which skips it, can handle.
-        return _masked_packed(encode_node_report(decode_node_report(frame)))
-
-
-def _masked_packed(packed: bytes) -> bytes:
-    return msgspec.msgpack.encode(masked_values(msgspec.msgpack.decode(packed)))
+        found = decode_frame(frame)
+        # Workers that cannot be read are left out, as on the screen.
+        report = msgspec.to_builtins(NodeReport(**head_of(found), workers=list(found.workers)))
+        kept = masked_values(report)
+        if kept != report:
+            frame = encode_frame(msgspec.convert(kept, NodeReport))
+    except (MalformedMessageError, msgspec.ValidationError):
+        return b""  # nothing could be shown of it
+    return frame if len(frame) <= MAX_NODE_REPORT_BYTES else b""
 
 
 def masked_values(value: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, NODE_STATES
-from app.text import LINE_LIMIT, clean, ranks_text, seconds_text
+from app.text import LINE_LIMIT, clean, nodes_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -134,12 +134,14 @@ class EventLog:
 
     Attributes:
         num_dropped: Number of older events that are no longer kept.
+        begun_s: Time of the first view; None before it.
         now_s: Time of the last view.
     """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.num_dropped = 0
+        self.begun_s: float | None = None
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
@@ -172,12 +174,15 @@ class EventLog:
         whole = EventLog()
         own = list(self._news_since(past))
         if len(past):
-            sentence = "attached; what is above came from the nodes"
+            missing = f", without {nodes_text(past.unreported)}" if past.unreported else ""
+            reach_s = began_s - (began_s if past.begun_s is None else past.begun_s)
+            sentence = f"attached; above are the nodes' last {seconds_text(reach_s)}{missing}"
             own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence))
         events = sorted((*past._events, *own), key=lambda event: event.at_s)
         whole._events.extend(events)
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
         whole.now_s = whole._reached_back_s = self.now_s
+        whole.begun_s = self.begun_s if past.begun_s is None else past.begun_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
         whole._node_names = self._node_names
         whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
@@ -186,10 +191,15 @@ class EventLog:
         whole._reported_before_s = since_s
         return whole
 
+    @property
+    def unreported(self) -> list[str]:
+        """Nodes that had reported nothing by the last view."""
+        codes = self._node_codes
+        return [] if codes is None else [self._node_names[at] for at in np.flatnonzero(codes == CONNECTING).tolist()]
+
     def _news_since(self, past: EventLog) -> Iterator[Event]:
         """Yield the events that are not among those of before; of a node that could not be asked for its past, all."""
-        codes = past._node_codes
-        unasked = () if codes is None else {past._node_names[at] for at in np.flatnonzero(codes == CONNECTING).tolist()}
+        unasked = past.unreported
         for event in self._events:
             before, state, names = self._node_changes.get(event, ("", "", []))
             if self._is_news(event, past):
@@ -241,18 +251,21 @@ class EventLog:
 
     def observe(self, view: View) -> None:
         """Compare a view with the last one, and keep what is new."""
+        self.begun_s = view.now_s if self.begun_s is None else self.begun_s
         self.now_s = view.now_s
         self._watch_nodes(view)
-        job = view.job()
+        job, ended_s = view.job(), 0.0
         if job is not None:
-            self._watch_job(job, view.job_ended_s)
+            if self._job is None and job.state in ENDED_STATES:
+                ended_s = view.job_state_s  # so are the verdicts on it, which are new here
+            self._watch_job(job, view)
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
         # The verdicts of another job are not over: they are no longer shown.
         shown = "" if job is None else job.job_id
         self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
-        self._watch_verdicts(view.verdicts())
+        self._watch_verdicts(view.verdicts(), self.now_s - ended_s)
 
     def _watch_nodes(self, view: View) -> None:
         known, self._node_codes = self._node_codes, view.node_codes
@@ -269,11 +282,11 @@ class EventLog:
             if len(self._node_changes) < MAX_CHANGES_KEPT:
                 self._node_changes[event] = (before, state, names)
 
-    def _watch_job(self, job: JobRow, ended_s: float) -> None:
-        """Compare a job with what was known of it; one that had ended before it was seen did so `ended_s` ago."""
+    def _watch_job(self, job: JobRow, view: View) -> None:
+        """Compare a job with what was known of it; one that is new here has been in its state for a while."""
         before, self._job = self._job, job
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
-        at_s = self.now_s - (ended_s if known is None else 0.0)
+        at_s = self.now_s - (view.job_state_s if known is None else 0.0)
         if known is None or known.state != job.state:
             attempt = f", attempt {job.attempt}" if job.attempt else ""
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
@@ -282,7 +295,8 @@ class EventLog:
         cause = job.root_cause
         if cause is not None and (known is None or known.root_cause is None):
             ranks = () if cause.rank is None else (cause.rank,)
-            self.add_event(f"root cause: {cause.text}", at_s, EventKind.JOB, Severity.CRITICAL, ranks)
+            caused_s = at_s if job.state in ENDINGS else self.now_s
+            self.add_event(f"root cause: {cause.text}", caused_s, EventKind.JOB, Severity.CRITICAL, ranks)
         # What a program finds on the disk when it begins is not an event.
         step = job.checkpoint_step
         if step is not None and known is not None and known.checkpoint_step != step:
@@ -294,7 +308,7 @@ class EventLog:
                 self.add_event(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
         self._broken_gpus = set(broken)
 
-    def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
+    def _watch_verdicts(self, verdicts: Sequence[VerdictRow], at_s: float) -> None:
         # A checkpoint or an evaluation that takes its usual time is no event.
         current = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
         over = [key for key in self._standing if key not in current]
@@ -313,8 +327,8 @@ class EventLog:
             if (before_s := self._reported_before_s.pop(key, None)) is not None:
                 self._standing[key] = (verdict, before_s)
             elif key not in self._standing:
-                self._standing[key] = (verdict, self.now_s)
-                self.add_event(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+                self._standing[key] = (verdict, at_s)
+                self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
         self._watch_causes(verdicts)
 
     def _may_recover(self, verdict: VerdictRow) -> bool:

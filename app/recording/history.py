@@ -167,6 +167,7 @@ class JobHistory:
     def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
         self.loss, self.is_loss_dated = Trend(), True
         self._loss_step, self._loss_after, self._loss_attempt = -1, -1, -1
+        self._is_dated, self._loss = True, math.nan
         self.waits = WaitHistory(min_wait_s)
         self.figures: Sequence[Figure] = ()
         self.begun_s: float | None = None
@@ -207,13 +208,16 @@ class JobHistory:
         is_dated = job.loss_step is not None
         if job.attempt != self._loss_attempt:
             self._loss_attempt, self._loss_after = job.attempt, -1
-        elif is_dated != self.is_loss_dated:
+        elif not is_dated and loss == self._loss:
+            return  # of about the step at which it came, not of those at which it is still the latest
+        elif is_dated != self._is_dated:
             self._loss_after = self._loss_step
         elif step < self._loss_step:
             self._loss_after = -1  # the steps restart
-        self.is_loss_dated, self._loss_step = is_dated, step
+        self._is_dated, self._loss, self._loss_step = is_dated, loss, step
         if step > self._loss_after:
             self.loss.add(step, loss)
+            self.is_loss_dated = is_dated
 
     def reach_back(self, past: JobHistory, end_s: float) -> None:
         """Take the job's history up to a moment; of what came later, what was seen here prevails."""
@@ -288,13 +292,24 @@ class Trend:
         self._stride = 1
         self._pending: list[tuple[float, float]] = []
         self.points: list[tuple[float, float]] = []
+        self._last: tuple[float, float] | None = None
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """The points up to the latest one, which is as it came: those that are not merged yet are left out."""
+        return [] if self._last is None else [*(one for one in self.points if one[0] < self._last[0]), self._last]
 
     def add(self, x: float, y: float) -> None:
-        """Add a point; one that does not advance in x is ignored, one that goes back starts afresh (a new attempt)."""
+        """Add a point; one at the latest x replaces it, one that goes back starts afresh (a new attempt)."""
         if not math.isfinite(y):
             return
-        last_x = self._pending[-1][0] if self._pending else self.points[-1][0] if self.points else -math.inf
+        last_x = -math.inf if self._last is None else self._last[0]
+        self._last = (x, y)
         if x == last_x:
+            if self._pending:
+                self._pending[-1] = self._last
+            elif self._stride == 1:
+                self.points[-1] = self._last
             return
         if x < last_x:
             self._stride = 1
@@ -311,8 +326,8 @@ class Trend:
 
     def go_on_with(self, newer: Trend) -> None:
         """Take the points of another one that are further on."""
-        last_x = self._pending[-1][0] if self._pending else self.points[-1][0] if self.points else -math.inf
-        for x, y in (*newer.points, *newer._pending):
+        last_x = -math.inf if self._last is None else self._last[0]
+        for x, y in (*newer.points, *newer._pending, *newer.curve[-1:]):
             if x > last_x:
                 self.add(x, y)
 

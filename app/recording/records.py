@@ -14,7 +14,7 @@ import msgspec
 
 from agent.wire.codec import LongText  # noqa: TC001 - msgspec looks at it
 from agent.wire.logs import LogLine  # noqa: TC001 - as above
-from agent.wire.reports import MAX_NODE_REPORT_BYTES
+from agent.wire.reports import MAX_NODE_REPORT_BYTES, READABLE_VERSIONS
 from agent.wire.stacks import Stacks  # noqa: TC001 - as above
 from app.text import clean
 from ddpcore.wire import DECODE_ERRORS, Name, Seconds, Word
@@ -156,12 +156,11 @@ def encode_recording(opening: Opening, records: Iterable[Record]) -> bytes:
     return b"".join((*parts, packer.finish()))
 
 
-def decode_recording(content: bytes, wire_version: int) -> Recording:
+def decode_recording(content: bytes) -> Recording:
     """Return what a file holds, as far as it goes.
 
     Args:
         content: The file; hostile until it is decoded.
-        wire_version: Version that this console's decoders understand.
 
     Raises:
         MalformedRecordingError: It does not begin as a recording does, or is of another version.
@@ -171,7 +170,7 @@ def decode_recording(content: bytes, wire_version: int) -> Recording:
         opening = _opening_decoder.decode(next(pieces, b""))
     except DECODE_ERRORS:
         raise MalformedRecordingError("it is not a recording") from None
-    if opening.format_version != FORMAT_VERSION or opening.wire_version != wire_version:
+    if opening.format_version != FORMAT_VERSION or opening.wire_version not in READABLE_VERSIONS:
         made_by = f"rankdeck {clean(opening.rankdeck_version, 32)}"
         raise MalformedRecordingError(f"it was made by {made_by}, whose records this one does not understand")
     records: list[Record] = []

@@ -13,6 +13,8 @@ from collections import defaultdict, deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.errors import AppError
 from app.recording.recorder import Past
@@ -152,20 +154,19 @@ _Stream = tuple[str, int, str]
 """Job, rank and stream of a line: the file that it is in."""
 
 
-class _Seen(NamedTuple):
+class _Seen(msgspec.Struct):
     """What has come of one file."""
 
-    num: int
-    first: int
+    num: int = 0
+    first: int = 0
     """Hash of its first line."""
-    all: int
+    all: int = 0
     """Hash of all its lines, in order."""
 
-    def with_line(self, text: str) -> _Seen:
-        return _Seen(self.num + 1, self.first if self.num else hash(text), hash((self.all, text)))
-
-
-_NOTHING = _Seen(0, 0, 0)
+    def add(self, text: str) -> None:
+        self.first = self.first if self.num else hash(text)
+        self.num += 1
+        self.all = hash((self.all, text))
 
 
 class Repeats:
@@ -176,7 +177,7 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[_Stream, _Seen] = {}
+        self._seen: defaultdict[_Stream, _Seen] = defaultdict(_Seen)
         self._before: dict[_Stream, _Seen] = {}
         """What came from the agent before, of the files that may come again."""
         self._held: defaultdict[_Stream, list[LogLine]] = defaultdict(list)
@@ -200,7 +201,8 @@ class Repeats:
                 new += self._release(stream)
         for line in lines:
             stream = (line.job_id, line.rank, line.stream)
-            seen = self._seen[stream] = self._seen.get(stream, _NOTHING).with_line(line.text)
+            seen = self._seen[stream]
+            seen.add(line.text)
             before = self._before.get(stream)
             if before is None:
                 new.append(line)

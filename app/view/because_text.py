@@ -75,7 +75,7 @@ WORDINGS: dict[Signal, Wording] = {
         COUNT,
         "other processes on GPU",
         "used by another process",
-        "{processes} {gpu}, {other} have {peers}",
+        "{processes} {own_gpu}, {other} have {peers}",
     ),
     Signal.PCIE_WIDTH: Wording(
         COUNT, "PCIe lanes", "fewer PCIe lanes", f"{_LINK} has {{value}} lanes, {{other}} {{peers}}"
@@ -279,7 +279,7 @@ def nothing_differs_text(verdict: Verdict) -> str:
     if not num_signals:
         return f"why is not known: {its} agent takes no signals"
     if not differing:
-        return f"nothing else differs: {num_signals} signals are like {its} peers'"
+        return f"nothing else differs: {num_signals} signals are like {its} peers', per second of work"
     figures = ", ".join(
         f"{WORDINGS[one.signal].label} {amount_text(one.signal, one.value)}"
         f" (peers {amount_text(one.signal, one.peers)})"
@@ -327,6 +327,7 @@ def _fields(because: Because, *, is_one: bool) -> dict[str, str]:
         "its": whose,
         "it": "it" if is_one else ranks_text(because.ranks[:1]),
         "gpu": f"{whose} GPU{number}",
+        "own_gpu": f"{whose} MIG instance of GPU{number}" if because.has_instance else f"{whose} GPU{number}",
         "other": "its peers'" if is_one else "the others'",
         "peer": "its peers" if is_one else "the others",
         "host": clean_name(because.node),

@@ -25,6 +25,7 @@ from app.text import (
     call_text,
     clean,
     clean_name,
+    loss_step_text,
     loss_text,
     nodes_text,
     place_text,
@@ -144,6 +145,8 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
         return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
     if rest := _rest_of_stopped(cluster, job, row):
         return rest
+    if found.facts.is_dead.all():
+        return _line(Severity.QUIET, f"job {row.job_id}: all ranks have ended, their launcher has not")
     line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(cluster, job, row, found)
     return _line(line.severity, line.text + _left(job, found))
 
@@ -256,9 +259,8 @@ def _training(row: JobRow) -> str:
 
 
 def _loss(row: JobRow) -> str:
-    """Return `, loss 2.31`, or `, loss 2.31 at 120` where it is of another step than the job's."""
-    at_step = "" if row.loss_step in {None, row.step} else f" at {row.loss_step}"
-    return "" if row.loss is None else f", loss {loss_text(row.loss)}{at_step}"
+    """Return `, loss 2.31`, or `, loss 2.31 at 120` where it is of an earlier step than the job's."""
+    return "" if row.loss is None else f", loss {loss_text(row.loss)}{loss_step_text(row.loss_step, row.step)}"
 
 
 def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:

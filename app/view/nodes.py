@@ -110,10 +110,12 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
 
 def reading_text(nodes: Sequence[str], unread: Sequence[str]) -> str:
     """Return `reading what happened before: 1 of 2 done, waiting for h2`, as long as what nodes remember is read."""
+    if not unread:
+        return "replaying what happened before"
     if len(nodes) == 1:
         return f"reading what happened before on {clean_name(nodes[0])}"
-    waiting = f", waiting for {nodes_text([clean_name(node) for node in unread])}" if unread else ""
-    return f"reading what happened before: {len(nodes) - len(unread)} of {len(nodes)} done{waiting}"
+    waiting = nodes_text([clean_name(node) for node in unread])
+    return f"reading what happened before: {len(nodes) - len(unread)} of {len(nodes)} done, waiting for {waiting}"
 
 
 def new_nodes_text(new_nodes: NewNodes) -> str:

@@ -168,7 +168,9 @@ def _memory_hint(verdict: Verdict, on_node: str) -> str:
 
 
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
-    if verdict.is_unreported:
+    if verdict.unreported:
+        return f"rankdeck doctor {clean_name(verdict.unreported[0])} shows what is in the way there"
+    if verdict.unreported is not None:
         return "its host may be off: name it by --host too, or leave --exclude out"
     if verdict.slow_factor > 1:
         return "heal it by injecting slow with factor 1"

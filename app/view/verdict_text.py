@@ -403,9 +403,10 @@ def _straggler(verdict: Verdict) -> list[str]:
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     about = PHASE_TEXTS.get(verdict.phase or Phase.STARTING, "is" if place else "")
     does = " and ".join(word for word in (f"{about} {place}".strip(), cpu_text(verdict)) if word)
-    if verdict.is_unreported:
+    if verdict.unreported is not None:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"
-        where = f"no host that is watched here reports {_it(verdict)}"
+        hosts = nodes_text([clean_name(node) for node in verdict.unreported])
+        where = f"nothing came from {hosts}" if hosts else f"no host that is watched here reports {_it(verdict)}"
         return [f"{who(verdict)} {holds} the others up", _victims(verdict), where]
     if verdict.cost_frac is None:
         holds = "holds" if len(verdict.culprits) == 1 else "hold"

@@ -197,16 +197,13 @@ class View:
         return first is not None and first.report is not None and first.report.can_stop
 
     @property
-    def job_ended_s(self) -> float:
-        """Seconds since the job ended, by its nodes' clocks; 0 while it has not."""
-        if self._job is None or not self._job.is_ended():
-            return 0.0
-        ages = (self.now_s - one.received_s + one.status.state_s for one in self._job.assignments.values())
-        return max(0.0, min(ages, default=0.0))
+    def job_state_s(self) -> float:
+        """Seconds for which the job has been in its state; 0 where that is not known."""
+        return 0.0 if self._job is None else self._job.state_s(self.now_s)
 
     def notes(self) -> dict[str, str]:
         """Return the notes of the job by topic; a note's text changes with each rank that joins."""
-        notes = {} if self._job is None else self._job.notes()
+        notes = {} if self._job is None else self._job.notes(self._cluster.unreported_of(self._job))
         return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
 
     def other_jobs(self) -> list[OtherJobRow]:
@@ -232,8 +229,10 @@ class View:
 
     def remarks(self) -> dict[str, str]:
         """Return the sentences to report once, by topic: the job's notes, and the line about other jobs."""
-        others = self.other_jobs_text
-        return {**self.notes(), others: others} if others else self.notes()
+        notes, others = self.notes(), self.other_jobs_text
+        if self._job is not None and self._cluster.unreported_of(self._job):
+            notes.pop("unknown", None)  # the node's own events tell of it
+        return {**notes, others: others} if others else notes
 
     def progress(self) -> Progress:
         """Return the progress of the job."""

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.goodput import Goodput
 from ddpcore.engine.loop_meetings import (
@@ -35,6 +33,7 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
+    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
@@ -335,11 +334,7 @@ class Loop:
         return self._goodput.frac(_wall_time())
 
     def _report_to_probe(self, batches: Batches, until: Cadence) -> None:
-        loss = self._lines.loss
-        if isinstance(loss, torch.Tensor):
-            # It is on an accelerator. Reading it would wait for the accelerator; the next line's mean is a number.
-            loss = None
-        probe.report_step(self._now.step, loss, self._now.epoch)
+        probe.report_step(self._now.step, self._lines.loss, self._now.epoch, loss_step=self._lines.loss_step)
         if self._now.elapsed_s - self._marked_s >= MARK_INTERVAL_S:
             self._mark(batches, until)
 

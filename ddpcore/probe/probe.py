@@ -200,14 +200,14 @@ class Probe:
         """True once a sample has seen a process group at work."""
         return self._state.has_groups
 
-    def step(self, step: int, loss: float | None, epoch: int | None) -> None:
+    def step(self, step: int, loss: float | None, epoch: int | None, loss_step: int | None = None) -> None:
         """Take a step from the main thread, and let the faults of this step strike."""
         last = marks.step
         self._optimizer_steps = None
         if last is None or last.is_counted:
             self.faults.restart()
             last = StepMark(step, None, epoch, loss_first=None, steps_done=0)
-        marks.step = last.followed_by(step, loss, epoch)
+        marks.step = last.followed_by(step, loss, epoch, loss_step)
         self._finish_step(step)
 
     def count_step(self, optimizer_id: int) -> None:
@@ -399,7 +399,9 @@ def start(
         atexit.register(join)
 
 
-def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:
+def report_step(
+    step: int, loss: SupportsFloat | None = None, epoch: int | None = None, *, loss_step: int | None = None
+) -> None:
     """Report that a training step is done. Without a probe it does nothing.
 
     Call it on the main thread, once a step. It never raises, but for faults that were asked for (`StepFaults`): what is
@@ -410,10 +412,11 @@ def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None 
         step: Number of the step, counted by the program.
         loss: The step's loss: a number, or a tensor with one element. None keeps the last one.
         epoch: Number of the epoch, if the program has epochs.
+        loss_step: Number of the step that the loss is of, where it is an earlier one.
     """
     probe = _probe
     if probe is not None:
-        probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch))
+        probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch), _to_int(loss_step))
 
 
 def count_step(optimizer_id: int) -> None:

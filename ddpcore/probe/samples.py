@@ -144,11 +144,14 @@ class StepMark(NamedTuple):
     loss_step: int | None = None
     """The step that `loss` was given with."""
 
-    def followed_by(self, step: int, loss: float | None, epoch: int | None) -> StepMark:
+    def followed_by(self, step: int, loss: float | None, epoch: int | None, loss_step: int | None = None) -> StepMark:
         """Return the mark of the next `report_step`; without a loss it keeps the one before."""
         first = loss if self.loss_first is None else self.loss_first
-        last, loss_step = (self.loss, self.loss_step) if loss is None else (loss, step)
-        return StepMark(step, last, epoch, first, self.steps_done + 1, loss_step=loss_step)
+        if loss is None:
+            loss, loss_step = self.loss, self.loss_step
+        elif loss_step is None:
+            loss_step = step
+        return StepMark(step, loss, epoch, first, self.steps_done + 1, loss_step=loss_step)
 
 
 class StepAges(NamedTuple):

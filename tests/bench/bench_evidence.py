@@ -65,7 +65,7 @@ def measure(num_nodes: int) -> None:
     print(f"  bundle {len(bundle) / 1024:.0f} KiB: {times}")
 
     began_s = time.perf_counter()
-    playback = Playback(decode_recording(recording_of(bundle), WIRE_VERSION), Thresholds())
+    playback = Playback(decode_recording(recording_of(bundle)), Thresholds())
     opened_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     while not playback.is_over:

@@ -41,10 +41,10 @@ for step in itertools.count(1):
     dist.broadcast(torch.ones(4), 0)
     ddpcore.report_step(step)
     time.sleep(0.01)
-    if os.path.exists("hold"):
-        with open(f"held-{rank}.part", "w") as held:
+    if rank == 1 and os.path.exists("hold"):
+        with open("held.part", "w") as held:
             held.write(str(step))
-        os.rename(f"held-{rank}.part", f"held-{rank}")
+        os.rename("held.part", "held")
         while os.path.exists("hold"):
             time.sleep(0.01)
 """
@@ -87,11 +87,11 @@ def stepping(agent: RunningAgent, spec: JobSpec) -> None:
 def held(spec: JobSpec) -> Iterator[int]:
     """Let rank 1 do no more steps meanwhile, and give the last one it has done: those after it are still to come."""
     workdir = Path(spec.workdir)
-    (workdir / "held-1").unlink(missing_ok=True)
+    (workdir / "held").unlink(missing_ok=True)
     (workdir / "hold").touch()
-    until((workdir / "held-1").exists, START_S, "rank 1 holds")
+    until((workdir / "held").exists, START_S, "rank 1 holds")
     try:
-        yield int((workdir / "held-1").read_text())
+        yield int((workdir / "held").read_text())
     finally:
         (workdir / "hold").unlink()
 

@@ -20,6 +20,7 @@ from app.recording.records import (
     LinesRecord,
     MalformedRecordingError,
     NoticeRecord,
+    Opening,
     Record,
     ReportRecord,
     StacksRecord,
@@ -44,7 +45,7 @@ stories = st.lists(records, max_size=12).map(lambda some: sorted(some, key=lambd
 
 @given(stories)
 def test_what_is_written_is_read_again(story: list[Record]) -> None:
-    found = decode_recording(encode_recording(opening("demo-0"), story), WIRE_VERSION)
+    found = decode_recording(encode_recording(opening("demo-0"), story))
 
     assert (found.opening, found.records, found.is_cut) == (opening("demo-0"), story, False)
 
@@ -55,7 +56,7 @@ def test_one_that_was_cut_is_read_as_far_as_it_goes(story: list[Record], data: s
     cut = content[: data.draw(st.integers(0, len(content) - 1))]
 
     try:
-        found = decode_recording(cut, WIRE_VERSION)
+        found = decode_recording(cut)
     except MalformedRecordingError:
         return
     assert found.records == story[: len(found.records)]
@@ -65,13 +66,13 @@ def test_one_that_was_cut_is_read_as_far_as_it_goes(story: list[Record], data: s
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(gzip.compress))
 def test_nonsense_is_refused(content: bytes) -> None:
     with pytest.raises(MalformedRecordingError, match=r"not a recording|a zip"):
-        decode_recording(recording_of(content), WIRE_VERSION)
+        decode_recording(recording_of(content))
 
 
 @given(stories, st.binary(min_size=1, max_size=60))
 def test_nonsense_behind_the_records_is_told_and_they_are_read(story: list[Record], nonsense: bytes) -> None:
     whole = gzip.decompress(encode_recording(opening("demo-0"), story))
-    found = decode_recording(gzip.compress(whole + b"\xff" + nonsense), WIRE_VERSION)
+    found = decode_recording(gzip.compress(whole + b"\xff" + nonsense))
 
     assert found.records == story
     assert found.is_cut
@@ -85,10 +86,10 @@ def test_a_zip_without_a_recording_or_with_a_broken_one_is_refused(content: byte
             bundle.writestr(f"x/{name}", content)
         packed = file.getvalue()
         with pytest.raises(MalformedRecordingError):
-            decode_recording(recording_of(packed), WIRE_VERSION)
+            decode_recording(recording_of(packed))
         for cut in (packed[:-9], packed[: len(packed) // 2] + packed[len(packed) // 2 + 1 :]):
             with pytest.raises(MalformedRecordingError):
-                decode_recording(recording_of(cut), WIRE_VERSION)
+                decode_recording(recording_of(cut))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -100,12 +101,12 @@ def test_a_bundle_that_was_packed_again_and_hurt_is_read_or_refused(method: int,
     content = bytearray(file.getvalue())
     content[data.draw(st.integers(4, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(MalformedRecordingError):
-        decode_recording(recording_of(bytes(content)), WIRE_VERSION)
+        decode_recording(recording_of(bytes(content)))
 
 
 def test_a_recording_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*story: Record) -> tuple[int, bool]:
-        found = decode_recording(encode_recording(opening("demo-0"), story), WIRE_VERSION)
+        found = decode_recording(encode_recording(opening("demo-0"), story))
         return len(found.records), found.is_cut
 
     assert read(NoticeRecord(0.0, ""), NoticeRecord(1e10, "")) == (1, True)
@@ -121,13 +122,21 @@ def test_a_recording_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_made_it_is_no_terminal_escape() -> None:
     hostile = msgspec.structs.replace(opening("demo-0"), format_version=99, rankdeck_version="\x1b[2J")
     with pytest.raises(MalformedRecordingError) as caught:
-        decode_recording(encode_recording(hostile, []), WIRE_VERSION)
+        decode_recording(encode_recording(hostile, []))
     assert "\x1b" not in str(caught.value)
 
 
 def test_another_version_is_named() -> None:
     with pytest.raises(MalformedRecordingError, match=r"made by rankdeck 0\.1\.0"):
-        decode_recording(encode_recording(opening("demo-0"), []), WIRE_VERSION + 1)
+        decode_recording(encode_recording(of_version(WIRE_VERSION + 1), []))
+
+
+def of_version(wire_version: int) -> Opening:
+    return msgspec.structs.replace(opening("demo-0"), wire_version=wire_version)
+
+
+def test_recordings_of_the_version_before_are_read() -> None:
+    assert decode_recording(encode_recording(of_version(WIRE_VERSION - 1), [])).records == []
 
 
 def test_a_small_file_that_unpacks_to_much_is_not_unpacked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +144,7 @@ def test_a_small_file_that_unpacks_to_much_is_not_unpacked_whole(monkeypatch: py
     bomb = encode_recording(opening("demo-0"), [NoticeRecord(1.0, "x" * 8000)] * 4000)
     assert len(bomb) < 2**20
 
-    found = decode_recording(bomb, WIRE_VERSION)
+    found = decode_recording(bomb)
 
     assert found.is_cut
     assert 400 < len(found.records) < 1000

@@ -252,13 +252,13 @@ def broken_notices(notices: Sequence[str]) -> list[str]:
 def broken_lines(printed: Sequence[tuple[int, str]]) -> list[str]:
     """Return which lines of light ranks came twice, or not at all (I6)."""
     broken: list[str] = []
-    last: dict[int, int] = {}
+    last: dict[tuple[int, str], int] = {}
     for rank, text in printed:
-        found = re.match(r"step (\d+) loss", text)
+        found = re.fullmatch(r"step (\d+) loss \S+ (attempt \d+)", text)
         if found is None:
             continue
-        step, before = int(found[1]), last.get(rank, int(found[1]) - STEPS_A_LINE)
+        step, before = int(found[1]), last.get((rank, found[2]), int(found[1]) - STEPS_A_LINE)
         if step != before + STEPS_A_LINE:
-            broken.append(f"I6: rank {rank} has a line of step {step} after that of step {before}")
-        last[rank] = step
+            broken.append(f"I6: rank {rank} has a line of step {step} after that of step {before} of {found[2]}")
+        last[rank, found[2]] = step
     return broken

@@ -65,7 +65,7 @@ async def test_while_the_past_is_read_the_views_say_so_in_place_of_a_curve_of_on
 def test_what_is_read_is_said_by_node() -> None:
     assert reading_text(["h1"], ["h1"]) == "reading what happened before on h1"
     assert reading_text(["h1", "h2"], ["h2"]) == "reading what happened before: 1 of 2 done, waiting for h2"
-    assert reading_text(["h1", "h2"], []) == "reading what happened before: 2 of 2 done"
+    assert reading_text(["h1", "h2"], []) == "replaying what happened before"
 
 
 async def test_the_event_that_is_selected_stays_selected_when_older_ones_come_in_front() -> None:

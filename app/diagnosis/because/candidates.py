@@ -256,6 +256,7 @@ class _Look:
             confidence=Confidence.LIKELY if is_likely else Confidence.POSSIBLE,
             node=own.node,
             gpu=own.gpu,
+            has_instance=own.has_instance,
             support=tuple(self._support(signal)),
             nic=own.nic,
         )

@@ -71,6 +71,8 @@ class RankSignals(NamedTuple):
     known_s: float
     """Time at which its process was found."""
     gpu: int | None
+    has_instance: bool
+    """Whether it has a MIG instance of that GPU, not the whole of it."""
     nic: str
     frame: NodeFrame
     """The report."""
@@ -109,7 +111,7 @@ def signals_of(
     waited = float("nan") if wait_frac is None else float(wait_frac[rank])
     at_s = float(cluster.last_report_s[owner])
     me = JobRank(job.job_id, rank)
-    gpu = next((gpu.figures.index for gpu in frame.gpus.gpus if me in gpu.owners), None)
+    gpu = next((gpu.figures for gpu in frame.gpus.gpus if me in gpu.owners), None)
     return RankSignals(
         rank=rank,
         node=cluster.node_names[owner],
@@ -121,7 +123,8 @@ def signals_of(
         work_frac=1.0 if isnan(waited) else 1.0 - waited,
         at_s=at_s,
         known_s=at_s - worker.seen_s,
-        gpu=gpu,
+        gpu=None if gpu is None else gpu.index,
+        has_instance=gpu is not None and bool(gpu.mig_instances),
         nic=frame.nic,
         frame=frame,
     )

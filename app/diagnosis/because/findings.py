@@ -55,6 +55,8 @@ class Because(msgspec.Struct, frozen=True):
     """Node of the first of them."""
     gpu: int | None = None
     """Index of its GPU."""
+    has_instance: bool = False
+    """Whether it has a MIG instance of that GPU, not the whole of it."""
     support: tuple[Compared, ...] = ()
     """Other signals that agree."""
     nic: str = ""

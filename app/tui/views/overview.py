@@ -158,7 +158,7 @@ class OverviewView(LineView):
 
     def _loss(self, width: int, height: int) -> list[Line]:
         source, shown = self.ui.source, self.ui.history.shown
-        points = shown.loss.points if shown is not None else ()
+        points = shown.loss.curve if shown is not None else ()
         without = NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
         if source.player or self._brings_loss():
             without = NO_LOSS

@@ -18,7 +18,17 @@ from app.diagnosis.causes import RankState
 from app.diagnosis.rank_facts import STATES
 from app.fleet.start_progress import NodeStage
 from app.preflight.findings import HostStep, Step
-from app.text import UNKNOWN, bytes_text, call_text, loss_text, percent_text, ranks_text, seconds_cell, seconds_text
+from app.text import (
+    UNKNOWN,
+    bytes_text,
+    call_text,
+    loss_step_text,
+    loss_text,
+    percent_text,
+    ranks_text,
+    seconds_cell,
+    seconds_text,
+)
 from app.tui.widgets.charts import bar_cells
 from app.view.ranks import rank_call
 
@@ -322,8 +332,7 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     least = "  last known" if row.is_step_least else ""
     has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
-    loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
-    loss += f" at step {row.loss_step}" if row.loss_step not in {None, row.step} else ""
+    loss = f"  loss {loss_text(row.loss)}{loss_step_text(row.loss_step, row.step)}" if row.loss is not None else ""
     return [
         ("state", _state_text(row)),
         ("last at" if has_ended else "now at", row.where),

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.fleet.start_progress import MIN_NODES_SHOWN
-from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
+from app.text import loss_step_text, loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
 from app.tui.widgets.drawing import in_step_order, step_style, wrapped
 from app.tui.widgets.line_view import LineView
@@ -275,8 +275,7 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
     if job.epoch is not None:
         figures.append(("epoch", str(job.epoch)))
     if job.loss is not None:
-        at_step = "" if job.loss_step in {None, job.step} else f" at {job.loss_step:,}"
-        figures.append(("loss", f"{loss_text(job.loss)}{at_step}"))
+        figures.append(("loss", f"{loss_text(job.loss)}{loss_step_text(job.loss_step, job.step)}"))
     if job.steps_per_s is not None:
         figures.append(("steps/s", rate_text(job.steps_per_s)))
     if job.remaining_s is not None:

@@ -52,12 +52,14 @@ class _Heading(NamedTuple):
 class MetricLines:
     """Lines of one attempt. A line is written at the boundary after the one at which it was due.
 
-    `loss` is the latest one: of a step of this rank, or a line's mean; None before there is one. `log` is where rank 0
-    writes; None on the others.
+    `loss` is the latest that is a number, `loss_step` its step: this rank's own, or a line's mean where own ones are
+    on an accelerator; None before there is one. `log` is where rank 0 writes; None on the others.
     """
 
     def __init__(self, group: ProcessGroup | None, log: MetricLog | None, every: Cadence) -> None:
-        self.loss: Tensor | float | None = None
+        self.loss: float | None = None
+        self.loss_step: int | None = None
+        self._own_loss: Tensor | float | None = None
         self._loggers: list[Logger] = []
         self._means = MetricMeans(group)
         self._log = log
@@ -80,7 +82,7 @@ class MetricLines:
             raise EngineUseError(f"{name} stands in every line of metrics by itself: log yours under another name")
         value = _kept(name, value)
         if name == "loss":
-            self.loss = value
+            self._own_loss = value
         self._means.add(name, value, weight)
 
     def at_boundary(self, before: Progress, now: Progress, goodput_frac: Callable[[], float]) -> None:
@@ -88,6 +90,10 @@ class MetricLines:
         self._num_steps += 1
         if self._heading is not None:
             self._write(goodput_frac())
+        own, self._own_loss = self._own_loss, None
+        # One on an accelerator is not read, which would wait for it.
+        if own is not None and not isinstance(own, torch.Tensor):
+            self.loss, self.loss_step = own, now.step
         if self._every.is_due(before, now):
             self._launch(now)
 
@@ -108,7 +114,8 @@ class MetricLines:
         means = self._means.arrived()
         if heading is None or not means:
             return
-        self.loss = means.get("loss", self.loss)
+        if "loss" in means:
+            self.loss, self.loss_step = means["loss"], heading.at.step
         if heading.step_ms is not None:
             means["step_ms"] = heading.step_ms
         line = {**means, "goodput_frac": goodput_frac}

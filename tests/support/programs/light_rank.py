@@ -59,7 +59,7 @@ def main() -> None:
                 inbox.sendto(msgspec.msgpack.encode({**facts, **now}), os.environ["RANKDECK_INBOX"])
         if step % 40 == 0:
             with contextlib.suppress(OSError):  # a full disk; the line is kept, and written when there is room
-                print(f"step {step} loss {1.0 + 1.0 / step:.4f}", flush=True)
+                print(f"step {step} loss {1.0 + 1.0 / step:.4f} attempt {facts['attempt']}", flush=True)
         for number in range(num_lines):
             print(f"line {number} of step {step}: {noise()}")
         time.sleep(STEP_S)

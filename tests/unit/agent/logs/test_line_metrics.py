@@ -44,7 +44,7 @@ def test_named_groups_are_metrics_of_their_names() -> None:
     [
         ([r"step (?P<step>\d+) loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 30 loss 0.25"], 30.0),
         ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], 20.0),
-        ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 21", "step 22"], None),
+        ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 21", "step 22"], 20.0),
         ([r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], None),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from agent.transport.history import PastFrames
 from agent.wire.commands import Tier
-from agent.wire.reports import WIRE_VERSION
+from agent.wire.reports import READABLE_VERSIONS, WIRE_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,11 +94,15 @@ def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path:
     past.close()
     (path,) = (tmp_path / "history").glob("recent-*")
     path.write_bytes(path.read_bytes()[:-1])
+    path.rename(path.with_name(path.name.replace(f"-{WIRE_VERSION}-", f"-{min(READABLE_VERSIONS)}-")))
+    unreadable = path.with_name(path.name.replace(f"-{WIRE_VERSION}-", "-1-"))
+    unreadable.touch()
 
     past = PastFrames(tmp_path / "history", "a-boot")
     past.append(b"after", 0.0)
 
     assert everything(past, Tier.RECENT)[-2:] == [(4, "0.6"), (5, "after")]
+    assert not unreadable.exists()
     past.close()
 
 

@@ -81,6 +81,17 @@ def test_a_frame_is_read_as_a_report_and_as_a_digest_with_the_workers_beside() -
     assert decoded.jobs == report.jobs
 
 
+def test_the_workers_of_a_frame_of_version_5_are_a_list() -> None:
+    report = msgspec.structs.replace(two_ranks(), wire_version=5)
+    frame = msgspec.structs.replace(
+        frame_of(report), packed_workers=msgspec.Raw(msgspec.msgpack.encode(report.workers))
+    )
+    encoded = msgspec.msgpack.encode(frame)
+
+    assert decode_node_report(encoded) == report
+    assert decode_frame(encoded).workers == report.workers
+
+
 def test_a_frame_without_a_digest_gets_one_on_arrival() -> None:
     report = two_ranks()
 
@@ -163,9 +174,13 @@ def test_bytes_that_are_no_frame_are_refused() -> None:
 
 def test_workers_that_are_none_are_none_when_somebody_looks() -> None:
     frame = decode_frame(encode_frame(two_ranks()))
-    broken = msgspec.structs.replace(frame, packed_workers=msgspec.Raw(msgspec.msgpack.encode([{"rank": "x"}])))
+    nonsense = msgspec.msgpack.encode([{"rank": "x"}])
+    for packed in (nonsense, msgspec.msgpack.encode(nonsense), msgspec.msgpack.encode(b"")):
+        broken = msgspec.structs.replace(frame, packed_workers=msgspec.Raw(packed))
 
-    assert broken.worker("job", 0, 0) is None
+        assert broken.worker("job", 0, 0) is None
+        with pytest.raises(MalformedMessageError, match="not a node report"):
+            decode_node_report(msgspec.msgpack.encode(broken))
 
 
 def heard(frame: NodeFrame) -> RankBatch:

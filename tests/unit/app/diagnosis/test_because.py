@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from agent.wire.digest import NodeFrame
+from agent.wire.machine import GpuFigures, GpuReport, GpusReport, JobRank, MigInstance
 from agent.wire.reports import WIRE_VERSION
 from agent.wire.signals import Reading, Signal
 from app.diagnosis.because.candidates import Candidate, Slowness, candidates_of
-from app.diagnosis.because.comparison import MAX_PEERS, Peers, RankSignals, sampled_ranks, standing_out
+from app.diagnosis.because.comparison import MAX_PEERS, Peers, RankSignals, sampled_ranks, signals_of, standing_out
 from app.diagnosis.because.findings import Confidence
 from app.diagnosis.because.signals import TRAITS, Scope
+from app.model.cluster import Cluster
 from app.model.job_model import JobModel
 from app.view.because_text import amount_text
 from ddpcore.wire import Phase
+from tests.support.node_reports import job_status, node_report, worker_report
 
 FRAME = NodeFrame(wire_version=WIRE_VERSION, node="n", epoch="e", report_seq=1, hostname="h", agent_pid=1, num_cpus=32)
 NOW_S = 1000.0
@@ -56,6 +59,7 @@ def rank(
         "at_s": NOW_S,
         "known_s": 0.0,
         "gpu": number % 4,
+        "has_instance": False,
         "nic": "eth0",
         "frame": FRAME,
     }
@@ -320,3 +324,17 @@ def test_a_large_job_is_compared_by_the_same_few_ranks() -> None:
     assert max(sample) > 14_000
     assert sampled_ranks(job, is_eligible, [803]) == sample
     assert sampled_ranks(job, is_eligible & (np.arange(16_384) < 20), [3]) == list(range(20)), "of a small one all"
+
+
+@pytest.mark.parametrize("num_instances", [0, 2])
+def test_of_a_gpu_in_mig_mode_a_rank_has_an_instance(num_instances: int) -> None:
+    instances = [MigInstance(f"MIG-{number}") for number in range(num_instances)]
+    gpu = GpuReport(GpuFigures(3, "GPU-3", mig_instances=instances), owners=[JobRank("job", 0)])
+    cluster = Cluster(["demo-0"])
+    report = node_report(1, [job_status()], [worker_report(0)], signals={}, gpus=GpusReport(gpus=[gpu]))
+    cluster.apply("demo-0", report, NOW_S)
+
+    found = signals_of(cluster, cluster.jobs["job"], 0)
+
+    assert found is not None
+    assert (found.gpu, found.has_instance) == (3, bool(num_instances))

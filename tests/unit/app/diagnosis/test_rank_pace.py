@@ -6,10 +6,11 @@ import math
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, chance_frac, rank_pace
+from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, Recent, chance_frac, lost_time, rank_pace
 from app.diagnosis.slow_ranks import MIN_COST
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
@@ -120,3 +121,21 @@ def test_before_there_is_a_job_there_is_no_pace_and_before_it_trains_nothing_to_
     assert pace is not None
     assert pace.summary().text == "not enough undisturbed training has been seen yet"
     assert pace.rows(range(10)) == []
+
+
+def test_nodes_that_report_their_steps_at_different_times_are_compared_all_the_same() -> None:
+    num_slots, slot_s, waits = 12, 1.2, np.array([0.4, 0.4, 0.0])
+    steps = np.zeros((2, num_slots, 3))
+    steps[0, 0::2, 0] = steps[0, 1::2, 1:] = 2 * slot_s  # each node every other slot, not all in the same
+    steps[1] = steps[0] * waits
+    samples = np.broadcast_to(np.array([np.full(3, slot_s), waits * slot_s])[:, None], (2, num_slots, 3))
+    whole_s = num_slots * slot_s
+    lateness = [np.full(3, whole_s), np.zeros(3), np.zeros(3), np.full(3, 40.0), *steps.sum(axis=1)]
+    total = np.array([np.full(3, whole_s), waits * whole_s, np.zeros(3), np.zeros(3), *lateness])
+
+    recent = Recent(total.astype(np.float32), steps.astype(np.float32), samples.astype(np.float32))
+    lost = lost_time(recent, np.arange(3))
+
+    assert lost is not None
+    assert lost.by_calls == pytest.approx([0.4, 0.4, 0.0], abs=0.01)
+    assert lost.node_doubt < 0.1

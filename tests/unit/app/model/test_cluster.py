@@ -509,3 +509,26 @@ def test_ranks_that_nobody_reports_once_the_others_have_opened_their_group_are_n
 
     apply(cluster, 2, worker_report(0, msgspec.structs.replace(open_, report_seq=2)), jobs=[adopted(0)])
     assert job_of(cluster).notes()["unknown"].startswith("ranks 1-3: on a host that is not watched here")
+
+
+def test_a_node_without_a_report_has_the_other_ranks_only_where_they_must_be_its() -> None:
+    cluster = make("a", "b")
+    apply(cluster, 1, full(seq=9), jobs=[job_status(0)])
+    assert cluster.unreported_of(job_of(cluster)) == ("b",)
+
+    with_spare = make("a", "b", "spare")
+    apply(with_spare, 1, full(seq=9), jobs=[job_status(0)])
+    assert with_spare.unreported_of(job_of(with_spare)) == ()
+
+    cluster = make("a", "b")
+    apply(cluster, 1, full(seq=9), jobs=[adopted(0)])
+    assert cluster.unreported_of(job_of(cluster)) == ()
+
+
+@pytest.mark.parametrize(("state", "state_s"), [(JobState.RUNNING, 65.0), (JobState.SUCCEEDED, 45.0)])
+def test_the_first_node_brings_a_job_into_a_state_and_the_last_one_ends_it(state: JobState, state_s: float) -> None:
+    cluster = make()
+    for node, first, age_s in (("a", 0, 60.0), ("b", 2, 40.0)):
+        apply(cluster, 1, jobs=[job_status(first, state=state, state_s=age_s)], node=node)
+
+    assert job_of(cluster).state_s(15.0) == state_s

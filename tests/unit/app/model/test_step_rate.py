@@ -118,3 +118,27 @@ def test_the_rate_goes_on_with_those_that_are_heard_when_a_node_is_lost() -> Non
     job = sim.view().job()
     assert job is not None
     assert job.steps_per_s is None
+
+
+def test_a_console_that_comes_while_ranks_stand_knows_at_once_that_they_make_no_steps() -> None:
+    sim = SimCluster()
+    sim.run(20)
+    sim.freeze(2)
+    sim.run(60)
+    late = Cluster([node.name for node in sim.nodes])
+    for at_s, node, frame in sim.heard:
+        if at_s > sim.now_s - 2:
+            late.apply(node, decode_node_report(frame), at_s)
+
+    assert late.jobs["demo"].steps_per_s(sim.now_s) == 0.0
+
+
+def test_ranks_that_have_ended_make_no_steps() -> None:
+    sim = SimCluster()
+    sim.run(20)
+    assert sim.cluster.jobs["demo"].steps_per_s(sim.now_s)
+    for rank in range(sim.world_size):
+        sim.kill(rank)
+    sim.run(1)
+
+    assert sim.cluster.jobs["demo"].steps_per_s(sim.now_s) is None

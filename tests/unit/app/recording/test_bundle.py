@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.wire.digest import decode_frame, encode_frame
 from agent.wire.logs import LogLine, RootCause
-from agent.wire.reports import WIRE_VERSION, NodeReport, decode_node_report, encode_node_report
-from agent.wire.secret_mask import MASK, masked_text
+from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
+from agent.wire.secret_mask import MASK, masked_text, may_hold_secret
 from agent.wire.stacks import RankStacks, Stacks, StackSource
 from app.errors import SessionError
 from app.recording.bundle import RECORDING_NAME, Evidence, bundle_name, encode_bundle, file_name, masked, recording_of
@@ -30,6 +31,7 @@ from app.recording.records import (
     encode_recording,
 )
 from ddpcore.wire_stacks import Frame, RecordedCall, ThreadStack
+from tests.support.node_reports import job_status, node_report, rank_report, worker_report
 from tests.support.recordings import frozen_recording, opening
 from tests.support.sim import SimCluster
 
@@ -80,7 +82,7 @@ def test_it_is_read_without_us_and_played_with_us() -> None:
     assert files["logs/demo-0.log"].decode() == "[rank 0 stdout] step 1 loss 5.3\n[launcher stderr] W torchrun\n"
     assert "rank 2 (1 rank): frozen at train.py:38 in Trainer.step" in files["stacks.txt"].decode()
     assert json.loads(files["stacks.json"])["groups"][0]["ranks"] == [2]
-    found = decode_recording(recording_of(encode_bundle(kept)), WIRE_VERSION)
+    found = decode_recording(recording_of(encode_bundle(kept)))
     assert (found.records, found.is_cut) == (kept.records, False)
     assert bundle_name(kept.opening) == "demo-20261121-031245.zip"
 
@@ -89,15 +91,15 @@ def test_one_whose_end_is_missing_is_played_as_far_as_it_goes() -> None:
     kept = evidence()
     content = encode_bundle(kept)
     for size in (len(content) - 9, len(content) * 3 // 4):
-        found = decode_recording(recording_of(content[:size]), WIRE_VERSION)
+        found = decode_recording(recording_of(content[:size]))
         assert found.records == kept.records[: len(found.records)]
         assert found.records
-    assert decode_recording(recording_of(content[:-9]), WIRE_VERSION).records == kept.records, "only texts are missing"
+    assert decode_recording(recording_of(content[:-9])).records == kept.records, "only texts are missing"
     packed_again = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed_again, "w", zipfile.ZIP_DEFLATED) as new:
         for name in sorted(old.namelist()):
             new.writestr(name, old.read(name))
-    assert decode_recording(recording_of(packed_again.getvalue()), WIRE_VERSION).records == kept.records
+    assert decode_recording(recording_of(packed_again.getvalue())).records == kept.records
 
 
 def test_without_stacks_lines_or_a_job_there_is_less_of_it() -> None:
@@ -192,6 +194,48 @@ def test_a_secret_is_found_wherever_it_stands_in_a_frame(secret: str, size: int)
     assert MASK in told.exception
 
 
+def test_a_secret_is_found_in_the_packed_workers_of_a_frame() -> None:
+    leaky = worker_report(0, rank_report(0, raised=f"upload failed: {TOKEN}"))
+    frame = encode_frame(node_report(1, [job_status()], [leaky]))
+    assert TOKEN.encode() in frame
+
+    kept = masked(ReportRecord(0.0, "demo-0", frame))
+
+    assert isinstance(kept, ReportRecord)
+    assert TOKEN.encode() not in kept.frame
+    assert decode_node_report(kept.frame).workers[0].rank == 0
+    assert decode_frame(kept.frame).digest == decode_frame(frame).digest
+
+
+def test_of_workers_that_cannot_be_read_no_secret_is_kept_while_the_rest_of_the_report_is() -> None:
+    found = decode_frame(encode_frame(node_report(1, [job_status(detail=f"see {URL}")], [worker_report(0)])))
+    packed = msgspec.msgpack.encode(msgspec.msgpack.encode([TOKEN]))
+    frame = msgspec.msgpack.encode(msgspec.structs.replace(found, packed_workers=msgspec.Raw(packed)))
+
+    kept = masked(ReportRecord(0.0, "demo-0", frame))
+
+    assert isinstance(kept, ReportRecord)
+    assert TOKEN.encode() not in kept.frame
+    assert b"hunter2" not in kept.frame
+    assert decode_frame(kept.frame).jobs[0].job_id == "job"
+
+
+def test_a_report_that_only_looks_as_if_it_held_a_secret_is_kept_as_it_came() -> None:
+    frame = encode_frame(node_report(1, [job_status(job_id="task-7")], []))
+    assert may_hold_secret(frame)
+
+    kept = masked(ReportRecord(0.0, "demo-0", frame))
+
+    assert kept == ReportRecord(0.0, "demo-0", frame)
+
+
+def test_of_a_report_that_cannot_be_read_no_secret_is_kept() -> None:
+    kept = masked(ReportRecord(0.0, "demo-0", msgspec.msgpack.encode([TOKEN])))
+
+    assert isinstance(kept, ReportRecord)
+    assert TOKEN.encode() not in kept.frame
+
+
 def test_what_is_masked_keeps_within_the_bounds_of_its_field() -> None:
     tail = "://a:b@"
     name = "n" * (256 - len(tail)) + tail
@@ -200,7 +244,7 @@ def test_what_is_masked_keeps_within_the_bounds_of_its_field() -> None:
 
     kept = [masked(StacksRecord(0.0, "demo-0", told)), masked(notice)]
 
-    found = decode_recording(encode_recording(opening("demo-0"), kept), WIRE_VERSION)
+    found = decode_recording(encode_recording(opening("demo-0"), kept))
     assert (found.records, found.is_cut) == (kept, False)
 
 

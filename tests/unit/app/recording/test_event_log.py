@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.logs import RootCause
 from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.recording.events import MAX_EVENTS, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
 from app.view.view import View
 from ddpcore.wire import Anomaly
-from tests.support.node_reports import job_status, node_report, rank_report, worker_report
+from tests.support.node_reports import dead_worker, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def test_a_job_that_failed_before_anybody_looked_has_its_own_time_and_place_amon
     (found,) = [event for event in late.events if "failed" in event.text]
     assert found.text == failed.text
     assert found.at_s == pytest.approx(failed.at_s, abs=2.0)
+    assert {event.at_s for event in late.events if event.kind is EventKind.VERDICT} == {found.at_s}
     assert [event.at_s for event in late.events] == sorted(event.at_s for event in late.events)
 
 
@@ -177,3 +179,17 @@ def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
     assert "\x1b" not in log[0].text
     assert log[0].text.startswith("fault 3")
     assert log[len(log) - 1].at_s == MAX_EVENTS + 2
+
+
+def test_a_job_that_runs_for_long_is_dated_by_its_nodes_and_its_root_cause_by_the_look_that_shows_it() -> None:
+    log, cluster, diagnoser = EventLog(), Cluster(["n0"]), Diagnoser()
+    cause = RootCause(1, exception="ValueError: no such shard")
+    job = job_status(num_nodes=1, world_size=2, state_s=3600.0, root_cause=cause)
+    workers = [worker_report(0, rank_report(0, 2)), dead_worker(1, rank_report(1, 2), code=1)]
+    now_s = 10_000.0
+    cluster.apply("n0", node_report(1, [job], workers), now_s)
+    log.observe(View(cluster, diagnoser.observe(cluster, now_s), now_s))
+
+    dated = {event.text: event.at_s for event in log.latest_first() if event.kind is EventKind.JOB}
+    assert dated["job job: running"] == now_s - 3600.0
+    assert [at_s for text, at_s in dated.items() if text.startswith("root cause")] == [now_s]

@@ -183,14 +183,28 @@ def test_the_loss_goes_on_over_its_steps_when_these_become_exact_and_about_right
         (1, 2, None),
         (1, 9, None),
     ]
-    for attempt, step, loss_step in seen:
-        history.observe(view, msgspec.structs.replace(row, attempt=attempt, step=step, loss_step=loss_step, loss=1.0))
+    for number, (attempt, step, loss_step) in enumerate(seen):
+        found = msgspec.structs.replace(row, attempt=attempt, step=step, loss_step=loss_step, loss=1.0 + number)
+        history.observe(view, found)
         if attempt == 0:
             assert history.loss.points[0][0] == 30.0
 
     assert [x for x, _ in history.loss.points] == [2.0, 9.0]
     history.observe(view, msgspec.structs.replace(row, attempt=1, step=4, loss_step=None, loss=1.0))
     assert [x for x, _ in history.loss.points] == [4.0], "the steps restart"
+
+
+def test_a_printed_loss_of_an_unknown_step_stands_where_it_came_and_is_exact_only_once_another_is() -> None:
+    history, sim = JobHistory(), SimCluster(num_nodes=1, ranks_per_node=1)
+    sim.run_to_step(3)
+    view = sim.view()
+    row = view.job()
+    assert row is not None
+    for step, loss_step, loss in ((40, None, 3.7), (41, None, 3.7), (59, None, 3.7), (60, 60, 3.5), (61, 60, 3.5)):
+        history.observe(view, msgspec.structs.replace(row, step=step, loss_step=loss_step, loss=loss))
+
+    assert history.loss.curve == [(40, 3.7), (60, 3.5)]
+    assert history.is_loss_dated
 
 
 def test_the_end_of_a_job_is_where_its_history_ends_and_another_attempt_goes_on() -> None:

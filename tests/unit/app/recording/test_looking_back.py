@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from app.recording.events import Event, EventLog
     from app.recording.history import JobHistory
 
-MARK = "attached; what is above"
+MARK = "attached; above are the nodes' last"
 
 
 def seen(sim: SimCluster, begin_s: float, end_s: float) -> ReplayModel:
@@ -116,13 +116,16 @@ def test_what_was_seen_of_a_node_that_could_not_be_asked_for_its_past_stays_and_
         if node == "demo-0":
             past.receive(node, decode_frame(frame), at_s)
             past.look(at_s)
-    assert [event.text for event in live.events.latest_first()][-1] == "nodes demo-0, demo-1: up"
+    assert "nodes demo-0, demo-1: up" in [event.text for event in live.events.latest_first()]
 
     whole = live.events.reaching_back(past.events, attached_s)
 
     told = [event for event in whole.latest_first() if event.kind is EventKind.NODE][::-1]
     assert [event.text for event in told] == ["node demo-0: up", "node demo-1: up"]
     assert told[0].at_s < attached_s <= told[1].at_s
+    assert f"{MARK} 28 s, without demo-1" in [event.text for event in whole.latest_first()]
+    assert not [event for event in past.events.latest_first() if event.kind is EventKind.NOTE]
+    assert past.view().notes()["unknown"] == "ranks 2-3: nothing came from demo-1"
 
 
 def test_a_verdict_that_stands_at_the_attach_keeps_its_begin_and_ends_once() -> None:

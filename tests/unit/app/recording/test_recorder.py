@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from agent.wire.logs import LogLine
-from agent.wire.reports import WIRE_VERSION, decode_node_report, encode_node_report
+from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.causes import Cause
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import SessionError
@@ -48,7 +48,7 @@ def make(path: Path, **how: int) -> Recorder:
 
 
 def read(path: Path) -> Recording:
-    return decode_recording(path.read_bytes(), WIRE_VERSION)
+    return decode_recording(path.read_bytes())
 
 
 def feed(recorder: Recorder, count: int = 10**6) -> None:

@@ -19,12 +19,27 @@ def test_points_are_kept_as_they_come() -> None:
     assert trend.points == [(x, x * x) for x in range(10)]
 
 
-def test_a_step_that_does_not_advance_is_ignored() -> None:
+def test_a_step_to_which_more_ranks_have_come_has_the_latest_value() -> None:
     trend = Trend()
-    for x, y in ((1, 5.0), (1, 4.0), (2, 3.0)):
+    for x, y in ((1, 5.0), (1, 4.0), (2, 3.0), (2, 2.0)):
         trend.add(x, y)
 
-    assert trend.points == [(1, 5.0), (2, 3.0)]
+    assert trend.points == [(1, 4.0), (2, 2.0)]
+    assert trend.curve == trend.points
+
+
+@given(count=st.integers(1, 100), max_points=st.integers(2, 20))
+def test_a_curve_ends_with_the_latest_value_however_much_is_merged(count: int, max_points: int) -> None:
+    trend, other = Trend(max_points), Trend(max_points)
+    for x in range(count):
+        trend.add(x, 2.0 * x + 1)
+        trend.add(x, 2.0 * x)
+    other.add(-1, 5.0)
+    other.go_on_with(trend)
+
+    for one in (trend, other):
+        assert one.curve[-1] == pytest.approx((count - 1, 2.0 * (count - 1)))
+        assert [x for x, _ in one.curve] == sorted({x for x, _ in one.curve})
 
 
 def test_a_step_back_starts_afresh_even_between_two_kept_points() -> None:

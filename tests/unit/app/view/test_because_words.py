@@ -74,6 +74,10 @@ CLAUSES: list[tuple[Because, str]] = [
         "the memory of its GPU 3 runs at 1,600 MHz, its peers' at 2,619 MHz",
     ),
     (because(Signal.GPU_OTHERS, 0.98, 0.0), "another process uses its GPU 3, its peers' have 0"),
+    (
+        because(Signal.GPU_OTHERS, 0.98, 0.0, has_instance=True),
+        "another process uses its MIG instance of GPU 3, its peers' have 0",
+    ),
     (because(Signal.GPU_OTHERS, 2.0, 0.0), "2 others use its GPU 3, its peers' have 0"),
     (because(Signal.PCIE_WIDTH, 4.0, 16.0), "the PCIe link of its GPU 3 has 4 lanes, its peers' 16"),
     (because(Signal.PCIE_GENERATION, 3.0, 5.0), "the PCIe link of its GPU 3 runs at generation 3, its peers' at 5"),
@@ -167,7 +171,7 @@ def test_several_slow_ranks_name_whose_signals_are_shown() -> None:
 
 
 def test_nothing_differs_is_an_answer() -> None:
-    assert sentence(verdict()).endswith("; nothing else differs: 36 signals are like its peers'")
+    assert sentence(verdict()).endswith("; nothing else differs: 36 signals are like its peers', per second of work")
     waits = Compared(Signal.CPU_WAIT, 0.5, 0.0, is_worse=True)
     one, three = Comparison(20, 3, 2, (waits,)), Comparison(20, 3, 2, (waits, HEAT, CLOCK))
     assert sentence(verdict(comparison=one)).endswith(

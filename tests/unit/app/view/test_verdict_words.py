@@ -273,11 +273,15 @@ SENTENCES: list[tuple[Verdict, str]] = [
         "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
     ),
     (
-        verdict(Cause.STRAGGLER, phase=None, place=None, nodes=(), is_unreported=True),
+        verdict(Cause.STRAGGLER, phase=None, place=None, nodes=(), unreported=()),
         (
             "rank 2 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
             "no host that is watched here reports it"
         ),
+    ),
+    (
+        verdict(Cause.STRAGGLER, phase=None, place=None, nodes=(), unreported=("demo-1",)),
+        ("rank 2 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; nothing came from demo-1"),
     ),
     (
         verdict(Cause.STRAGGLER, phase=None, place=None),

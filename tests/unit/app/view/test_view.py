@@ -503,3 +503,11 @@ def test_the_status_object_has_the_documented_shape() -> None:
 
 def test_no_job_makes_an_empty_status() -> None:
     assert status_object(Console().view())["jobs"] == []
+
+
+def test_a_job_whose_ranks_have_ended_is_not_training_while_its_launcher_is_there() -> None:
+    console = Console()
+    for node, first in (("a", 0), ("b", 2)):
+        console.receive(node, *(dead_worker(rank, rank_report(rank), code=0) for rank in (first, first + 1)))
+
+    assert console.view().headline().text == "job job: all ranks have ended, their launcher has not"

@@ -66,4 +66,5 @@ def test_a_loss_keeps_its_step_until_there_is_another() -> None:
     assert (first.loss, first.loss_step, first.loss_first, first.steps_done) == (0.5, 20, 0.5, 2)
     assert (later.loss, later.loss_step, later.loss_first, later.step) == (0.5, 20, 0.5, 21)
     assert later.followed_by(22, 0.25, 1).loss_step == 22
+    assert later.followed_by(22, 0.25, 1, 20).loss_step == 20
     assert mark(0).followed_by(1, None, None).loss_step is None

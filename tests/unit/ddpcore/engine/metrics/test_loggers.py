@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
+from ddpcore.engine.cadence import Cadence, Progress, Unit
+from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.log import METRICS_FILE
 from ddpcore.errors import EngineUseError
 
@@ -128,3 +130,16 @@ def test_a_full_disk_costs_lines_of_metrics_and_not_the_training(
 
     (message,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert message == f"training goes on without metrics in {tmp_path}: No space left on device"
+
+
+def test_the_loss_that_is_reported_is_of_the_step_beside_it() -> None:
+    lines, seen = MetricLines(None, None, Cadence(2, Unit.STEP)), []
+    lines.begin(Progress(0, 0))
+    for step in range(1, 8):
+        if step < 6:
+            lines.take("loss", float(step), 1)
+        lines.at_boundary(Progress(step - 1, 0), Progress(step, 0), lambda: 1.0)
+        seen.append((lines.loss, lines.loss_step))
+
+    own = [(float(step), step) for step in range(1, 6)]
+    assert seen == [*own, own[-1], (5.0, 6)], "a line's mean counts where a step has none of its own"

@@ -435,6 +435,7 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("report_step", "step"): ANYTHING,
     ("report_step", "loss"): ANYTHING,
     ("report_step", "epoch"): ANYTHING,
+    ("report_step", "loss_step"): ANYTHING,
     ("restore", "state"): [{}],
     ("restore", "objects"): [{}],
     ("open_process_group", "rank"): [0],

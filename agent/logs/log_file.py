@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import zlib
 from typing import TYPE_CHECKING
 
 from agent.files import open_regular
@@ -27,6 +28,7 @@ class LogFile:
     def __init__(self, path: Path, rank: int, stream: str, job_id: str = "") -> None:
         self.path = path
         self.job_id = job_id
+        self.checksum = zlib.crc32(os.fsencode(path))
         self.rank = rank
         self.stream = stream
         self.dropped_bytes = 0

@@ -209,7 +209,7 @@ class LogTail:
         self._read_at_s.extend([time.monotonic()] * len(lines))
         for text in lines:
             self.log_seq += 1
-            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text, file.job_id))
+            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text, file.job_id, file=file.checksum))
             self._num_chars += len(text)
         while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
             self._num_chars -= len(self._lines.popleft().text)

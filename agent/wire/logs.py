@@ -109,6 +109,8 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Job of the line; empty for a line about the node, and from earlier agents and recordings."""
     age_s: Seconds | None = None
     """Seconds from when the agent read the line to the reply; None from agents and recordings that do not report it."""
+    file: Count = 0
+    """Checksum of its file's path: each attempt has files of its own. 0 from earlier agents and recordings."""
 
 
 class LogLoss(msgspec.Struct, frozen=True):

@@ -150,8 +150,8 @@ class LogPulls:
 
 REPEAT_S = 30.0
 """Seconds after an agent's first lines within which it has read again what the one before it had read."""
-_Stream = tuple[str, int, str]
-"""Job, rank and stream of a line: the file that it is in."""
+_Stream = tuple[str, int, str, int]
+"""Job, rank, stream and checksum of a line: the file that it is in."""
 
 
 class _Seen(msgspec.Struct):
@@ -200,7 +200,7 @@ class Repeats:
             for stream in [*self._before]:
                 new += self._release(stream)
         for line in lines:
-            stream = (line.job_id, line.rank, line.stream)
+            stream = (line.job_id, line.rank, line.stream, line.file)
             seen = self._seen[stream]
             seen.add(line.text)
             before = self._before.get(stream)

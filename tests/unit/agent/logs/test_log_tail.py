@@ -55,6 +55,7 @@ def test_each_line_says_whose_job_printed_it(tail: LogTail, tmp_path: Path) -> N
     tail.poll()
     jobs = {line.text: line.job_id for line in tail.since(0, 100)}
     assert jobs == {"step 1": "train", "score 2": "evaluate", "run": "evaluate"}
+    assert len({line.file for line in tail.since(0, 100)}) == 3
     tail.close()
 
 

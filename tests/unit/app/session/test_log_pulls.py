@@ -7,6 +7,7 @@ import contextlib
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,3 +193,14 @@ def test_where_lines_are_missing_all_are_shown(which: str) -> None:
     again = repeats.new_of(lines_of(0, "ready", "loss 1"), 1.0, has_gap=which == "again")
 
     assert texts_of(again) == ["ready", "loss 1"]
+
+
+def test_an_attempt_has_files_of_its_own_of_which_a_new_agent_reads_the_latest_again() -> None:
+    repeats = Repeats()
+    repeats.new_of(lines_of(0, "step 1", "step 2", "step 3"), 0.0, has_gap=False)
+    second = [msgspec.structs.replace(line, file=7) for line in lines_of(0, "step 1", "step 2")]
+    repeats.new_of(second, 1.0, has_gap=False)
+    repeats.restart(2.0)
+    third = [msgspec.structs.replace(line, file=7) for line in lines_of(0, "step 1", "step 2", "step 3")]
+
+    assert texts_of(repeats.new_of(third, 2.0, has_gap=False)) == ["step 3"]

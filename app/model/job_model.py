@@ -220,11 +220,12 @@ class JobModel(RankColumns):
 
     def state_s(self, now_s: float) -> float:
         """Return for how long it has been in its state, by its nodes' clocks; 0 where no node reports that one."""
-        state = "running" if self.state() == "starting" else self.state()
-        of_it = (one for one in self.assignments.values() if self.is_ended() or one.status.state == state)
+        shown, is_ended = self.state(), self.is_ended()
+        state = "running" if shown == "starting" else shown
+        of_it = (one for one in self.assignments.values() if is_ended or one.status.state == state)
         ages = (now_s - one.received_s + one.status.state_s for one in of_it)
         # The last node ends a job; the first one brings it into another state.
-        return max(0.0, (min if self.is_ended() else max)(ages, default=0.0))
+        return max(0.0, (min if is_ended else max)(ages, default=0.0))
 
     def _has_failed_since_stop(self) -> bool:
         """Return whether it failed only on nodes that the stop did not reach: their ranks lost the stopped peers."""

@@ -247,11 +247,9 @@ def _masked_frame(frame: bytes) -> bytes:
         return frame  # nearly all: only tracebacks and the like hold text of a program
     try:
         found = decode_frame(frame)
-        # Workers that cannot be read are left out, as on the screen.
-        report = msgspec.to_builtins(NodeReport(**head_of(found), workers=list(found.workers)))
-        kept = masked_values(report)
-        if kept != report:
-            frame = encode_frame(msgspec.convert(kept, NodeReport))
+        # Workers that cannot be read and fields of other versions may hold secrets, too: they are left out.
+        report = NodeReport(**head_of(found), workers=list(found.workers))
+        frame = encode_frame(msgspec.convert(masked_values(msgspec.to_builtins(report)), NodeReport))
     except (MalformedMessageError, msgspec.ValidationError):
         return b""  # nothing could be shown of it
     return frame if len(frame) <= MAX_NODE_REPORT_BYTES else b""

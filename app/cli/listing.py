@@ -163,8 +163,10 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
         rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
         print_json({"events": [{key: value for key, value in row.items() if key != "at_s"} for row in rows]})
         return
-    for event in found:
-        click.echo(f"{session.time_text(event.at_s)}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+    times = [session.time_text(event.at_s) for event in found]
+    width = max(map(len, times), default=0)
+    for event, at in zip(found, times, strict=True):
+        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
 
 
 @click.command()

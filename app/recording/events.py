@@ -36,6 +36,8 @@ NOTE_SETTLES_S = 1.5
 
 SEAM_S = 1.0
 """Seconds by which two consoles may differ on the time of an event; within them, the same event is not repeated."""
+NEWS_S = 3.0
+"""Seconds within which a job's state is new: it is told behind the action that brought it about."""
 CAUSE_GONE_S = 600.0
 """Seconds without a cause after which it is an event again."""
 REPEAT_AFTER_S = 60.0
@@ -257,7 +259,7 @@ class EventLog:
         job, ended_s = view.job(), 0.0
         if job is not None:
             if self._job is None and job.state in ENDED_STATES:
-                ended_s = view.job_state_s  # so are the verdicts on it, which are new here
+                ended_s = _past_s(view)  # so are the verdicts on it, which are new here
             self._watch_job(job, view)
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
@@ -286,7 +288,7 @@ class EventLog:
         """Compare a job with what was known of it; one that is new here has been in its state for a while."""
         before, self._job = self._job, job
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
-        at_s = self.now_s - (view.job_state_s if known is None else 0.0)
+        at_s = self.now_s - (_past_s(view) if known is None else 0.0)
         if known is None or known.state != job.state:
             attempt = f", attempt {job.attempt}" if job.attempt else ""
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
@@ -349,6 +351,11 @@ class EventLog:
                 if is_news:
                     at_s = self.now_s - (because.since_s or 0.0)
                     self.add_event(because.event, at_s, EventKind.CAUSE, Severity.WARNING, because.ranks)
+
+
+def _past_s(view: View) -> float:
+    """Return for how long the job, which is new here, has been in its state; 0 if that is news."""
+    return state_s if (state_s := view.job_state_s) > NEWS_S else 0.0
 
 
 def _node_text(before: str, state: str, names: Sequence[str]) -> str:

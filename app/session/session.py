@@ -344,9 +344,10 @@ class Session:
         return notices
 
     def time_text(self, at_s: float) -> str:
-        """Return a moment by this machine's clock."""
-        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for users
-        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - in their own time zone
+        """Return a moment by this machine's clock, with its day instead of its seconds where that is over a day ago."""
+        age_s = time.monotonic() - at_s
+        at = datetime.fromtimestamp(time.time() - age_s)  # noqa: TID251, DTZ006 - for users, in their own time zone
+        return f"{at:%H:%M:%S}" if age_s < 86_400.0 else f"{at:%m-%d %H:%M}"
 
     @property
     def evidence_notices(self) -> list[str]:

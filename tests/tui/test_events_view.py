@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import time
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from app.diagnosis.causes import Severity
 from app.recording.events import MAX_EVENTS, EventKind
 from app.recording.replay import Replay
+from app.session.session import Session
 from app.tui.views.events import EventsView
 from tests.support.consoles import TalkingSource, desk
 from tests.support.recordings import Watch, frozen_recording
@@ -86,6 +89,26 @@ async def test_what_is_read_stays_where_it_is_while_old_events_are_dropped() -> 
         await console.frames()
         assert [line for line in console.lines() if "thing" in line or "late " in line] == before
         assert "older dropped" in console.text()
+
+
+class PlainSource(TalkingSource):
+    """Tells times as a session does."""
+
+    def time_text(self, at_s: float) -> str:
+        return Session.time_text(cast("Session", self), at_s)
+
+
+async def test_an_event_of_days_ago_has_its_day_and_the_columns_stay_aligned() -> None:
+    source = PlainSource(SimCluster())
+    now_s = time.monotonic()
+    source.events.add_event("thing of then", now_s - 3 * 86_400.0)
+    source.events.add_event("thing of now", now_s)
+    async with desk(source, (80, 24)) as console:
+        await console.show("events")
+        then, now = [line for line in console.lines() if "thing of" in line]
+        assert re.search(r" \d\d-\d\d \d\d:\d\d  ", then)
+        assert re.search(r"\d\d:\d\d:\d\d     ", now)
+        assert then.index("thing") == now.index("thing")
 
 
 async def test_the_wheel_moves_the_window_and_stops_following() -> None:

@@ -60,7 +60,8 @@ class EventsView(FilteredView):
     def row(self, index: int) -> Line:
         event, palette = self._event(index), self.look.palette
         style = self.look.severity_style(event.severity)
-        line = self.line().put(" ").cell(self.ui.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
+        at = self.ui.source.time_text(event.at_s)
+        line = self.line().put(" ").cell(at, self._time_width, palette.muted).put("  ")
         age = seconds_cell(max(0.0, self._log.now_s - event.at_s))
         line.cell(age, AGE_WIDTH, palette.faint, is_right=True).put("  ")
         line.cell(f"{self.look.glyphs.severities[event.severity]} {event.kind}", KIND_WIDTH + 2, style).put(" ")
@@ -91,6 +92,11 @@ class EventsView(FilteredView):
         """Move the window; the selection stays."""
         self.is_following = False
         super().scroll_rows(rows)
+
+    @property
+    def _time_width(self) -> int:
+        """Width of the longest time: that of the first event, which has its day once it is old."""
+        return max(TIME_WIDTH, len(self.ui.source.time_text(self._event(0).at_s)))
 
     def _event(self, index: int) -> Event:
         return self._log[self._shown[index] - self._log.num_dropped]
@@ -144,7 +150,7 @@ class EventsView(FilteredView):
         """Return the whole sentence of the selected event when it does not fit its row."""
         palette, width = self.look.palette, self.size.width
         text = self.look.shown(event.text)
-        room = width - 1 - TIME_WIDTH - 2 - AGE_WIDTH - 2 - KIND_WIDTH - 3 - 2
+        room = width - 1 - self._time_width - 2 - AGE_WIDTH - 2 - KIND_WIDTH - 3 - 2
         if len(text) <= room or self.size.height < 3 * MAX_DETAIL_LINES:
             return []
         lines = wrapped(text, width - 3, MAX_DETAIL_LINES, self.look.glyphs.ellipsis)

@@ -11,7 +11,7 @@ from agent.wire.logs import RootCause
 from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.recording.events import MAX_EVENTS, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
+from app.recording.events import MAX_EVENTS, NEWS_S, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
 from app.view.view import View
 from ddpcore.wire import Anomaly
 from tests.support.node_reports import dead_worker, job_status, node_report, rank_report, worker_report
@@ -181,15 +181,18 @@ def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
     assert log[len(log) - 1].at_s == MAX_EVENTS + 2
 
 
-def test_a_job_that_runs_for_long_is_dated_by_its_nodes_and_its_root_cause_by_the_look_that_shows_it() -> None:
+@pytest.mark.parametrize(("state_s", "told_s"), [(3600.0, 3600.0), (NEWS_S / 2, 0.0)])
+def test_a_job_is_dated_by_its_nodes_unless_it_is_news_and_its_root_cause_by_the_look_that_shows_it(
+    state_s: float, told_s: float
+) -> None:
     log, cluster, diagnoser = EventLog(), Cluster(["n0"]), Diagnoser()
     cause = RootCause(1, exception="ValueError: no such shard")
-    job = job_status(num_nodes=1, world_size=2, state_s=3600.0, root_cause=cause)
+    job = job_status(num_nodes=1, world_size=2, state_s=state_s, root_cause=cause)
     workers = [worker_report(0, rank_report(0, 2)), dead_worker(1, rank_report(1, 2), code=1)]
     now_s = 10_000.0
     cluster.apply("n0", node_report(1, [job], workers), now_s)
     log.observe(View(cluster, diagnoser.observe(cluster, now_s), now_s))
 
     dated = {event.text: event.at_s for event in log.latest_first() if event.kind is EventKind.JOB}
-    assert dated["job job: running"] == now_s - 3600.0
+    assert dated["job job: running"] == now_s - told_s
     assert [at_s for text, at_s in dated.items() if text.startswith("root cause")] == [now_s]

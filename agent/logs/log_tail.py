@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 MAX_KEPT_LINES = 20_000
 MAX_KEPT_CHARS = 8_000_000
-MAX_PULLED_CHARS = 170_000
-"""Characters in one reply, with `LINE_CHARS` a line: each takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
+MAX_PULLED_CHARS = 34_000
+"""Characters in one reply, with `LINE_CHARS` a line, each at most 6 bytes of JSON; a report may wait for them."""
 LINE_CHARS = 32
 """Characters counted for all of a line but its text: at most 192 bytes of JSON."""
 POLL_BYTES = 524_288

@@ -31,6 +31,8 @@ LOG_PERIOD_S = 0.2
 LOG_PULL_S = 0.008
 MAX_LOG_PERIOD_S = 2.0
 """Limit of that period in seconds; where many nodes print, it is `LOG_PULL_S` for each."""
+MAX_PULLS = 5
+"""Limit of pulls of one node in a row. Each brings little, so that reports pass between them on a slow link."""
 MAX_PRINTED_BYTES = 4 * 2**20
 """Bytes of log lines kept for evidence, however old; kept apart from reports, which much output would push out."""
 MAX_WAITING_LINES = 100_000
@@ -127,7 +129,12 @@ class LogPulls:
         if self._cursor.get(node, (epoch, 0))[0] != epoch:
             self._repeats[node].restart(time.monotonic())
         self._cursor[node] = (epoch, cursor)
-        self._cursor[node] = (epoch, await self._pull(node, cursor))
+        for _ in range(MAX_PULLS):
+            before, cursor = cursor, await self._pull(node, cursor)
+            self._cursor[node] = (epoch, cursor)
+            wanted_epoch, latest = self._wanted[node]
+            if wanted_epoch != epoch or not before < cursor < latest:
+                break
 
     async def _pull(self, node: str, cursor: int) -> int:
         """Pull what the node has after `cursor`; return the new cursor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, cast
 
@@ -39,7 +40,8 @@ class Agents:
 
 async def taken(pulls: LogPulls, within_s: float = 2.0) -> list[str]:
     """Return the next lines."""
-    for _ in range(int(within_s / 0.01)):
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
         if lines := pulls.drain_dated():
             return [line.text for _, _, line in lines]
         await asyncio.sleep(0.01)
@@ -76,12 +78,45 @@ async def test_the_first_lines_of_a_node_wait_for_those_of_the_others() -> None:
 
 
 async def test_they_do_not_wait_for_long_for_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_pulls, "FIRST_LINES_S", 0.4)
+    monkeypatch.setattr(log_pulls, "FIRST_LINES_S", 1.0)
     soon, lines, had_all = await first_lines(answers=[])
 
     assert not soon
     assert not had_all
     assert lines == ["h1: 60 s ago", "h1: 20 s ago", "h1: 10 s ago"]
+
+
+class Printer:
+    """An agent that holds 75 lines and sends ten at a time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def pull_logs(self, _node: str, since: int) -> tuple[Sequence[LogLine], int]:
+        self.asked.append(since)
+        return [LogLine(seq, 0, "stdout", f"{seq}") for seq in range(since + 1, min(since + 10, 75) + 1)], 1
+
+
+async def test_many_lines_come_in_small_pieces_some_in_a_row() -> None:
+    agent = Printer()
+    pulls = LogPulls(["h1"], lambda: cast("Fleet", agent), lambda _: None)
+    pulls.want("h1", "epoch", 75)
+
+    await pulls._pull_into_cursor("h1", "epoch", 0)
+    assert agent.asked == [0, 10, 20, 30, 40]
+    assert not pulls.has_all
+    await pulls._pull_into_cursor("h1", "epoch", 50)
+    assert agent.asked[5:] == [50, 60, 70]
+    assert [line.seq for _, _, line in pulls.drain_dated()] == [*range(1, 76)]
+
+
+async def test_once_the_agent_is_replaced_no_more_is_asked_for_by_the_old_numbers() -> None:
+    agent = Printer()
+    pulls = LogPulls(["h1"], lambda: cast("Fleet", agent), lambda _: None)
+    pulls.want("h1", "new epoch", 75)
+
+    await pulls._pull_into_cursor("h1", "epoch", 0)
+    assert agent.asked == [0]
 
 
 def test_lines_of_several_nodes_are_merged_by_time_and_those_of_one_keep_their_order() -> None:

@@ -134,6 +134,7 @@ class _Server:
         dialer = Dialer(self._options.invitation.absolute(), directory, self._node, epoch, daemon.reports, os.environ)
         if self._options.ends_with_relay:
             dialer.on_relay_end = functools.partial(self._end_with_jobs, daemon)
+            dialer.is_busy = lambda: daemon.num_jobs_left > 0
         return dialer
 
     def _begin(self, daemon: Daemon, dialer: Dialer | None, metrics_port: int) -> None:

@@ -62,7 +62,7 @@ STALE_S = 30.0
 COME_S = 180.0
 """Seconds for a relay's first word, where its end matters: it may start later than the agents, from a slow disk."""
 AWAY_S = 60.0
-"""Seconds without a word of a relay after which it counts as ended, where that matters."""
+"""Seconds without a word of a relay after which it counts as ended, where that matters and no job is under way."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 UNWATCHED_S = 5.0
@@ -112,6 +112,8 @@ class Dialer:
         self._last_notice = ""
         self.on_relay_end: Callable[[str], None] | None = None
         """Called with the reason once the relay has ended, or was away for `AWAY_S`; None dials on without end."""
+        self.is_busy: Callable[[], bool] = lambda: False
+        """Whether a job is under way, which a relay that is only away must not end."""
         self._away_since_s = time.monotonic() + COME_S - AWAY_S
 
     async def run(self) -> None:
@@ -146,6 +148,8 @@ class Dialer:
     def _reported_end(self) -> bool:
         """Return whether the relay counts as ended; its end is reported then."""
         if self.on_relay_end is None or time.monotonic() < self._away_since_s + AWAY_S:
+            return False
+        if self._away_since_s > -math.inf and self.is_busy():
             return False
         self.on_relay_end(f"the relay of {self._path} has ended")
         return True

@@ -6,6 +6,7 @@ their nodes' agents. `rankdeck attach --slurm JOBID` finds the relay by `relay_d
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -43,6 +44,9 @@ LAST_LOOK_S = 3.0
 """Seconds for other consoles to see how the job has ended: they ask once a second."""
 LEAVE_S = 15.0
 """Seconds after the end of this node's agent in which the job's end is seen, unless there is none to be seen."""
+FIRST_PAUSE_S = 1.0
+"""Seconds before a killed process is started again; twice as long each time, up to `MAX_PAUSE_S`."""
+MAX_PAUSE_S = 60.0
 WHY_PAUSE_S = 5.0
 """Seconds between two questions to Slurm why it ends a job."""
 INTERFACE_VARIABLE = "RANKDECK_INTERFACE"
@@ -86,6 +90,8 @@ def _serve(invitation: Path) -> list[str]:
 def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
     """Serve the relay and the agent of this node while the block lasts; yield the relay's directory.
 
+    Either is started again if a signal kills it, and jobs go on meanwhile.
+
     Slurm's SIGTERM and SIGUSR1, which mean that the job ends soon, are passed on to the agent: Slurm sends them to the
     tasks alone. Jobs that still run when the block ends are stopped.
 
@@ -99,17 +105,15 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
     directory = Path.home() / relay_directory(step.job_id)
     with ExitStack() as undo:
         relay_argv = [*_AGENT, "relay", "--listen", _own_address(step), "--dir", str(directory), "--until-stdin-ends"]
-        relay = subprocess.Popen(
-            [*relay_argv, "--expect", str(step.num_nodes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        undo.callback(_end, relay)
-        assert relay.stdout is not None
-        if not select.select([relay.stdout], [], [], READY_S)[0] or not relay.stdout.readline():
+        relay_argv += ["--expect", str(step.num_nodes)]
+        relay = _Kept("relay", relay_argv, subprocess.PIPE, notify)
+        undo.callback(relay.end)
+        if not relay.is_ready():
             raise SessionError(f"the relay in {clean(str(directory))} does not start", "its own words are above")
-        agent = subprocess.Popen(
-            [*_AGENT, *_serve(directory / INVITATION_FILE)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+        agent = _Kept("agent", [*_AGENT, *_serve(directory / INVITATION_FILE)], subprocess.DEVNULL, notify)
         undo.callback(_end_after_relay, relay, agent)
+        relay.keep()
+        agent.keep()
 
         # Not in the handler: Slurm's controller may take its time to answer.
         is_over = threading.Event()
@@ -120,8 +124,7 @@ def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
             notify(f"Slurm sends {signal.Signals(number).name}: what runs here is stopped first")
             if why.ident is None:
                 why.start()
-            if agent.poll() is None:
-                agent.send_signal(signal.SIGTERM)
+            agent.terminate()
 
         for number in (signal.SIGTERM, signal.SIGUSR1):
             undo.callback(signal.signal, number, signal.signal(number, on_notice))
@@ -144,35 +147,74 @@ def _join(thread: threading.Thread) -> None:
         thread.join(SLURM_S)
 
 
-def _leave_after(agent: subprocess.Popen[bytes], is_over: threading.Event, notify: Callable[[str], None]) -> None:
+def _leave_after(agent: _Kept, is_over: threading.Event, notify: Callable[[str], None]) -> None:
     """Interrupt this process once the agent of this node has ended before the job: nothing would be seen any more."""
-    agent.wait()
+    agent.has_ended.wait()
     if not is_over.wait(LEAVE_S):
         notify("the agent of this node has ended: what still runs elsewhere is stopped")
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _end_after_relay(relay: subprocess.Popen[bytes], agent: subprocess.Popen[bytes]) -> None:
+def _end_after_relay(relay: _Kept, agent: _Kept) -> None:
     """End the relay, which all agents follow, and wait for this node's; other consoles see the job's end before."""
-    with suppress(subprocess.TimeoutExpired):
-        agent.wait(LAST_LOOK_S)
-    _end(relay)
-    try:
-        agent.wait(END_S)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
+    agent.has_ended.wait(LAST_LOOK_S)
+    relay.end()
+    agent.end(END_S)
 
 
-def _end(relay: subprocess.Popen[bytes]) -> None:
-    """End the relay by its pipe, which ends when this process is killed, too."""
-    assert relay.stdin is not None
-    relay.stdin.close()
-    try:
-        relay.wait(READY_S)
-    except subprocess.TimeoutExpired:
-        relay.kill()
-        relay.wait()
+class _Kept:
+    """A process of this task that is started again when a signal kills it, until it is to end.
+
+    Attributes:
+        has_ended: Set once it has ended and is not started again.
+    """
+
+    def __init__(self, name: str, argv: list[str], stream: int, notify: Callable[[str], None]) -> None:
+        """Start it, with its standard input and output as `stream` says."""
+        self.has_ended = threading.Event()
+        self._name = name
+        self._start = functools.partial(subprocess.Popen[bytes], argv, stdin=stream, stdout=stream)
+        self._notify = notify
+        self._lock = threading.RLock()  # a signal's handler may come while this thread holds it
+        self._is_to_end = threading.Event()
+        self._process = self._start()
+
+    def is_ready(self) -> bool:
+        """Return whether it prints its first line in time."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], READY_S)[0] and self._process.stdout.readline())
+
+    def keep(self) -> None:
+        threading.Thread(target=self._keep, name=f"keep-{self._name}", daemon=True).start()
+
+    def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while (code := self._process.wait()) < 0 and not self._is_to_end.wait(pause_s):
+            self._notify(f"the {self._name} of this node was killed by {signal.Signals(-code).name}: starting another")
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            with self._lock:
+                if self._is_to_end.is_set():
+                    break
+                self._process = self._start()
+        self.has_ended.set()
+
+    def terminate(self) -> None:
+        """Send SIGTERM, which it handles; it is not started again."""
+        with self._lock:
+            self._is_to_end.set()
+            self._process.terminate()
+
+    def end(self, within_s: float = READY_S) -> None:
+        """End it by its pipe if it has one, which ends when this process is killed, too; kill it after that time."""
+        with self._lock:
+            self._is_to_end.set()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def await_nodes(hub: RelayHub, step: SlurmStep, notify: Callable[[str], None]) -> None:

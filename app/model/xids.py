@@ -96,10 +96,12 @@ XIDS = {
     157: XidKind("a faulty part could not be taken out of use", Blame.HARDWARE, Action.RESET_GPU),
     158: XidKind("it did not answer in time", Blame.HARDWARE, Action.RESET_GPU),
 }
-LASTING = frozenset({Action.RESET_GPU, Action.REBOOT_NODE})
-"""Actions for errors after which a GPU runs nothing: a rank may hang on it until a timeout ends it."""
-BROKEN_XIDS = frozenset(code for code, kind in XIDS.items() if kind.action in LASTING) | {74}
+_BROKEN = frozenset({Action.RESET_GPU, Action.REBOOT_NODE})
+BROKEN_XIDS = frozenset(code for code, kind in XIDS.items() if kind.action in _BROKEN) | {74}
 """Errors that mean broken hardware or a dead driver; a program causes most others."""
+LASTING_XIDS = BROKEN_XIDS - {64, 74, 156, 157}
+"""Errors after which a GPU runs nothing: a rank may hang on it until a timeout ends it. After a note about a row of
+memory or a part (64, 156, 157) it computes on, and is reset later."""
 _ORDER = (Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM, Blame.FABRIC, None)
 _OWN_BLAMES = frozenset({Blame.HARDWARE, Blame.DRIVER, Blame.PROGRAM})
 _RAISED = frozenset({*_OWN_BLAMES, Blame.FABRIC, None})
@@ -178,8 +180,7 @@ def facts_key(end: ExitReport) -> tuple[object, ...]:
 
 
 def _explains(xid: Xid, blames: AbstractSet[Blame | None]) -> bool:
-    kind = XIDS.get(xid.code)
-    if kind is not None and kind.action in LASTING:
+    if xid.code in LASTING_XIDS:
         return xid.age_s <= LASTING_S
     # The driver logs others as a process ends, too: those follow from the end.
     return 0.0 < xid.age_s <= NEAR_S and blame_of(xid) in blames

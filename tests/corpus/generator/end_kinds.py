@@ -67,6 +67,7 @@ XIDS = (
     KnownXid(13, "a kernel raised an exception", CHECKED, CUDA),
     KnownXid(31, "a kernel touched memory that it must not", CHECKED, ILLEGAL),
     KnownXid(43, "a program's channel was stopped", CHECKED, CUDA),
+    KnownXid(64, "a faulty row of memory could not be replaced", RESET, ECC),
     KnownXid(74, "NVLink error", "nvidia-smi nvlink", NVLINK),
     KnownXid(94, "contained memory error", "restart the job", ECC),
     KnownXid(999, "Xid 999 ", "NVIDIA's catalog", CUDA),
@@ -74,7 +75,6 @@ XIDS = (
 LASTING = (
     KnownXid(48, "double-bit memory error", RESET, ECC),
     KnownXid(62, "its microcontroller halted", RESET, CUDA),
-    KnownXid(64, "a faulty row of memory could not be replaced", RESET, ECC),
     KnownXid(79, "it has fallen off the bus", "drain {node} and reboot it", CUDA),
     KnownXid(95, "uncontained memory error", RESET, ECC),
     KnownXid(119, "the GPU's own processor does not answer", "whether its driver is up to date", CUDA),

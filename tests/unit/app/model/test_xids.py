@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.wire.ends import EndFacts, GpuFault
 from agent.wire.machine import GpuCondition, Xid
 from agent.wire.reports import ExitReport
-from app.model.xids import BROKEN_XIDS, LASTING, XIDS, Action, Blame, gpu_cause, is_gpu_at_fault
+from app.model.xids import BROKEN_XIDS, XIDS, Action, Blame, gpu_cause, is_gpu_at_fault
 
 SIGABRT, SIGKILL, SIGTERM, SIGINT, SIGSEGV = 6, 9, 15, 2, 11
 CUDA = ExitReport(code=1, error="torch.AcceleratorError: CUDA error: unspecified launch failure")
@@ -42,6 +42,9 @@ def codes(end: ExitReport) -> list[int] | None:
         (CUDA, Xid(79, 1, 0.0), True),
         (CUDA, Xid(79, 1, 1800.0), True),  # a process group's timeout ends what hangs
         (CUDA, Xid(79, 1, 3601.0), False),
+        (CUDA, Xid(64, 1, 9.0), True),
+        (CUDA, Xid(64, 1, 3000.0), False),  # its GPU computed on
+        *((ExitReport(signal=SIGTERM), Xid(code, 1, 3000.0), False) for code in (64, 156, 157)),
         (CUDA, Xid(999, 1, 1.0), True),
         (CUDA, Xid(999, 1, 0.0), False),
         (ABORTED, Xid(31, 1, 0.2), True),
@@ -110,4 +113,8 @@ def test_the_catalog_is_consistent() -> None:
         assert kind.what, code
         assert (kind.action is Action.NOTHING) == (kind.blame is Blame.NOBODY), code
         assert (kind.action is Action.FIX_PROGRAM) == (kind.blame is Blame.PROGRAM), code
-        assert kind.action not in LASTING or kind.blame in {Blame.HARDWARE, Blame.DRIVER, Blame.FABRIC}, code
+        assert kind.action not in {Action.RESET_GPU, Action.REBOOT_NODE} or kind.blame in {
+            Blame.HARDWARE,
+            Blame.DRIVER,
+            Blame.FABRIC,
+        }, code

@@ -41,6 +41,7 @@ _SKIPPED_TYPES = frozenset(
     }
 )
 MAX_MOUNTS = 256
+"""File systems that are looked at where the error names no path; of more, only the one that the job runs in."""
 NEARLY = 0.05
 """Free part from which a write that failed for want of space was too large, not one byte too much."""
 NONE_BYTES = 2**20
@@ -87,15 +88,19 @@ def find_full_disk(sought: Suspicion, workdir: str, mountinfo: str = "/proc/self
         workdir: Directory from which a relative path begins; empty where it is not known.
         mountinfo: The list of mounted file systems.
     """
+    # Looking there first mounts what is mounted on demand.
+    path = _real(os.path.join(workdir, sought.path)) if sought.path else ""  # noqa: PTH118 - no file of ours
+    workdir = _real(workdir)
     mounts = list(_mounts(mountinfo))
-    path = os.path.join(workdir, sought.path) if sought.path else ""  # noqa: PTH118 - no file of ours
-    mount = _mount_of(path, mounts) if path.startswith("/") else ""
+    mount = _mount_of(path, mounts)
     if sought.limit is DiskLimit.QUOTA:
-        return FullDisk(mount, DiskLimit.QUOTA) if mount else None
+        is_known = bool(mount) and (mount != "/" or _is_on_root(path))
+        return FullDisk(mount, DiskLimit.QUOTA) if is_known else None
     if mount:
         return _full(mount, NEARLY if sought.limit else 0.0)
-    full = [disk for one in mounts if (disk := _full(one, 0.0))]
-    here = _mount_of(workdir, mounts) if workdir.startswith("/") else ""
+    here = _mount_of(workdir, mounts)
+    looked_at = mounts if len(mounts) <= MAX_MOUNTS else [here] if here else []
+    full = [disk for one in looked_at if (disk := _full(one, 0.0))]
     named = [disk for disk in full if disk.path == here] or full
     return named[0] if len(named) == 1 else None
 
@@ -151,7 +156,7 @@ def _full(mount: str, nearly: float) -> FullDisk | None:
 
 def _mounts(mountinfo: str) -> Iterator[str]:
     """Yield where file systems are mounted that can be written. Source: proc_pid_mountinfo(5)."""
-    for line in Path(mountinfo).read_text(errors="replace").splitlines()[:MAX_MOUNTS]:
+    for line in Path(mountinfo).read_text(errors="replace").splitlines():
         head, _, tail = line.partition(" - ")
         fields, options = head.split(), tail.split()
         if len(fields) < 6 or not options or options[0] in _SKIPPED_TYPES or "ro" in fields[5].split(","):
@@ -159,8 +164,20 @@ def _mounts(mountinfo: str) -> Iterator[str]:
         yield _UNESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
 
 
+def _real(path: str) -> str:
+    """Return a path without symbolic links, as far as it exists; empty for one that is not absolute."""
+    return os.path.realpath(path) if path.startswith("/") else ""
+
+
+def _is_on_root(path: str) -> bool:
+    """Return whether the directory of a path is there and on the root file system, as no list of mounts proves."""
+    try:
+        return os.stat(os.path.dirname(path)).st_dev == os.stat("/").st_dev  # noqa: PTH116, PTH120 - as above
+    except OSError:
+        return False
+
+
 def _mount_of(path: str, mounts: list[str]) -> str:
-    """Return the mount of a path, which need not exist any more; empty where it is on none that can be written."""
-    whole = os.path.normpath(path)
-    above = [mount for mount in mounts if mount in ("/", whole) or whole.startswith(f"{mount}/")]
+    """Return the mount of a real path, which need not exist any more; empty where it is on none that can be written."""
+    above = [mount for mount in mounts if mount in ("/", path) or path.startswith(f"{mount}/")] if path else []
     return max(above, key=len, default="")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from agent.logs.full_disk import SHM, FullDisks, Suspicion, find_full_disk, suspicion
+from agent.logs.full_disk import MAX_MOUNTS, SHM, FullDisks, Suspicion, find_full_disk, suspicion
 from agent.wire.ends import DiskLimit, FullDisk
 from tests.support.filesystems import small_disk
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPACE, QUOTA = DiskLimit.SPACE, DiskLimit.QUOTA
 POSITION = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
@@ -87,6 +84,36 @@ def test_a_full_file_system_is_named_by_the_path_in_the_error_or_as_the_only_one
         assert find_full_disk(Suspicion(SPACE, ""), "", mounts(tmp_path, disk, kind="squashfs")) is None
         (disk / "fill").unlink()
         assert find_full_disk(Suspicion(SPACE, f"{disk}/a.pt"), "", here) is None
+
+
+def test_a_path_over_a_symbolic_link_is_looked_for_where_it_leads(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "nvme0", 2**20) as disk:
+        (disk / "fill").write_bytes(b"x" * 2**20)
+        (tmp_path / "data").symlink_to(disk)
+        here = mounts(tmp_path, Path("/"), disk)
+        full = FullDisk(str(disk), SPACE, 2**20, 0)
+        assert find_full_disk(Suspicion(SPACE, f"{tmp_path}/data/run/a.pt"), "", here) == full
+        assert find_full_disk(Suspicion(SPACE, "a.pt"), f"{tmp_path}/data", here) == full
+        assert find_full_disk(Suspicion(QUOTA, f"{tmp_path}/data/a.pt"), "", here) == FullDisk(str(disk), QUOTA)
+
+
+def test_a_quota_is_not_laid_on_the_root_for_want_of_another_file_system(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "home", 2**20) as disk:
+        root = mounts(tmp_path, Path("/"))
+        assert find_full_disk(Suspicion(QUOTA, "/no such directory/a.pt"), "", root) is None
+        assert find_full_disk(Suspicion(QUOTA, f"{disk}/a.pt"), "", root) is None
+        assert find_full_disk(Suspicion(QUOTA, "/a.pt"), "", root) == FullDisk("/", QUOTA)
+
+
+def test_a_node_may_have_any_number_of_mounts(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "home", 2**20) as disk:
+        (disk / "fill").write_bytes(b"x" * 2**20)
+        full = FullDisk(str(disk), SPACE, 2**20, 0)
+        here = mounts(tmp_path, Path("/"), *(tmp_path / f"{number}" for number in range(MAX_MOUNTS)), disk)
+        assert find_full_disk(Suspicion(SPACE, f"{disk}/a.pt"), "", here) == full
+        assert find_full_disk(Suspicion(SPACE, ""), f"{disk}/run", here) == full
+        here = mounts(tmp_path, disk, *(tmp_path / f"{number}" for number in range(MAX_MOUNTS)))
+        assert find_full_disk(Suspicion(SPACE, ""), "/elsewhere", here) is None
 
 
 def test_of_two_that_are_full_the_one_of_the_job_is_named_or_none(tmp_path: Path) -> None:

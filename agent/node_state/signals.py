@@ -7,12 +7,17 @@ which is the larger the slower the noise. Samples change the level when they lie
 deviations and the floor of the signal allow, and go on to do so: three samples and `LASTING_S` at least, and longer
 after short changes of that size, which are the signal's habit. The change is dated to the first of these samples.
 
+One burst of a signal without bounds would fill its average for many seconds. So a sample of `BURSTING` counts there up
+to what three of the last samples have reached: a burst that comes again counts, one alone does not.
+
 The level before the change is the base: a change back to it ends the change, unless the base was known for a shorter
 time than what followed. The start of a program is no base for its training.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.signals import RATES, Reading, Signal
@@ -60,6 +65,15 @@ BURST_PART = 1.5
 """Size, in sizes of the last short change, up to which a change may be another one of them."""
 NEUTRAL_PART = 0.5
 """Part of its floor below which a rate is left out of a report."""
+BURSTING = frozenset(
+    {
+        *(Signal.MAJOR_FAULTS, Signal.LOG_LINES, Signal.PCIE_REPLAYS, Signal.NVLINK_ERRORS, Signal.GPU_ECC_CORRECTED),
+        *(Signal.SWAPPED, Signal.NIC_ERRORS, Signal.NIC_DROPS, Signal.TCP_RETRANSMITS),
+    }
+)
+"""Signals of which a usual difference is a small part of what one sample may be."""
+NUM_RECENT = 20
+"""Samples among which a burst is to come again: some training steps take many seconds."""
 MAX_VALUE = 1e18
 _SIGMA = 1.2533
 """Standard deviation of a normal distribution in mean deviations."""
@@ -151,13 +165,15 @@ class _Track:
 
     __slots__ = (
         *("_absolute", "_at_s", "_base", "_burst_at_s", "_burst_s", "_burst_size", "_is_run_far", "_level", "_onset_s"),
-        *("_relative", "_run_num", "_run_s", "_run_side", "_run_sum", "_run_weight_s", "_since_s", "_smooth"),
+        *("_recent", "_relative", "_run_num", "_run_s", "_run_side", "_run_sum", "_run_weight_s", "_since_s"),
+        "_smooth",
     )
 
-    def __init__(self, floor: Floor, value: float, now_s: float) -> None:
-        self._absolute, self._relative = floor
+    def __init__(self, signal: Signal, value: float, now_s: float) -> None:
+        self._absolute, self._relative = FLOORS[signal]
         self._at_s = now_s
-        self._smooth = value
+        self._recent: deque[float] | None = deque(maxlen=NUM_RECENT) if signal in BURSTING else None
+        self._smooth = self._counted(value)
         self._level = _Level(value)
         self._base: _Level | None = None
         self._since_s = now_s
@@ -179,6 +195,7 @@ class _Track:
         if passed_s <= 0.0:
             self._turn_back(passed_s)
             return
+        counted = self._counted(value)
         level = self._level
         weight_s = min(MAX_STEP_S, passed_s)
         if passed_s > MAX_GAP_S:
@@ -186,9 +203,9 @@ class _Track:
         elif value == level.mean and not (self._run_side or level.deviation or level.smooth_deviation or self._base):
             level.known_s += weight_s  # a still signal: most are 0 all the time
             level.noise_known_s += weight_s
-            self._smooth += (value - self._smooth) * weight_s / (SMOOTHING_S / 2 + weight_s)
+            self._smooth += (counted - self._smooth) * weight_s / (SMOOTHING_S / 2 + weight_s)
             return
-        self._smooth += (value - self._smooth) * weight_s / (SMOOTHING_S / 2 + weight_s)
+        self._smooth += (counted - self._smooth) * weight_s / (SMOOTHING_S / 2 + weight_s)
         side = self._side(level, value - level.mean, weight_s)
         if side and (self._base is not None or level.is_known(weight_s)):
             self._extend_run(side, value, weight_s, before_s)
@@ -205,6 +222,20 @@ class _Track:
         if self._base is None or age_s >= _new_base_s(self._base):
             return Reading(self._smooth)
         return Reading(self._smooth, self._base.mean, age_s)
+
+    def _counted(self, value: float) -> float:
+        """Return what a sample counts in the average."""
+        if self._recent is None:
+            return value
+        self._recent.append(value)
+        return min(value, self._reached())
+
+    def _reached(self) -> float:
+        """Return what as many of the last samples as a change takes have reached."""
+        if self._recent is None:
+            return MAX_VALUE
+        highest = nlargest(LASTING_SAMPLES, self._recent)
+        return highest[-1] if len(highest) == LASTING_SAMPLES else 0.0
 
     def _side(self, level: _Level, off: float, weight_s: float) -> int:
         """Return to which side a sample lies off its level by more than chance: 1 or -1, else 0."""
@@ -279,7 +310,8 @@ class _Track:
     def _change(self) -> None:
         """The run becomes the level."""
         level, base = self._level, self._base
-        mean = self._smooth = self._run_sum / self._run_weight_s
+        mean = self._run_sum / self._run_weight_s
+        self._smooth = min(mean, self._reached())
         new = _Level(mean, self._run_weight_s, level)
         self._run_side = 0
         if base is None:
@@ -334,7 +366,7 @@ class SignalTracks:
             tracks = self._tracks[key] = {}
         track = tracks.get(signal)
         if track is None:
-            tracks[signal] = _Track(FLOORS[signal], value, now_s)
+            tracks[signal] = _Track(signal, value, now_s)
         else:
             track.take(value, now_s)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from agent.node_state.signals import FLOORS, LASTING_S, NEUTRAL, NEW_BASE_S, STALE_S, SignalTracks
+from agent.node_state.signals import BURSTING, FLOORS, LASTING_S, NEUTRAL, NEW_BASE_S, STALE_S, SignalTracks
 from agent.wire.signals import LEVELS, Signal
 from tests.support.examples import few_and_many
 
@@ -185,6 +185,40 @@ def test_less_than_three_seconds_are_no_change(seed: int, length_s: float) -> No
     claims, _ = play(lambda now_s: 0.9 if 60.0 < now_s <= 60.0 + length_s else 0.0, times(random, 120.0, 0.1))
 
     assert claims == []
+
+
+def values_of(signal: Signal, value_at: Callable[[float], float], until_s: int, seed: int) -> list[float]:
+    """Return the value of each reading of a signal that is sampled each second: 0 of one that is left out."""
+    tracks, found, random = SignalTracks(), list[float](), Random(seed)
+    for now_s in times(random, until_s, 1.0):
+        tracks.take("rank", signal, value_at(now_s), now_s)
+        reading = tracks.readings("rank", now_s).get(signal)
+        found.append(0.0 if reading is None else reading.value)
+    return found
+
+
+@few_and_many(40, 500, seed=SEEDS, signal=st.sampled_from(sorted(BURSTING)), num=st.integers(1, 2), first=st.integers())
+def test_one_burst_is_no_value_however_large_it_is(seed: int, signal: Signal, num: int, first: int) -> None:
+    begin, samples = first % 60, iter(range(100))
+
+    def value_at(_: float) -> float:
+        return 1e6 * FLOORS[signal].absolute if begin <= next(samples) < begin + num else 0.0
+
+    assert set(values_of(signal, value_at, 90, seed)) == {0.0}
+
+
+def test_a_burst_before_a_little_more_does_not_count_with_it() -> None:
+    found = values_of(Signal.LOG_LINES, lambda now_s: 4000.0 if 60.0 < now_s <= 61.3 else 30.0 * (now_s > 60.0), 90, 1)
+
+    assert max(found) <= 30.0
+    assert found[-1] == pytest.approx(30.0, abs=1.0)
+
+
+@pytest.mark.parametrize("period_s", [3.0, 6.0])
+def test_bursts_that_come_again_are_in_the_mean(period_s: float) -> None:
+    found = values_of(Signal.MAJOR_FAULTS, lambda now_s: 4000.0 * (now_s % period_s < 1.0), 300, 1)
+
+    assert sum(found[60:]) / len(found[60:]) == pytest.approx(4000.0 / period_s, rel=0.2)
 
 
 ANYTHING = st.one_of(

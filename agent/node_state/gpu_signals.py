@@ -3,8 +3,8 @@
 Pure.
 
 An idle GPU lowers its clocks and its PCIe link, which slows nobody: these count while it is busy alone, and so does its
-power limit. Counters become rates over `RATE_S`, since the sampler asks for them seldom. A figure that is not known
-gives no sample.
+power limit. Counters become rates over `RATE_S`, since the sampler asks for them seldom: one sample for each such time.
+A figure that is not known gives no sample.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ nvmlClocksThrottleReasonHwSlowdown."""
 
 
 class _Count(NamedTuple):
-    """A counter at the beginning of a window, and its rate in the window before."""
+    """A counter at the beginning of a window."""
 
     value: int
     at_s: float
-    rate: float | None
 
 
 class GpuSignals:
@@ -97,18 +96,19 @@ class GpuSignals:
         return num_busy >= BUSY_SAMPLES
 
     def _rate(self, figures: GpuFigures, signal: Signal, value: int | None, now_s: float) -> float | None:
-        """Return by how much a counter grew a second; None until it has been seen for long enough."""
+        """Return by how much a counter grew a second, at the end of each window; None before."""
         key = (figures.index, signal)
         if value is None:
             self._counts.pop(key, None)
             return None
         last = self._counts.get(key)
         if last is None or value < last.value or now_s < last.at_s:
-            last = _Count(value, now_s, None)  # it is new, or its driver is
-        elif now_s - last.at_s >= RATE_S:
-            last = _Count(value, now_s, (value - last.value) / (now_s - last.at_s))
-        self._counts[key] = last
-        return last.rate
+            self._counts[key] = _Count(value, now_s)  # it is new, or its driver is
+            return None
+        if now_s - last.at_s < RATE_S:
+            return None
+        self._counts[key] = _Count(value, now_s)
+        return (value - last.value) / (now_s - last.at_s)
 
 
 def computing_places(gpus: Sequence[GpuReport]) -> dict[JobRank, int]:

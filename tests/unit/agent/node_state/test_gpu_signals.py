@@ -65,7 +65,7 @@ def after(*samples: list[GpuReport], period_s: float = 1.0) -> dict[tuple[int, S
 
 
 def test_a_busy_gpu_that_is_well_gives_its_levels_and_zeros() -> None:
-    found = after(*[[gpu(0)]] * 12)
+    found = after(*[[gpu(0)]] * 11)
 
     levels = {Signal.GPU_CLOCK: 1.98e9, Signal.GPU_MEMORY_CLOCK: 2.619e9, Signal.GPU_TEMPERATURE: 61.0}
     links = {Signal.PCIE_WIDTH: 16, Signal.PCIE_GENERATION: 5, Signal.NVLINKS: 18, Signal.GPU_POWER_LIMIT: 700.0}
@@ -132,9 +132,24 @@ def test_counters_become_rates_and_a_new_driver_begins_again() -> None:
     assert replays(5000) is None
     assert replays(5000, 5100) is None
     assert replays(5000, 5100, 5200) == 200 / RATE_S
-    assert replays(5000, 5100, 5200, 5900) == 200 / RATE_S
+    assert replays(5000, 5100, 5200, 5900) is None, "each window counts once"
+    assert replays(5000, 5100, 5200, 5900, 5900) == 700 / RATE_S
     assert replays(5000, 5100, 5200, 5200, 5200) == 0.0
     assert replays(5000, 5100, 5200, 7) is None
+
+
+def test_one_burst_of_errors_is_no_value_and_errors_that_go_on_are() -> None:
+    def corrected(*counts: int) -> set[float]:
+        signals, tracks, seen = GpuSignals(), SignalTracks(), set[float]()
+        for now_s, count in enumerate(counts):
+            for rank, signal, value in signals.values([gpu(0, ecc_corrected_errors=count)], now_s):
+                tracks.take(rank, signal, value, now_s)
+            reading = tracks.readings(whose(0), now_s).get(Signal.GPU_ECC_CORRECTED)
+            seen.add(0.0 if reading is None else round(reading.value))
+        return seen
+
+    assert corrected(*[0] * 25, *[500] * 60) == {0.0}
+    assert max(corrected(*[0] * 25, *(50 * second for second in range(60)))) > 45.0
 
 
 def test_errors_of_links_and_memory_are_rates_too() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import pytest
@@ -181,18 +182,31 @@ def test_the_interface_that_carries_most_is_followed_without_haste(machine: Mach
 
 
 def slow(reader: HostSignalReader) -> dict[Signal, float]:
+    """Return the next answer about what is read on a thread of its own."""
     now_s = time.monotonic()
-    until(lambda: SLOW & set(reader.read(now_s, 0).values), PATIENCE_S, "the clock or the speed")
-    return {signal: value for signal, value in reader.read(now_s, 0).values.items() if signal in SLOW}
+    found: dict[Signal, float] = until(
+        lambda: {signal: value for signal, value in reader.read(now_s, 0).values.items() if signal in SLOW},
+        PATIENCE_S,
+        "the clock or the speed",
+    )
+    return found
 
 
-def test_the_clock_is_that_of_the_fastest_cpu(machine: Machine, reader: HostSignalReader) -> None:
-    for cpu, khz in ((0, "800000"), (1, "2600000")):
+@pytest.mark.parametrize("busy", [0, 5, 127])
+def test_the_clock_is_that_of_the_fastest_of_all_cpus_and_counts_once(
+    machine: Machine, reader: HostSignalReader, monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    for cpu in range(128):
         path = machine.sys / f"devices/system/cpu/cpu{cpu}/cpufreq"
         path.mkdir(parents=True)
-        (path / "scaling_cur_freq").write_text(khz)
+        (path / "scaling_cur_freq").write_text("2600000" if cpu == busy else "800000")
 
-    assert slow(reader)[Signal.CPU_CLOCK] in {0.8e9, 2.6e9}  # a machine of one CPU has no second one
+    assert slow(reader) == {Signal.CPU_CLOCK: 2.6e9}
+    now_s = time.monotonic()
+    assert SLOW.isdisjoint(reader.read(now_s, 0).values)
+    reader._asked_s = now_s - SLOW_PERIOD_S
+    assert slow(reader) == {Signal.CPU_CLOCK: 2.6e9}
 
 
 def test_a_virtual_machine_shows_its_clock_elsewhere(machine: Machine, reader: HostSignalReader) -> None:
@@ -212,13 +226,11 @@ def test_the_speed_is_that_of_the_interface_that_carries_most(
         machine.nics = {**machine.nics, "eth1": Nic(1000 * now_s)}
         reader.read(now_s - 2 * SLOW_PERIOD_S, 0)
 
-    def speed() -> Any:
-        reader.read(time.monotonic(), 0)
-        found = slow(reader)
-        return Signal.CPU_CLOCK in found and [found.get(Signal.NIC_SPEED)]
+    def speed() -> float | None:
+        reader._asked_s = float("-inf")
+        return slow(reader).get(Signal.NIC_SPEED)
 
-    reader._asked_s = float("-inf")
-    until(lambda: speed() == [expected], PATIENCE_S, "the speed")
+    until(lambda: speed() == expected, PATIENCE_S, "the speed")
 
 
 def test_this_machine_shows_what_it_can() -> None:

@@ -47,6 +47,7 @@ class _Slow(NamedTuple):
     """What is read on a thread of its own."""
 
     cpu_clock_hz: float | None
+    nic: str
     nic_speed_hz: float | None
 
 
@@ -74,6 +75,8 @@ class HostSignalReader:
         self._traffic: dict[str, float] = {}
         self._bytes: dict[str, int] = {}
         self._nic = ""
+        self._is_device: dict[str, bool] = {}
+        """Whether an interface is a device: the speed of a bond, a bridge or a tunnel is no measure of it."""
 
     def read(self, now_s: float, swapped_bytes: int) -> HostSignals:
         """Return the signals since the last call, without rates the first time.
@@ -83,7 +86,7 @@ class HostSignalReader:
             swapped_bytes: Bytes swapped in and out since the machine began.
         """
         nics = psutil.net_io_counters(pernic=True, nowrap=False)
-        self._find_nic({name: nic.bytes_recv + nic.bytes_sent for name, nic in nics.items() if name != _LOOPBACK})
+        self._find_nic({name: nics[name].bytes_recv + nics[name].bytes_sent for name in self._candidates(nics)})
         cpu = psutil.cpu_times()
         steal_s = getattr(cpu, "steal", 0.0)
         # What guests use is part of `user`.
@@ -103,6 +106,18 @@ class HostSignalReader:
 
     def close(self) -> None:
         self._slow.close()
+
+    def _candidates(self, names: Iterable[str]) -> list[str]:
+        """Return the interfaces that are devices; all but loopback where there are none, as in a container."""
+        self._is_device = {
+            name: self._is_device[name] if name in self._is_device else self._has_device(name)
+            for name in names
+            if name != _LOOPBACK
+        }
+        return [name for name, is_device in self._is_device.items() if is_device] or list(self._is_device)
+
+    def _has_device(self, nic: str) -> bool:
+        return (self._sys / "class/net" / nic / "device").exists()
 
     def _find_nic(self, now: Mapping[str, int]) -> None:
         """Find the interface that carries most, of late; one of the same traffic remains."""
@@ -143,12 +158,13 @@ class HostSignalReader:
         if found is None or found is self._seen:
             return {}  # each answer is one sample
         self._seen = found
-        both = {Signal.CPU_CLOCK: found.cpu_clock_hz, Signal.NIC_SPEED: found.nic_speed_hz}
+        is_measure = found.nic == nic and self._is_device.get(nic, False)
+        both = {Signal.CPU_CLOCK: found.cpu_clock_hz, Signal.NIC_SPEED: found.nic_speed_hz if is_measure else None}
         return {signal: value for signal, value in both.items() if value is not None}
 
     def _read_slow(self, nic: str) -> _Slow:
         clocks = self._clocks_hz()
-        return _Slow(max(clocks, default=None), self._speed_hz(nic))
+        return _Slow(max(clocks, default=None), nic, self._speed_hz(nic))
 
     def _clocks_hz(self) -> list[float]:
         found = []
@@ -170,7 +186,7 @@ class HostSignalReader:
         return [1e6 * float(text) for text in texts if text.replace(b".", b"", 1).isdigit()]
 
     def _speed_hz(self, nic: str) -> float | None:
-        """Return the speed of an interface; None of one that has none, as virtual ones do."""
+        """Return the speed of an interface; None of one that tells none."""
         try:
             speed = int((self._sys / "class/net" / nic / "speed").read_bytes()) if nic else 0
         except (OSError, ValueError):

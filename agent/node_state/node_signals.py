@@ -135,6 +135,8 @@ class NodeSignals:
         """Take a sample of the host, after those of its ranks of the same second."""
         before, jobs_cpu_s = self._host, self._jobs_cpu_s
         self._host, self._jobs_cpu_s = sample, 0.0
+        if before is not None and sample.nic != before.nic:
+            self.tracks.forget(HOST, Signal.NIC_SPEED)  # another one's speed is no past of its own
         for signal, value in sample.values.items():
             self.tracks.take(HOST, signal, value, now_s)
         if before is not None and sample.all_cpu_s > before.all_cpu_s:

@@ -379,6 +379,9 @@ class SignalTracks:
                 found[signal.value] = reading
         return found
 
-    def forget(self, key: Hashable) -> None:
-        """Drop what is known of a rank."""
-        self._tracks.pop(key, None)
+    def forget(self, key: Hashable, signal: Signal | None = None) -> None:
+        """Drop what is known of a rank or of the host: of that signal alone if one is given."""
+        if signal is None:
+            self._tracks.pop(key, None)
+        else:
+            self._tracks.get(key, {}).pop(signal, None)

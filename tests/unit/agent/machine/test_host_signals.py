@@ -63,8 +63,8 @@ class Machine:
             f"Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: RtoMin MaxConn OutSegs RetransSegs\nTcp: 1 -1 {sent} {again}\n"
         )
 
-    def speed(self, nic: str, mbits: str) -> None:
-        (self.sys / "class/net" / nic).mkdir(parents=True, exist_ok=True)
+    def speed(self, nic: str, mbits: str, *, is_device: bool = True) -> None:
+        (self.sys / "class/net" / nic / ("device" if is_device else "queues")).mkdir(parents=True, exist_ok=True)
         (self.sys / "class/net" / nic / "speed").write_text(mbits)
 
 
@@ -231,6 +231,29 @@ def test_the_speed_is_that_of_the_interface_that_carries_most(
         return slow(reader).get(Signal.NIC_SPEED)
 
     until(lambda: speed() == expected, PATIENCE_S, "the speed")
+    machine.nics = {**machine.nics, "eth0": Nic(10**9)}
+    assert Signal.NIC_SPEED not in reader.read(time.monotonic(), 0).values
+    until(lambda: speed() == 4e10, PATIENCE_S, "the speed of another one")
+
+
+def test_a_virtual_interface_is_chosen_for_want_of_a_device_and_has_no_speed(
+    machine: Machine, reader: HostSignalReader
+) -> None:
+    (machine.proc / "cpuinfo").write_text("cpu MHz\t\t: 1000\n")
+    machine.speed("bond0", "50000", is_device=False)
+    machine.speed("eth0", "25000")
+
+    def passes(*names: str) -> str:
+        for num_bytes in (0, 10**6):
+            machine.nics = {"lo": Nic(), **{name: Nic(num_bytes * (1 + place)) for place, name in enumerate(names)}}
+            reader.read(-1.0, 0)
+        return reader._nic
+
+    assert passes("eth0", "bond0") == "eth0"
+    assert passes("bond0") == "bond0"
+    until(lambda: reader._slow.is_free, PATIENCE_S, "the first answer")
+    reader._asked_s, reader._seen = float("-inf"), reader._slow.last("")
+    assert slow(reader) == {Signal.CPU_CLOCK: 1e9}
 
 
 def test_this_machine_shows_what_it_can() -> None:

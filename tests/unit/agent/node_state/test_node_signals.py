@@ -6,7 +6,7 @@ import pytest
 from agent.node_state.node_signals import WARM_UP_S, NodeSignals
 from agent.node_state.observations import HostSignals, RankSignals
 from agent.wire.machine import GpuFigures, GpuReport, JobRank
-from agent.wire.signals import Signal
+from agent.wire.signals import Reading, Signal
 from ddpcore.wire import WIRE_VERSION, Phase, RankReport
 
 NUM_CPUS = 8
@@ -35,6 +35,15 @@ def test_what_ranks_and_the_agent_do_not_use_is_that_of_others(signals: NodeSign
     assert host is not None
     assert host[Signal.CPU_OTHERS].value == pytest.approx(1 / 8, abs=1e-3)
     assert signals.nic == "eth0"
+
+
+def test_the_speed_of_another_interface_is_no_past_of_the_one_that_carries_most(signals: NodeSignals) -> None:
+    for second in range(60):
+        nic, speed = ("eth0", 1e11) if second < 30 else ("eth1", 2.5e10)
+        signals.take_host(HostSignals({Signal.NIC_SPEED: speed}, 0.0, 1.0, 0.0, nic), second)
+    host = signals.of_host(60.0)
+
+    assert host == {Signal.NIC_SPEED: Reading(2.5e10)}
 
 
 def test_a_host_on_which_only_ranks_run_reports_no_others(signals: NodeSignals) -> None:

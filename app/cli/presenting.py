@@ -196,8 +196,9 @@ def _print_farewell(session: Presented, last: View | None = None, *, is_begun: b
 def _on_ending_signals(end: Callable[[], object]) -> None:
     """Make signals end the session in an orderly way instead of ending the process.
 
-    In a Slurm step SIGTERM is for the job: who follows it sees its end (`app.slurm.own_step`).
+    Where this process serves a Slurm step SIGTERM is for the job: who follows it sees its end (`app.slurm.own_step`).
     """
     loop = asyncio.get_running_loop()
-    for number in ENDING_SIGNALS - {signal.SIGTERM} if slurm_step(os.environ) else ENDING_SIGNALS:
+    is_taken = slurm_step(os.environ) is not None and callable(signal.getsignal(signal.SIGTERM))
+    for number in ENDING_SIGNALS - {signal.SIGTERM} if is_taken else ENDING_SIGNALS:
         loop.add_signal_handler(number, end)

@@ -6,6 +6,7 @@ Everything here blocks, within bounds. Frames are taken in the thread of a `Repo
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -21,14 +22,14 @@ from agent.wire.relay import (
     RosterEntry,
     decode_roster,
 )
-from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError, SessionError
+from app.errors import AgentUnreachableError, HostKeyError, HostUnreachableError, IncompatibleAgentError, SessionError
 from app.fleet.report_reader import ReportReader
 from app.ssh.config import THIS_MACHINE
 from app.ssh.tunnel import Tunnel
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from app.errors import AppError
     from app.fleet.agent_link import AgentLink, TakesFrame
@@ -59,7 +60,8 @@ class RelayHub:
         Args:
             way: Link to the relay's machine.
             directory: Directory of the relay there; empty is its usual one.
-            why_gone: Returns why no relay serves there, where somebody else knows that; called in any thread.
+            why_gone: Returns why no relay serves there, or nobody gets there, where somebody else knows that; called in
+                any thread, and may block for seconds.
         """
         self.host = way.host
         self.is_forwarded = True
@@ -90,18 +92,21 @@ class RelayHub:
             HostUnreachableError: The relay's machine cannot be reached, or no relay serves there.
             IncompatibleAgentError: It speaks another version.
         """
-        self._way.connect()
-        self._begin()
+        with self._explained():
+            self._way.connect()
+            self._begin()
 
     def reconnect(self, *, asks: bool = False) -> None:
         """Connect again, without a question unless a user waits for one; raises as `connect`."""
         self._stop_reading()
-        self._way.go_again(asks=asks)
-        self._begin()
+        with self._explained():
+            self._way.go_again(asks=asks)
+            self._begin()
 
     def find(self) -> Roster:
         """Return the relay's roster; raises as `connect`."""
-        return self._ask_roster()
+        with self._explained():
+            return self._ask_roster()
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`."""
@@ -160,8 +165,23 @@ class RelayHub:
         """
         return self._way.open_in(self.directory_of(node), CONTROL_SOCKET)
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise why the relay is gone, where that is known, instead of what is met on the way to it.
+
+        A host with another key stays one, whatever is known of a relay.
+        """
+        try:
+            yield
+        except HostKeyError:
+            raise
+        except HostUnreachableError as error:
+            if self._is_closed or (why := self._why_gone()) is None:
+                raise
+            raise why from error
+
     def _begin(self) -> None:
-        self._directory = self.find().dir
+        self._directory = self._ask_roster().dir
         self._has_roster.clear()
         with self._lock:
             self.num_changes += 1
@@ -217,8 +237,7 @@ class RelayHub:
             if NO_RELAY not in str(error):
                 raise
             where_text = f" in {clean(self._named_directory)}" if self._named_directory else ""
-            gone = HostUnreachableError(self.host, f"no relay serves there{where_text}", HOW_TO_RELAY)
-            raise (self._why_gone() or gone) from error
+            raise HostUnreachableError(self.host, f"no relay serves there{where_text}", HOW_TO_RELAY) from error
         except IncompatibleWireError as error:
             raise IncompatibleAgentError(self.host, clean(str(error)), self._how_to_mend()) from error
         except MalformedMessageError as error:

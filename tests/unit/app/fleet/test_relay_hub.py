@@ -16,6 +16,7 @@ from agent.wire.relay import (
     encode_merged,
     known_node,
 )
+from app.errors import AllocationEndedError, AppError, HostKeyError, HostUnreachableError, LoginRefusedError
 from app.fleet.local_link import LocalLink
 from app.fleet.relay_hub import RelayHub, natural
 
@@ -58,3 +59,34 @@ def test_of_nodes_without_end_no_more_are_known_than_a_relay_may_have_and_those_
 
     assert len(hub.nodes) == MAX_NODES
     assert [node for node in hub.nodes if node.startswith("gone")] == ["gone-0"]
+
+
+class NoWay(LocalLink):
+    """A way to a relay's machine that ends with an error."""
+
+    def __init__(self, error: AppError) -> None:
+        super().__init__()
+        self.error = error
+
+    def connect(self) -> None:
+        raise self.error
+
+    def go_again(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
+        raise self.error
+
+
+ENDED = AllocationEndedError("h1", "Slurm job 7 has ended: TIMEOUT")
+
+
+@pytest.mark.parametrize("kind", [HostUnreachableError, LoginRefusedError, HostKeyError])
+@pytest.mark.parametrize("why", [ENDED, None])
+def test_who_cannot_even_get_to_the_relay_s_machine_reads_why_it_is_gone(
+    kind: type[HostUnreachableError], why: AppError | None
+) -> None:
+    met = kind("h1", "it does not let us in")
+    hub = RelayHub(NoWay(met), why_gone=lambda: why)
+
+    for go in (hub.connect, hub.reconnect):
+        with pytest.raises(HostUnreachableError) as caught:
+            go()
+        assert caught.value is (met if why is None or kind is HostKeyError else why)

@@ -234,7 +234,7 @@ def _way_to_relay_of(slurm: str, way: RelayWay) -> RelayWay:
     # The nodes of a cluster share the files of this one.
     python = way.python if named_python(way.python) or "RANKDECK_PYTHON" in os.environ else sys.executable
     host = THIS_MACHINE if first == socket.gethostname() else first
-    return RelayWay(host, relay_directory(slurm), python, functools.partial(why_unreachable, slurm, host))
+    return RelayWay(host, relay_directory(slurm), python, functools.partial(why_unreachable, slurm, host, first))
 
 
 def _print_why_ending(slurm: str) -> None:

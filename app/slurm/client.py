@@ -99,12 +99,13 @@ def slurm_job_nodes(job_id: str) -> dict[str, SlurmNode]:
     return {name.strip(): SlurmNode(state, "" if reason in _NO_REASON else reason) for name, state, reason in found}
 
 
-def why_unreachable(job_id: str, host: str) -> AppError | None:
-    """Return what Slurm reports of a job whose relay is gone; None when it runs, or nothing is known.
+def why_unreachable(job_id: str, host: str, first: str) -> AppError | None:
+    """Return what Slurm reports of a job whose relay is gone; None when it runs there, or nothing is known.
 
     Args:
         job_id: The job.
-        host: Its first node, as far as known.
+        host: The host of its relay, as errors name it.
+        first: That host as Slurm named it: the job's first node then. A requeued job may have another one.
     """
     try:
         found = _jobs(job_id)
@@ -112,18 +113,32 @@ def why_unreachable(job_id: str, host: str) -> AppError | None:
         return None
     if not found:
         return AllocationEndedError(host, f"Slurm job {job_id} has ended: squeue does not know it any more", _NEXT)
-    state, reason, user, user_id, _ = found[0]
+    state, reason, user, user_id, nodes = found[0]
     because = f" ({clean_name(reason)})" if reason not in ("", "None", state) else ""
     if state in WAITING_STATES:
         return HostUnreachableError(host, f"Slurm job {job_id} waits: {clean_name(state)}{because}")
     if state in RUNNING_STATES:
         if user_id == str(os.getuid()):
-            return None
+            # Of a job that is COMPLETING squeue shows the nodes that are left.
+            return _why_elsewhere(job_id, host, first, nodes) if state == "RUNNING" and len(found) == 1 else None
         whose = f"Slurm job {job_id} is a job of {clean_name(user)}: its relay serves that user alone"
         return HostUnreachableError(host, whose, _NEXT)
     known = _ENDINGS.get(state, _Ending("", _NEXT))
     text = f"; {known.text}" if known.text else ""
     return AllocationEndedError(host, f"Slurm job {job_id} has ended: {clean_name(state)}{because}{text}", known.hint)
+
+
+def _why_elsewhere(job_id: str, host: str, first: str, nodes: str) -> AppError | None:
+    """Return that a job runs on other nodes now; None when its first one is still the same, or that is not known."""
+    try:
+        now = slurm_hostnames(nodes)[0]
+    except SessionError:
+        return None
+    if now == first:
+        return None
+    return HostUnreachableError(
+        host, f"Slurm job {job_id} runs on {clean_name(now)} now", f"rankdeck attach --slurm {job_id}"
+    )
 
 
 def why_ending(job_id: str) -> str:

@@ -21,6 +21,9 @@ ME = f"root|{os.getuid()}"
     ("text", "kind", "words"),
     [
         (f"RUNNING|None|{ME}|h[1-2]\n", None, ""),
+        (f"RUNNING|None|{ME}|h[2-3]\n", HostUnreachableError, "h1: Slurm job 7 runs on h2 now"),
+        (f"RUNNING|None|{ME}|gone\n", None, ""),
+        (f"COMPLETING|None|{ME}|h[2-3]\n", None, ""),
         (f"PENDING|BeginTime|{ME}|\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
         (
             f"CANCELLED|None|{ME}|h[1-2]\n",
@@ -46,8 +49,9 @@ def test_slurm_s_state_of_a_job_is_why_its_relay_is_gone(
     answer: Callable[..., None], text: str, kind: type[AppError] | None, words: str
 ) -> None:
     answer(text)
+    answer("" if "gone" in text else "h2\nh3\n" if "h[2-3]" in text else "h1\nh2\n", "scontrol")
 
-    reason = why_unreachable("7", "h1")
+    reason = why_unreachable("7", "h1", "h1")
 
     assert (None if reason is None else type(reason)) is kind
     assert words in str(reason)
@@ -58,10 +62,10 @@ def test_a_job_that_squeue_does_not_know_has_ended_and_one_is_not_ended_by_a_con
     answer: Callable[..., None],
 ) -> None:
     answer("slurm_load_jobs error: Invalid job id specified\n", code=1)
-    assert "has ended: squeue does not know it any more" in str(why_unreachable("7", "h1"))
+    assert "has ended: squeue does not know it any more" in str(why_unreachable("7", "h1", "h1"))
 
     answer("squeue: retrying\nsqueue: fatal: Unable to contact slurm controller\n", code=1)
-    assert why_unreachable("7", "h1") is None
+    assert why_unreachable("7", "h1", "h1") is None
     with pytest.raises(SessionError, match=r"squeue fails: squeue: fatal: Unable to contact slurm controller$"):
         slurm_job_hosts("7")
 
@@ -96,7 +100,7 @@ def test_why_slurm_ends_a_job_is_said_only_where_slurm_tells(
 def test_without_slurm_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert why_unreachable("7", "h1") is None
+    assert why_unreachable("7", "h1", "h1") is None
     assert why_ending("7") == ""
     with pytest.raises(SessionError, match="squeue is not installed here"):
         slurm_job_hosts("7")

@@ -15,14 +15,14 @@ import paramiko
 
 from app.errors import AnswerNeededError, HostUnreachableError, LoginRefusedError
 from app.ssh.config import METHODS
-from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part
+from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part, public_part_of
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from app.ssh.config import SshSettings
-    from app.ssh.keys import Keyring
+    from app.ssh.keys import Keyring, PublicPart
     from app.ssh.transport import Transport
 
 REPLY_TIMEOUT_S = 10.0
@@ -35,6 +35,10 @@ MAX_FIELDS = 16
 """Questions in one round."""
 MAX_LINES = 20
 """Lines of text shown beside a host's questions."""
+
+_REFUSALS = frozenset({2, 14})
+"""Codes with which a host hangs up after too many attempts: 2 is sshd's, 14 that no methods are left. Others pass: of
+too many connections, or a host that shuts down. Source: RFC 4253, 11.1."""
 
 MethodsLeft = list[str]
 """Methods that the host still wants; empty once the login has succeeded."""
@@ -53,7 +57,7 @@ def authenticate(transport: Transport, settings: SshSettings, keyring: Keyring, 
 
     Raises:
         AnswerNeededError: The host wants answers, and no user can be asked.
-        LoginRefusedError: It refuses our keys.
+        LoginRefusedError: It refuses our keys, or hangs up over them.
         HostUnreachableError: It lets nobody in who offers no key.
         TimeoutError: It does not answer.
     """
@@ -85,6 +89,7 @@ class _Login:
         self._asks = asks
         self._can_ask = asks and settings.num_prompts > 0 and self._prompter.can_ask()
         self._tried: list[str] = []
+        self._offered: set[PublicPart] = set()
         self._locked: list[str] = []
         self._openable: list[str] = []
         """Locked keys that the host would accept."""
@@ -186,6 +191,10 @@ class _Login:
 
     def _offer(self, key: paramiko.PKey, name: str) -> Iterator[MethodsLeft]:
         self._tried.append(clean(name, LINE_LIMIT))
+        part = public_part_of(key)
+        if part in self._offered:  # sshd counts attempts, also those with the same key
+            return
+        self._offered.add(part)
         left = self._taken(lambda: self._transport.auth_publickey(self._settings.user, key))
         if left is not None:
             yield left
@@ -193,7 +202,15 @@ class _Login:
     def _would_be_taken(self, file: str) -> bool:
         """Return whether to ask for a passphrase: the host would accept the key, or its public part is unknown."""
         key = public_part(file)
-        return key is None or KeyQuery(self._transport, key).ask(self._settings.user, REPLY_TIMEOUT_S)
+        if key is None:
+            return True
+        if key in self._offered:
+            return False
+        would_be_taken = KeyQuery(self._transport, key).ask(self._settings.user, REPLY_TIMEOUT_S)
+        self._check_hung_up()
+        if not self._transport.is_active():
+            raise paramiko.SSHException("No existing session")  # no answer at all, which is none about the key
+        return would_be_taken
 
     def _taken(self, offer: Callable[[], MethodsLeft]) -> MethodsLeft | None:
         """Return the methods still wanted if an offer was accepted; None if it was not."""
@@ -207,8 +224,18 @@ class _Login:
         """Return if an offer was refused and another one can be made; else raise."""
         if "timeout" in str(error).lower():
             raise TimeoutError from error  # paramiko has no error of its own for a timeout; nothing was refused
+        self._check_hung_up()
         if not self._transport.is_active():
-            raise error  # too many attempts
+            raise error
+
+    def _check_hung_up(self) -> None:
+        """Raise LoginRefusedError if the host has hung up over what was offered; sshd does after MaxAuthTries."""
+        farewell = self._transport.disconnect
+        if self._tried and farewell is not None and farewell.code in _REFUSALS:
+            where = f"{self._settings.user}@{self._settings.hostname}"
+            detail = f"{where} hangs up after {', '.join(self._tried)}: {clean(farewell.text, LINE_LIMIT)}"
+            hint = "if it takes another key, name that alone: IdentityFile and IdentitiesOnly in ~/.ssh/config"
+            raise LoginRefusedError(self._settings.alias, detail, hint)
 
     def _interview(self) -> MethodsLeft:
         """Run a keyboard-interactive login; the user answers in this thread, which Ctrl-C ends."""

@@ -208,6 +208,13 @@ def public_part(identity_file: str) -> PublicPart | None:
     return None
 
 
+def public_part_of(key: paramiko.PKey) -> PublicPart:
+    """Return what a host sees of a key: its certificate where it has one."""
+    if certificate := key.public_blob:
+        return PublicPart(certificate.key_type, certificate.key_blob)
+    return PublicPart(key.get_name(), key.asbytes())
+
+
 def _from_public_text(text: bytes) -> PublicPart | None:
     fields = text.split(maxsplit=2)
     if len(fields) < 2 or text.startswith(b"-"):

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import paramiko
 from paramiko.compress import ZlibCompressor
@@ -193,9 +193,22 @@ _WEAK = {
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class Transport(paramiko.Transport):
-    """A transport that can open one more kind of channel, to a Unix socket of the host, and notices a dead one."""
+class Disconnect(NamedTuple):
+    """What a host sends before it hangs up. Source: RFC 4253, 11.1."""
 
+    code: int
+    text: str
+    """Not clean."""
+
+
+class Transport(paramiko.Transport):
+    """A transport that can open one more kind of channel, to a Unix socket of the host, and notices a dead one.
+
+    Attributes:
+        disconnect: What the host sent before it hung up; None where it sent nothing.
+    """
+
+    disconnect: Disconnect | None = None
     _compression_info: ClassVar = {_COMPRESSED: (ZlibCompressor, Unpacker), "none": (None, None)}
 
     def __init__(self, stream: ByteStream) -> None:
@@ -245,6 +258,9 @@ class Transport(paramiko.Transport):
         with self._streamlocal_lock:
             self._streamlocal_path = path
             return self.open_channel(_STREAMLOCAL, timeout=CHANNEL_TIMEOUT_S)
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        self.disconnect = Disconnect(message.get_int(), message.get_binary().decode(errors="replace"))
 
     def _ask_for_life(self) -> None:
         """Send a request that the host must answer; not during a key exchange, which owes an answer already."""

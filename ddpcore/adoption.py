@@ -24,7 +24,7 @@ from ddpcore.env import ProbeEnv, optional_int
 from ddpcore.launchers import Meeting, is_named_by_torchrun, job_name, launched_rank
 from ddpcore.torch_names import replace
 from ddpcore.wire import ENV_PROBED_PID
-from ddpcore.wire_launch import ADOPTED_DIR, ENV_AGENT_DIR, INBOX_SOCKET, agent_directories
+from ddpcore.wire_launch import ADOPTED_DIR, ENV_AGENT_DIR, INBOX_SOCKET, agent_directories, taking_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,16 +102,21 @@ def _start(meeting: Meeting) -> None:
 
 
 def agent_directory(environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of this host's agent: the first one that is there, else where one would be.
+    """Return the directory of this host's agent: of one that serves if there is one, else where one would be.
 
     None where there is no such place, or it is not this user's alone.
     """
     given = environ.get(ENV_AGENT_DIR, "")
     candidates = [Path(given)] if given else agent_directories(environ, socket.gethostname())
-    found = next((path for path in candidates if path.exists()), None)
-    if found is None:
-        return candidates[0] if candidates else None
-    return found if _is_private(found) else None
+    found = taking_directory(candidates, _serves)
+    return found if found is None or not found.exists() or _is_private(found) else None
+
+
+def _serves(directory: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+        sender.connect(str(directory / INBOX_SOCKET))  # sends nothing
+        return True
+    return False
 
 
 def _request_dir(directory: Path, job_id: str) -> str:

@@ -25,7 +25,7 @@ from ddpcore.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 LAUNCH_PLUGIN_DIR = Path(__file__).parent / "launch_plugin"
 """Goes first on a job's PYTHONPATH: entry points that load the probe and name the log files."""
@@ -70,6 +70,20 @@ def agent_directories(environ: Mapping[str, str], hostname: str) -> list[Path]:
     step = slurm_step_numbers(environ)
     names = [f"{hostname}{SLURM_INFIX}{step[0]}", hostname] if step else [hostname]
     return [parent / name for name in names]
+
+
+def taking_directory(directories: Sequence[Path], serves: Callable[[Path], bool]) -> Path | None:
+    """Return which of a host's directories is that of the agent that takes ranks in; None where there is none at all.
+
+    The first whose agent serves: a step that has ended leaves its own. Else the first that is there, else the first.
+
+    Args:
+        directories: As `agent_directories` returns them.
+        serves: Whether an agent receives what is sent to `INBOX_SOCKET` in a directory.
+    """
+    served = next(filter(serves, directories), None)
+    there = served or next((path for path in directories if path.exists()), None)
+    return there or next(iter(directories), None)
 
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")

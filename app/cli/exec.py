@@ -26,10 +26,12 @@ from ddpcore.wire_launch import (
     ENV_AGENT_DIR,
     ENV_EXEC_PID,
     EXEC_SUFFIX,
+    INBOX_SOCKET,
     JOB_VARIABLES,
     agent_directories,
     prepared_env,
     rehearsal_variables,
+    taking_directory,
 )
 
 EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE = 127, 126
@@ -116,10 +118,18 @@ def _leave_mark() -> None:
     given = os.environ.get(ENV_AGENT_DIR)
     directories = [Path(given)] if given else agent_directories(os.environ, socket.gethostname())
     with contextlib.suppress(OSError):  # without it the command runs all the same
-        for directory in [path for path in directories if path.is_dir()][:1]:
+        directory = taking_directory(directories, _serves)
+        if directory is not None and directory.is_dir():
             (directory / ADOPTED_DIR).mkdir(mode=0o700, exist_ok=True)
             started_ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
             (directory / ADOPTED_DIR / f"{os.getpid()}-{started_ticks}{EXEC_SUFFIX}").touch(mode=0o600)
+
+
+def _serves(directory: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+        sender.connect(str(directory / INBOX_SOCKET))  # sends nothing
+        return True
+    return False
 
 
 def _start_agent(invitation: Path | None) -> bool:

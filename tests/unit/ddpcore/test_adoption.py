@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddpcore.adoption import agent_directory
-from ddpcore.wire_launch import ENV_AGENT_DIR, LAUNCH_PLUGIN_DIR, SLURM_INFIX
+from ddpcore.wire_launch import ENV_AGENT_DIR, INBOX_SOCKET, LAUNCH_PLUGIN_DIR, SLURM_INFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,14 @@ def test_the_agent_of_this_host_is_found_by_rule_and_in_a_slurm_step_that_of_the
     assert agent_directory(environ | step) == own
     assert agent_directory(environ | {ENV_AGENT_DIR: str(usual)}) == usual
     assert agent_directory({"HOME": "not absolute"}) is None
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(usual / INBOX_SOCKET))
+        assert agent_directory(environ | step) == usual  # an earlier step of the job has left its own
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as another:
+            another.bind(str(own / INBOX_SOCKET))
+            assert agent_directory(environ | step) == own
+        assert agent_directory(environ | step) == usual  # what a killed agent has left serves nobody
 
 
 def test_a_directory_that_others_may_enter_is_not_trusted(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from app.paths import make_room_for_nodes
 from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
-from app.slurm.client import slurm_job_hosts, why_ending, why_unreachable
+from app.slurm.client import slurm_hostnames, slurm_job, slurm_job_hosts, why_ending, why_unreachable
 from app.slurm.node_watch import NodeWatch
 from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
 from app.ssh.config import THIS_MACHINE
@@ -168,7 +168,7 @@ def takes_hosts(
             elif slurm and goes_to_each:
                 names, way = names or tuple(slurm_job_hosts(slurm)), way._replace(host=NO_RELAY)
             elif slurm:
-                way = _way_to_relay_of(slurm, way)
+                way, slurm = _way_to_relay_of(slurm, way)
             inventory = relay_inventory(way.host, way.directory, has_no_files=has_no_files)
             if inventory is None:
                 known = Inventory() if has_no_files else load_inventory()
@@ -217,24 +217,26 @@ def _serving(step: SlurmStep, stack: ExitStack) -> str:
     return stack.enter_context(serving(step, lambda sentence: print_line(f"rankdeck: {sentence}")))
 
 
-def _way_to_relay_of(slurm: str, way: RelayWay) -> RelayWay:
-    """Return the way to a Slurm job's relay.
+def _way_to_relay_of(slurm: str, way: RelayWay) -> tuple[RelayWay, str]:
+    """Return the way to a Slurm job's relay, and the job's own number: a task of an array has one.
 
     Args:
-        slurm: The job.
+        slurm: The job, as typed.
         way: As typed.
 
     Raises:
-        UsageError: A relay was named besides, or the job has no nodes now.
+        UsageError: A relay was named besides, the job has no nodes now, or it is several.
         SessionError: Slurm is not here.
     """
     if way.host or way.directory:
         raise UsageError("--slurm and --relay contradict each other", "leave --relay out")
-    first = slurm_job_hosts(slurm)[0]
+    job = slurm_job(slurm)
+    first = slurm_hostnames(job.nodes)[0]
     # The nodes of a cluster share the files of this one.
     python = way.python if named_python(way.python) or "RANKDECK_PYTHON" in os.environ else sys.executable
     host = THIS_MACHINE if first == socket.gethostname() else first
-    return RelayWay(host, relay_directory(slurm), python, functools.partial(why_unreachable, slurm, host, first))
+    why_gone = functools.partial(why_unreachable, job, host, first)
+    return RelayWay(host, relay_directory(job.id), python, why_gone), job.id
 
 
 def _print_why_ending(slurm: str) -> None:

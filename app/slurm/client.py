@@ -17,7 +17,9 @@ RUNNING_STATES = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT"})
 UNKNOWN_JOB = "Invalid job id"
 """Part of squeue's error for a job that it does not know, or no longer (22.05)."""
 _NEXT = "squeue --me shows what runs"
-_JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
+_JOB_ID = re.compile(r"[0-9]{1,10}([_+][0-9]{1,10})?")
+MAX_NAMED = 8
+"""Jobs that an error names."""
 
 
 class _Ending(NamedTuple):
@@ -52,6 +54,10 @@ class SlurmJob(NamedTuple):
     user_id: str
     nodes: str
     """Its nodes as Slurm writes them; empty while it waits."""
+    name: str
+    """Its id as users know it: 4711, 4711_3 of a job array, 4711+1 of a heterogeneous job."""
+    id: str
+    """Its own number, SLURM_JOB_ID in it: that of a task of an array is another one than the array's."""
 
 
 class SlurmNode(NamedTuple):
@@ -79,19 +85,45 @@ def slurm_job_hosts(job_id: str) -> list[str]:
         SessionError: As `slurm_hostnames`.
         UsageError: That is no job id, or it has no nodes now.
     """
-    if not _JOB_ID.fullmatch(job_id):
-        raise UsageError(f"{clean(job_id)} is not the id of a Slurm job", "give its number, as squeue --me shows it")
-    found = _jobs(job_id)
-    nodes = ",".join(job.nodes for job in found if job.nodes)
-    if not nodes:
-        state = f"{found[0].state} ({found[0].reason})" if found else "not known to squeue"
-        raise UsageError(f"Slurm job {job_id} is on no node: {clean(state)}", _NEXT)
+    nodes = ",".join(job.nodes for job in _jobs_on_nodes(job_id))
     return list(dict.fromkeys(slurm_hostnames(nodes)))
 
 
+def slurm_job(job_id: str) -> SlurmJob:
+    """Return the one running job of an id: of a job array one task, of a heterogeneous job its first component.
+
+    Raises:
+        SessionError: As `slurm_hostnames`.
+        UsageError: That is no job id, it has no nodes now, or several tasks of an array run.
+    """
+    found = _jobs_on_nodes(job_id)
+    found = [job for job in found if job.state in RUNNING_STATES] or found
+    found = [job for job in found if job.name in (job_id, f"{job_id}+0")] or found
+    if len(found) > 1:
+        names = ", ".join(clean_name(job.name) for job in found[:MAX_NAMED]) + ", …" * (len(found) > MAX_NAMED)
+        raise UsageError(f"Slurm job {job_id} is {len(found)} jobs: {names}", "name one of them")
+    return found[0]
+
+
+def _jobs_on_nodes(job_id: str) -> list[SlurmJob]:
+    """Return the jobs of an id that have nodes, at least one; raises as `slurm_job_hosts`."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(f"{clean(job_id)} is not the id of a Slurm job", "give its number, as squeue --me shows it")
+    found = _jobs(job_id)
+    if on_nodes := [job for job in found if job.nodes]:
+        return on_nodes
+    state = f"{found[0].state} ({found[0].reason})" if found else "not known to squeue"
+    raise UsageError(f"Slurm job {job_id} is on no node: {clean(state)}", _NEXT)
+
+
 def slurm_job_nodes(job_id: str) -> dict[str, SlurmNode]:
-    """Return the nodes of a running Slurm job by name; none once it is on none. Raises as `slurm_hostnames`."""
-    nodes = ",".join(job.nodes for job in _jobs(job_id) if job.nodes)
+    """Return the nodes of a running Slurm job by name; none once it is on none. Raises as `slurm_hostnames`.
+
+    Args:
+        job_id: Its own number; that of a heterogeneous job's first component stands for all of them.
+    """
+    own = (job for job in _jobs(job_id) if job.id == job_id or job.name.startswith(f"{job_id}+"))
+    nodes = ",".join(job.nodes for job in own if job.nodes)
     if not nodes:
         return {}
     rows = _slurm("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", f"--nodes={nodes}").splitlines()
@@ -99,45 +131,47 @@ def slurm_job_nodes(job_id: str) -> dict[str, SlurmNode]:
     return {name.strip(): SlurmNode(state, "" if reason in _NO_REASON else reason) for name, state, reason in found}
 
 
-def why_unreachable(job_id: str, host: str, first: str) -> AppError | None:
+def why_unreachable(job: SlurmJob, host: str, first: str) -> AppError | None:
     """Return what Slurm reports of a job whose relay is gone; None when it runs there, or nothing is known.
 
     Args:
-        job_id: The job.
+        job: The job, as it was.
         host: The host of its relay, as errors name it.
         first: That host as Slurm named it: the job's first node then. A requeued job may have another one.
     """
     try:
-        found = _jobs(job_id)
+        found = [one for one in _jobs(job.id) if one.id == job.id]
     except SessionError:
         return None
+    name = f"Slurm job {clean_name(job.name)}"
     if not found:
-        return AllocationEndedError(host, f"Slurm job {job_id} has ended: squeue does not know it any more", _NEXT)
-    state, reason, user, user_id, nodes = found[0]
+        return AllocationEndedError(host, f"{name} has ended: squeue does not know it any more", _NEXT)
+    state, reason, user, user_id, *_ = found[0]
     because = f" ({clean_name(reason)})" if reason not in ("", "None", state) else ""
     if state in WAITING_STATES:
-        return HostUnreachableError(host, f"Slurm job {job_id} waits: {clean_name(state)}{because}")
+        return HostUnreachableError(host, f"{name} waits: {clean_name(state)}{because}")
     if state in RUNNING_STATES:
         if user_id == str(os.getuid()):
             # Of a job that is COMPLETING squeue shows the nodes that are left.
-            return _why_elsewhere(job_id, host, first, nodes) if state == "RUNNING" and len(found) == 1 else None
-        whose = f"Slurm job {job_id} is a job of {clean_name(user)}: its relay serves that user alone"
+            return _why_elsewhere(found[0], host, first) if state == "RUNNING" else None
+        whose = f"{name} is a job of {clean_name(user)}: its relay serves that user alone"
         return HostUnreachableError(host, whose, _NEXT)
     known = _ENDINGS.get(state, _Ending("", _NEXT))
     text = f"; {known.text}" if known.text else ""
-    return AllocationEndedError(host, f"Slurm job {job_id} has ended: {clean_name(state)}{because}{text}", known.hint)
+    return AllocationEndedError(host, f"{name} has ended: {clean_name(state)}{because}{text}", known.hint)
 
 
-def _why_elsewhere(job_id: str, host: str, first: str, nodes: str) -> AppError | None:
+def _why_elsewhere(job: SlurmJob, host: str, first: str) -> AppError | None:
     """Return that a job runs on other nodes now; None when its first one is still the same, or that is not known."""
     try:
-        now = slurm_hostnames(nodes)[0]
+        now = slurm_hostnames(job.nodes)[0]
     except SessionError:
         return None
     if now == first:
         return None
+    name = clean_name(job.name)
     return HostUnreachableError(
-        host, f"Slurm job {job_id} runs on {clean_name(now)} now", f"rankdeck attach --slurm {job_id}"
+        host, f"Slurm job {name} runs on {clean_name(now)} now", f"rankdeck attach --slurm {name}"
     )
 
 
@@ -146,11 +180,15 @@ def why_ending(job_id: str) -> str:
 
     A job that ends is COMPLETING until its last process has ended: its state hides why. The reason and the time of
     preemption show it, but not `scancel` (22.05, seen).
+
+    Args:
+        job_id: The job's own number; of the last task of an array Slurm shows all others too.
     """
     try:
-        fields = dict(_FIELD.findall(_slurm("scontrol", "show", "job", "--oneliner", job_id)))
+        lines = _slurm("scontrol", "show", "job", "--oneliner", job_id).splitlines()
     except SessionError:
         return ""
+    fields = dict(_FIELD.findall(next((line for line in lines if line.startswith(f"JobId={job_id} ")), "")))
     state = fields.get("JobState", "")
     if fields.get("Reason") == "TimeLimit":
         state = "TIMEOUT"
@@ -163,12 +201,17 @@ def why_ending(job_id: str) -> str:
 
 
 def _jobs(job_id: str) -> list[SlurmJob]:
-    """Return a job, or the tasks of an array; none where Slurm does not know it. Raises as `slurm_hostnames`."""
-    done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%u|%U|%N", f"--jobs={job_id}")
+    """Return a job, the tasks of an array or the components of a heterogeneous job; none that Slurm does not know.
+
+    Raises as `slurm_hostnames`.
+    """
+    whole, plus, _ = job_id.partition("+")
+    done = _run("squeue", "--noheader", "--states=all", "--format=%T|%r|%u|%U|%N|%i|%A", f"--jobs={whole}")
     if done.returncode and UNKNOWN_JOB not in done.stderr:  # its controller may be away: that ends no job
         raise SessionError(f"squeue fails: {_why(done)}", "try: squeue --me")
     rows = [line.split("|") for line in done.stdout.splitlines()]
-    return [SlurmJob(*(cell.strip() for cell in row)) for row in rows if len(row) == len(SlurmJob._fields)]
+    jobs = [SlurmJob(*(cell.strip() for cell in row)) for row in rows if len(row) == len(SlurmJob._fields)]
+    return [job for job in jobs if job.name == job_id] if plus else jobs
 
 
 def _slurm(*argv: str) -> str:

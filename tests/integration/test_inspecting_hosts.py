@@ -144,7 +144,7 @@ def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.M
     tools.mkdir()
     unknown = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
     for name, given, printed in (
-        ("squeue", "--jobs=7", "RUNNING|None|root|0|h[1-2]"),
+        ("squeue", "--jobs=7", "RUNNING|None|root|0|h[1-2]|7|7"),
         ("scontrol", "h[1-2]", "h1\\nh2"),
     ):
         answer = f'[ "${{@: -1}}" = "{given}" ] && printf "{printed}\\n"'

@@ -62,11 +62,11 @@ def test_no_text_of_slurm_is_an_escape() -> None:
 
 
 def test_nodes_of_a_job_are_those_that_sinfo_shows(answer: Callable[..., None]) -> None:
-    answer(f"RUNNING|None|{ME}|h[1-2]\n")
+    answer(f"RUNNING|None|{ME}|h[1-2]|7|7\n")
     answer("h1|mixed|none\nh2|draining|bad | disk\nh2|draining|bad | disk\nnonsense\n", "sinfo")
     assert slurm_job_nodes("7") == {"h1": SlurmNode("mixed", ""), "h2": SlurmNode("draining", "bad | disk")}
 
-    answer(f"PENDING|BeginTime|{ME}|\n")
+    answer(f"PENDING|BeginTime|{ME}||7|7\n")
     assert slurm_job_nodes("7") == {}
 
 
@@ -74,7 +74,7 @@ def test_a_watch_reports_each_change_once_and_a_controller_that_is_away_changes_
     answer: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(node_watch, "LOOK_S", 0.1)
-    answer(f"RUNNING|None|{ME}|h[1-2]\n")
+    answer(f"RUNNING|None|{ME}|h[1-2]|7|7\n")
     answer("h1|mixed|none\nh2|draining|bad disk\n", "sinfo")
     watch, heard = NodeWatch("7"), list[str]()
 

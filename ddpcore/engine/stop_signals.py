@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import select
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import FrameType, TracebackType
 
+_log = logging.getLogger(__name__)
 MIN_PATIENCE_S = 2.0
 MAX_PATIENCE_S = 25.0
 """Longest patience in seconds: torchrun kills 30 s after its own SIGTERM."""
@@ -69,6 +71,8 @@ _END = 0
 _NO_LIMIT = ("NONE", "N/A", "UNLIMITED", "Unknown")
 _MAX_DIGITS = 12
 """Digits of Unix time: with more, squeue has printed something else."""
+
+_MAX_ERROR_CHARS = 200
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask for a stop; Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
@@ -229,7 +233,7 @@ class Deadline:
     stays. Otherwise it is some time before Slurm ends the job. With `is_asking` Slurm is asked while the `with` block
     lasts: the ranks agree on a stop, so one of them is enough for a job. `scontrol update TimeLimit` moves a job's end
     in both directions, so it is asked again, on a thread: squeue may hang, and no step waits for it. Where squeue does
-    not answer, the last answer stays, at first that of the environment.
+    not answer, the last answer stays, at first that of the environment; without one a warning is logged, once.
     """
 
     def __init__(self, deadline: float | None, *, is_asking: bool) -> None:
@@ -237,6 +241,7 @@ class Deadline:
         self._began = _wall_time()
         self._argv = squeue_argv(os.environ) if is_asking and deadline is None else []
         self._asked_s = -ASK_S
+        self._is_unknown = True
         self._is_over = threading.Event()
         self._child: subprocess.Popen[str] | None = None
         end = os.environ.get(DEADLINE_VARIABLE, "")
@@ -265,30 +270,44 @@ class Deadline:
     def _keep_asking(self, is_over: threading.Event) -> None:
         while not is_over.wait(self._asked_s + pause_s(self.at_s - self._asked_s) - time.monotonic()):
             self._asked_s = time.monotonic()
-            end = read_end(self._answer())
+            answer, failure = self._answer()
+            end = read_end(answer)
             if end is not None:
                 self._take(end)
+            elif self._is_unknown and not is_over.is_set():
+                self._is_unknown = False
+                _log.warning(
+                    "the end of Slurm job %s is not known, so training does not stop before it: %s on %s; it is asked "
+                    "again, and Engine(deadline=...) gives it, in Unix time",
+                    *(self._argv[3], failure or "squeue shows no end", os.uname().nodename),
+                )
 
-    def _answer(self) -> str:
-        """Return what squeue prints; nothing where it fails."""
+    def _answer(self) -> tuple[str, str]:
+        """Return what squeue prints, and why it fails; either is empty."""
         environ = squeue_environ(os.environ)
         devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
             # Python makes this child by vfork, which copies neither the rank's memory nor its threads.
             with subprocess.Popen(
-                self._argv, stdin=devnull, stdout=pipe, stderr=devnull, env=environ, text=True, errors="replace"
+                self._argv, stdin=devnull, stdout=pipe, stderr=pipe, env=environ, text=True, errors="replace"
             ) as child:
                 self._child = child
                 try:
-                    answer, _ = child.communicate(timeout=ANSWER_S)
+                    answer, errors = child.communicate(timeout=ANSWER_S)
                 finally:
                     child.kill()
                     self._child = None
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return answer if child.returncode == 0 else ""
+        except OSError as error:
+            return "", f"squeue cannot be run ({error.strerror})"
+        except subprocess.TimeoutExpired:
+            return "", f"squeue does not answer in {ANSWER_S:g} s"
+        if child.returncode == 0:
+            return answer, ""
+        last = "".join(filter(str.isprintable, errors.strip().rpartition("\n")[2]))[:_MAX_ERROR_CHARS]
+        return "", f"squeue fails ({last or child.returncode})"
 
     def _take(self, end: float) -> None:
+        self._is_unknown = False
         self.at_s = _monotonic(end - margin_s(end - self._began))
 
 

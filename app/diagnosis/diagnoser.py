@@ -240,8 +240,7 @@ class _JobDiagnoser:
         self._places.watch(job, awaited, now_s)
         self._put(self._judge(evidence), evidence)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
-        recent_frac, is_judged = self._fractions.recent_frac, self._fractions.is_judged
-        current = self._causes.observe(current, evidence, recent_frac, is_judged=is_judged)
+        current = self._causes.observe(current, evidence, self._fractions)
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)

@@ -19,7 +19,7 @@ from app.diagnosis.because.findings import Because, Compared, Comparison, Confid
 from app.diagnosis.causes import Cause, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.wire.signals import Signal
     from app.diagnosis.because.comparison import RankSignals
     from app.diagnosis.verdicts import Evidence, Verdict
+    from app.diagnosis.wait_fractions import WaitFractions
 
 LOOK_S = 2.4
 """Least seconds between two looks: agents smooth over some seconds, a closer look shows the same."""
@@ -44,7 +45,9 @@ SETTLED_AT_TIMES_S = 45.0
 AT_TIMES_S = 50.0
 """Seconds by which it may take longer to name a rank that is slow in some steps only."""
 FORGET_S = 60.0
-"""Seconds after which what is known of a rank that is no longer slow is forgotten."""
+"""Seconds after which what is known of a rank that is no longer slow is forgotten.
+
+One whose pace cannot be judged for a while, as in an evaluation, is still slow as far as known."""
 
 
 class _Track(msgspec.Struct):
@@ -123,28 +126,32 @@ class CauseWatch:
         self._judged_s = math.inf
         self._comparison: Comparison | None = None
 
-    def observe(
-        self, verdicts: list[Verdict], evidence: Evidence, wait_frac: NDArray[np.float64], *, is_judged: bool
-    ) -> list[Verdict]:
+    def observe(self, verdicts: list[Verdict], evidence: Evidence, fractions: WaitFractions) -> list[Verdict]:
         """Return the verdicts, those on slow ranks with causes and with how much has been compared.
 
         Args:
             verdicts: Verdicts of one job.
             evidence: The job at this moment.
-            wait_frac: Fraction of the last seconds that each rank waited; NaN when unknown.
-            is_judged: Whether the job's ranks have been compared for long enough to name a slow one.
+            fractions: How long the job's ranks wait, and which of them are slow, also where no verdict says so now.
         """
         now_s = evidence.now_s
-        if is_judged:
+        if fractions.is_judged:
             self._judged_s = min(self._judged_s, now_s)
+        if fractions.laggards is not None:
+            self._keep(fractions.laggards.ranks, now_s)
         slow = [verdict for verdict in verdicts if is_asked(verdict)]
         if not slow:
             if self._ranks:
                 self._forget(now_s)
             return verdicts
         if now_s - self._looked_s >= LOOK_S:
-            self._look(slow, evidence, wait_frac)
+            self._look(slow, evidence, fractions.recent_frac)
         return [self._with_causes(verdict) if is_asked(verdict) else verdict for verdict in verdicts]
+
+    def _keep(self, ranks: Iterable[int], now_s: float) -> None:
+        for rank in ranks:
+            if (known := self._ranks.get(rank)) is not None:
+                known.last_s = now_s
 
     def _forget(self, now_s: float) -> None:
         self._ranks = {rank: known for rank, known in self._ranks.items() if now_s - known.last_s < FORGET_S}

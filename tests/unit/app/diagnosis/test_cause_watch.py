@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,6 +86,21 @@ def test_a_cause_stays_over_a_few_looks_without_it_and_keeps_its_beginning() -> 
     signals.shifts.clear()
     sim.run(watch.LOOK_S * (watch.MAX_MISSES + 3))
     assert named(sim) == []
+
+
+def test_a_cause_is_named_again_after_a_checkpoint_in_which_no_pace_is_seen() -> None:
+    saves_s = watch.FORGET_S + 20.0
+    sim = CauseCluster(2, 2, program=replace(PROGRAM, longer_checkpoints=((400, saves_s),)), seed=4)
+    signals = give_signals(sim)
+    sim.run(28)
+    heat(signals, sim.now_s)
+    drag(sim, [RANK], COMPUTING, 0.4)
+    sim.run_until(lambda: bool(straggler(sim)), NAMED_WITHIN_S)
+    sim.run_until(lambda: bool(named(sim)), 20.0)
+    sim.run_until(lambda: straggler(sim) is None, 60.0)
+    assert sim.run_until(lambda: bool(straggler(sim)), saves_s) > watch.FORGET_S
+    sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 1))
+    assert named(sim) == [Signal.GPU_THERMAL]
 
 
 @pytest.mark.parametrize("slow_after_s", [0.0, 28.0])

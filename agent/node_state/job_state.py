@@ -46,6 +46,8 @@ class Looked(NamedTuple):
 
     memory: MemoryReport | None
     signals: dict[str, Reading]
+    unmeasured: int
+    """Rates that are not among them since nobody measures them, as an `Unmeasured`."""
 
 
 class Output(msgspec.Struct):
@@ -130,6 +132,7 @@ def worker_report(job: Job, rank: int, worker: Worker, looked: Looked, now_s: fl
         lateness=job.lateness.of(rank),
         memory=looked.memory,
         signals=looked.signals,
+        unmeasured=looked.unmeasured,
         outside=_outside_look(job, rank, now_s),
         store_port_owner=_store_port_owner(job, report),
     )

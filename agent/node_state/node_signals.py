@@ -13,7 +13,7 @@ import msgspec
 from agent.node_state.gpu_signals import GpuSignals, numa_nodes
 from agent.node_state.signals import SignalTracks
 from agent.wire.machine import JobRank
-from agent.wire.signals import Signal
+from agent.wire.signals import RATES_OF_HOST, RATES_OF_RANK, Signal
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -156,6 +156,14 @@ class NodeSignals:
     def of_host(self, now_s: float) -> dict[str, Reading] | None:
         """Return the readings of the host; None before its first sample."""
         return None if self._host is None else self.tracks.readings(HOST, now_s)
+
+    def unmeasured_of_rank(self, whose: JobRank, now_s: float) -> int:
+        """Return which rates of a rank nobody measures, as an `Unmeasured`."""
+        return self.tracks.unmeasured(whose, RATES_OF_RANK, now_s)
+
+    def unmeasured_of_host(self, now_s: float) -> int:
+        """Return which rates of the host nobody measures, as an `Unmeasured`; 0 before its first sample."""
+        return 0 if self._host is None else self.tracks.unmeasured(HOST, RATES_OF_HOST, now_s)
 
     @property
     def nic(self) -> str:

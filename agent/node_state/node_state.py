@@ -183,6 +183,7 @@ class NodeState:
                 self._gpus, age_s=max(0.0, now_s - self._gpus_at_s) if self._gpus.gpus else 0.0
             ),
             signals=self._signals.of_host(now_s),
+            unmeasured=self._signals.unmeasured_of_host(now_s),
             nic=self._signals.nic,
             log_seq=log_seq,
             malformed_reports=malformed_datagrams + self.num_foreign_reports,
@@ -292,8 +293,10 @@ class NodeState:
         self._signals.forget(job_id, ranks)
 
     def _looked_at(self, job: Job, rank: int, worker: Worker, now_s: float) -> Looked:
-        signals = {} if worker.exit else self._signals.of_rank(JobRank(job.admitted.job_id, rank), now_s)
-        return Looked(self._memory_of(job, rank, worker), signals)
+        memory, whose = self._memory_of(job, rank, worker), JobRank(job.admitted.job_id, rank)
+        if worker.exit:
+            return Looked(memory, {}, 0)
+        return Looked(memory, self._signals.of_rank(whose, now_s), self._signals.unmeasured_of_rank(whose, now_s))
 
     def _memory_of(self, job: Job, rank: int, worker: Worker) -> MemoryReport | None:
         """Return a rank's memory; of one that has ended, how it grew last."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.wire.signals import RATES, Reading, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
 SMOOTHING_S = 5.0
 """Length of the moving average whose samples are as old, on average, as those in a reading."""
@@ -214,9 +214,13 @@ class _Track:
         else:
             self._learn(level, value - level.mean, weight_s)
 
+    def is_known(self, now_s: float) -> bool:
+        """Return whether there was a sample of late."""
+        return now_s - self._at_s <= STALE_S
+
     def reading(self, now_s: float, neutral: float) -> Reading | None:
         """Return what is sent of it; None of what is not known, or is below `neutral`."""
-        if now_s - self._at_s > STALE_S or self._smooth < neutral:
+        if not self.is_known(now_s) or self._smooth < neutral:
             return None
         age_s = max(0.0, now_s - self._since_s)
         if self._base is None or age_s >= _new_base_s(self._base):
@@ -377,6 +381,16 @@ class SignalTracks:
             reading = track.reading(now_s, NEUTRAL.get(signal, 0.0))
             if reading is not None:
                 found[signal.value] = reading
+        return found
+
+    def unmeasured(self, key: Hashable, rates: Iterable[Signal], now_s: float) -> int:
+        """Return which rates of a rank or of the host are not known, as an `Unmeasured`."""
+        tracks = self._tracks.get(key, {})
+        found = 0
+        for place, signal in enumerate(rates):
+            track = tracks.get(signal)
+            if track is None or not track.is_known(now_s):
+                found |= 1 << place
         return found
 
     def forget(self, key: Hashable, signal: Signal | None = None) -> None:

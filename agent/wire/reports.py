@@ -27,7 +27,7 @@ from agent.wire.ends import EndFacts
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport, MemoryReport
-from agent.wire.signals import Readings
+from agent.wire.signals import Readings, Unmeasured
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 6
@@ -155,6 +155,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None of a node that does not look at it; of a rank that has ended, how it grew last."""
     signals: Readings = {}
     """Signals of its process and of its GPU."""
+    unmeasured: Unmeasured = 0
+    """Places in `RATES_OF_RANK`."""
 
 
 class ControlReport(msgspec.Struct, frozen=True, gc=False):
@@ -186,6 +188,8 @@ class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     gpus: GpusReport = GpusReport()
     signals: Readings | None = None
     """Signals of the host; None of an agent that takes none, of ranks either."""
+    unmeasured: Unmeasured = 0
+    """Places in `RATES_OF_HOST`."""
     nic: Name = ""
     """Network interface that carries most bytes; empty where none is known."""
     log_seq: Count = 0

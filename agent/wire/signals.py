@@ -1,17 +1,21 @@
 """Signals: figures of a rank, its GPU or its host that may explain why the rank is slow.
 
 An agent smooths each one and notes when it last changed lastingly, so that a console can compare a rank with its peers
-now, and with itself before. What is usual is left out of a report: a rate or a part of time near 0 (`RATES`).
+now, and with itself before. What is usual is left out of a report: a rate or a part of time near 0 (`RATES`). Those
+that are missing since nobody measures them are said to be (`Unmeasured`).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
-from ddpcore.wire import Seconds, Word
+from ddpcore.wire import Count, Seconds, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Signal(StrEnum):
@@ -101,8 +105,19 @@ LEVELS = frozenset(
     }
 )
 """Signals without a neutral value: one that is missing is not known."""
-RATES = frozenset(Signal) - LEVELS
-"""Signals whose neutral value is 0: one that is missing from a report with signals is 0."""
+RATES_OF_RANK = (
+    *(Signal.CPU_WAIT, Signal.CPU_THROTTLED, Signal.FAR_FROM_GPU, Signal.BLOCKED, Signal.MAJOR_FAULTS),
+    *(Signal.GC_PAUSE, Signal.GIL_WAIT, Signal.LOG_LINES),
+    *(Signal.GPU_THERMAL, Signal.GPU_POWER_CAP, Signal.GPU_POWER_BRAKE, Signal.GPU_HW_SLOWDOWN),
+    *(Signal.PCIE_REPLAYS, Signal.NVLINK_ERRORS, Signal.GPU_ECC_CORRECTED, Signal.GPU_ROW_REMAP, Signal.GPU_OTHERS),
+)
+RATES_OF_HOST = (
+    *(Signal.CPU_OTHERS, Signal.CPU_STEAL, Signal.CPU_PRESSURE, Signal.MEMORY_PRESSURE, Signal.IO_PRESSURE),
+    *(Signal.SWAPPED, Signal.NIC_ERRORS, Signal.NIC_DROPS, Signal.TCP_RETRANSMITS),
+)
+"""Rates of a rank or its GPU, and of a host. Their places are part of the wire: new ones come at the end."""
+RATES = frozenset((*RATES_OF_RANK, *RATES_OF_HOST))
+"""Signals whose neutral value is 0: one that is missing from a report with signals is 0, unless it is unmeasured."""
 
 Value = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 
@@ -120,3 +135,18 @@ class Reading(msgspec.Struct, frozen=True, array_like=True, gc=False):
 MAX_SIGNALS = 64
 Readings: TypeAlias = Annotated[dict[Word, Reading], msgspec.Meta(max_length=MAX_SIGNALS)]
 """Readings by signal; one of a later version is kept and not understood."""
+
+Unmeasured: TypeAlias = Count
+"""Rates that nobody measures: bit i is that of place i in `RATES_OF_RANK` or `RATES_OF_HOST`.
+
+An older agent does not tell: all that it leaves out counts as 0."""
+
+
+def rates_in(unmeasured: int, rates: Sequence[Signal]) -> set[Signal]:
+    """Return the rates of an `Unmeasured`; those of a later version are left out.
+
+    Args:
+        unmeasured: The bits.
+        rates: `RATES_OF_RANK` or `RATES_OF_HOST`.
+    """
+    return {rate for place, rate in enumerate(rates) if unmeasured >> place & 1}

@@ -180,16 +180,17 @@ class SimSignals:
         )
 
     def with_signals(self, node: SimNode, report: NodeReport, now_s: float) -> NodeReport:
-        """Return a node's report with its signals."""
+        """Return a node's report with its signals, all of which are measured."""
         ranks = {rank.rank: rank for rank in node.ranks}
 
         def of(worker: WorkerReport) -> WorkerReport:
             if worker.exit is not None or worker.rank not in ranks:
                 return worker
-            return msgspec.structs.replace(worker, signals=self.readings_of_rank(ranks[worker.rank], now_s))
+            readings = self.readings_of_rank(ranks[worker.rank], now_s)
+            return msgspec.structs.replace(worker, signals=readings, unmeasured=0)
 
-        host = self.readings_of_host(node, now_s)
-        return msgspec.structs.replace(report, signals=host, nic=self.nic, workers=[of(one) for one in report.workers])
+        host, workers = self.readings_of_host(node, now_s), [of(one) for one in report.workers]
+        return msgspec.structs.replace(report, signals=host, unmeasured=0, nic=self.nic, workers=workers)
 
     def _readings(
         self, usual: list[tuple[Signal, float]], shifts: list[Shift], owner: str, now_s: float

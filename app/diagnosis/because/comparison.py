@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from agent.wire.machine import JobRank
-from agent.wire.signals import LEVELS, Signal
+from agent.wire.signals import LEVELS, RATES_OF_HOST, RATES_OF_RANK, Signal, rates_in
 from app.diagnosis.because.findings import Compared
 from app.diagnosis.because.signals import TRAITS, Family, Role, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,6 +62,8 @@ class RankSignals(NamedTuple):
     """Name of the machine: two nodes may be on one."""
     of_rank: Mapping[str, Reading]
     of_host: Mapping[str, Reading]
+    unmeasured: Collection[Signal]
+    """Rates of either that are not known."""
     has_gpu: bool
     num_cpus: int
     work_frac: float
@@ -88,7 +90,7 @@ class RankSignals(NamedTuple):
             return found.value
         if signal is Signal.CPUS_ALLOWED:
             return float(self.num_cpus) if self.num_cpus else None
-        if signal in LEVELS or (TRAITS[signal].scope is Scope.GPU and not self.has_gpu):
+        if signal in LEVELS or signal in self.unmeasured or (TRAITS[signal].scope is Scope.GPU and not self.has_gpu):
             return None
         return 0.0
 
@@ -118,6 +120,7 @@ def signals_of(
         host=frame.hostname or cluster.node_names[owner],
         of_rank=worker.signals,
         of_host=frame.signals,
+        unmeasured=rates_in(worker.unmeasured, RATES_OF_RANK) | rates_in(frame.unmeasured, RATES_OF_HOST),
         has_gpu=gpu is not None or any(signal in worker.signals for signal in GPU_LEVELS),
         num_cpus=frame.num_cpus,
         work_frac=1.0 if isnan(waited) else 1.0 - waited,

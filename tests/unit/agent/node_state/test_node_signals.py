@@ -5,8 +5,9 @@ import pytest
 
 from agent.node_state.node_signals import WARM_UP_S, NodeSignals
 from agent.node_state.observations import HostSignals, RankSignals
+from agent.node_state.signals import STALE_S
 from agent.wire.machine import GpuFigures, GpuReport, JobRank
-from agent.wire.signals import Reading, Signal
+from agent.wire.signals import RATES_OF_HOST, RATES_OF_RANK, Reading, Signal, rates_in
 from ddpcore.wire import WIRE_VERSION, Phase, RankReport
 
 NUM_CPUS = 8
@@ -162,6 +163,20 @@ def test_what_a_program_does_before_its_first_steps_is_no_base_of_its_training(s
     (reading,) = signals.of_rank(RANK, 59.0).values()
     assert reading.before == pytest.approx(0.0, abs=0.01)
     assert reading.since_s == pytest.approx(14.0, abs=1.1)
+
+
+def test_what_no_kernel_and_no_probe_has_shown_of_late_is_unmeasured(signals: NodeSignals) -> None:
+    assert signals.unmeasured_of_host(0.0) == 0, "nothing is sent of it"
+    for second in range(10):
+        signals.take_rank(RANK, RankSignals({Signal.BLOCKED: 0.0}, 0.0), second, is_followed=False)
+        signals.take_report(REPORT, second)
+        signals.take_host(HostSignals({Signal.SWAPPED: 0.0}, 0.0, 8.0 * second, 0.0), second)
+    of_host, of_rank = {Signal.SWAPPED, Signal.CPU_OTHERS}, {Signal.BLOCKED, Signal.GC_PAUSE, Signal.GIL_WAIT}
+    assert (signals.of_host(9.0), signals.of_rank(RANK, 9.0)) == ({}, {}), "they are 0"
+
+    assert rates_in(signals.unmeasured_of_host(9.0), RATES_OF_HOST) == {*RATES_OF_HOST} - of_host
+    assert rates_in(signals.unmeasured_of_rank(RANK, 9.0), RATES_OF_RANK) == {*RATES_OF_RANK} - of_rank
+    assert rates_in(signals.unmeasured_of_rank(RANK, 10.0 + STALE_S), RATES_OF_RANK) == {*RATES_OF_RANK}
 
 
 def test_a_rank_whose_output_is_not_followed_reports_no_lines(signals: NodeSignals) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from agent.wire.digest import NodeFrame
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, JobRank, MigInstance
-from agent.wire.reports import WIRE_VERSION
-from agent.wire.signals import Reading, Signal
+from agent.wire.reports import WIRE_VERSION, decode_node_report, encode_node_report
+from agent.wire.signals import LEVELS, RATES, RATES_OF_HOST, RATES_OF_RANK, Reading, Signal
 from app.diagnosis.because.candidates import Candidate, Slowness, candidates_of
 from app.diagnosis.because.comparison import MAX_PEERS, Peers, RankSignals, sampled_ranks, signals_of, standing_out
 from app.diagnosis.because.findings import Confidence
@@ -53,6 +53,7 @@ def rank(
         "host": f"gpu{number // 4}",
         "of_rank": of_rank,
         "of_host": of_host,
+        "unmeasured": frozenset(),
         "has_gpu": True,
         "num_cpus": 32,
         "work_frac": 0.6,
@@ -307,8 +308,34 @@ def test_a_rank_that_stands_is_not_explained_by_what_makes_it_slower() -> None:
     assert set(found({Signal.BLOCKED: 0.95}, phase=Phase.DATA, **stall)) == {Signal.BLOCKED}
 
 
-def test_every_signal_has_a_trait() -> None:
-    assert set(TRAITS) == set(Signal)
+def test_every_signal_has_a_trait_and_is_a_rate_or_a_level() -> None:
+    assert set(TRAITS) == set(Signal) == RATES | LEVELS
+    assert {rate for rate in RATES if TRAITS[rate].scope is Scope.HOST} == set(RATES_OF_HOST)
+    assert len(RATES) == len(RATES_OF_HOST) + len(RATES_OF_RANK) == len(Signal) - len(LEVELS)
+
+
+def test_a_rate_that_nobody_measures_is_not_0() -> None:
+    waits = {Signal.IO_PRESSURE: 0.25}
+    assert set(found(waits, is_whole_host=True, phase=Phase.DATA)) == {Signal.IO_PRESSURE}
+    peers = [rank(number, unmeasured={Signal.IO_PRESSURE}) for number in range(1, 8)]
+    assert found(waits, peers, is_whole_host=True, phase=Phase.DATA) == {}
+
+    slow = rank(0, unmeasured={Signal.CPU_WAIT, Signal.GC_PAUSE, Signal.GPU_OTHERS})
+    missing = Peers([rank(0)], PEERS).all_of(rank(0)).keys() - Peers([slow], PEERS).all_of(slow).keys()
+    assert missing == {Signal.GC_PAUSE, Signal.GPU_OTHERS}, "a value that is there is known"
+
+
+def test_reports_tell_what_nobody_measures() -> None:
+    cluster = Cluster(["demo-0"])
+    places = [1 << RATES_OF_RANK.index(Signal.GPU_OTHERS), 1 << RATES_OF_HOST.index(Signal.IO_PRESSURE)]
+    worker = worker_report(0, unmeasured=places[0] | 1 << 60)
+    report = node_report(1, [job_status()], [worker], signals={}, unmeasured=places[1])
+    cluster.apply("demo-0", decode_node_report(encode_node_report(report)), NOW_S)
+
+    found = signals_of(cluster, cluster.jobs["job"], 0)
+
+    assert found is not None
+    assert set(found.unmeasured) == {Signal.GPU_OTHERS, Signal.IO_PRESSURE}, "and of a later version nothing"
 
 
 def test_a_large_job_is_compared_by_the_same_few_ranks() -> None:

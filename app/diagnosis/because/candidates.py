@@ -267,7 +267,8 @@ class _Look:
         trait, cost_frac = TRAITS[signal], self._slowness.cost_frac
         witness = Signal.CPU_WAIT if trait.family is Family.CPU and not trait.is_part else signal
         if trait.family is Family.CPU and witness is Signal.CPU_WAIT and not self._is_worse(witness):
-            return 1.0  # of a whole host, or of loader workers, whose waits are not measured
+            # Of a whole host, or of threads and loader workers whose waits are not measured.
+            return self._of_load() if signal is Signal.CPU_OTHERS else 1.0
         if TRAITS[witness].is_part:
             if cost_frac is None:
                 return float(self._compared[witness].value >= MIN_STALL_PART)
@@ -276,6 +277,19 @@ class _Look:
             signal = Signal.GPU_CLOCK
         drop = self._drop(signal) if signal is Signal.GPU_CLOCK or signal in CLOCKS else None
         return 1.0 if drop is None or cost_frac is None else self._of_cost(drop, cost_frac)
+
+    def _of_load(self) -> float:
+        """Return the part of the cost that load of others accounts for, where the main thread does not wait for a CPU.
+
+        Pressure shows whether anything on the host waits for one, as far as it is known. Little of it may still slow
+        the loader workers.
+        """
+        pressure, is_loading = self._compared.get(Signal.CPU_PRESSURE), self._slowness.phase is Phase.DATA
+        if self._slowness.cost_frac is None and self._compared[Signal.CPU_OTHERS].value < MIN_STALL_PART:
+            return 0.0
+        if pressure is None:
+            return 1.0 if is_loading else MIN_EXPLAINED
+        return 1.0 if pressure.is_worse else MIN_EXPLAINED * is_loading
 
     @staticmethod
     def _of_cost(part: float, cost_frac: float) -> float:

@@ -236,12 +236,33 @@ def test_a_signal_that_was_like_the_others_while_the_rank_was_slow_began_later()
 def test_load_of_others_on_a_host_needs_a_rank_that_waits_for_a_cpu() -> None:
     load = {Signal.CPU_OTHERS: 0.7}
     assert found(load) == {}, "its host-mates keep up"
-    assert set(found(load, is_whole_host=True)) == {Signal.CPU_OTHERS}
+    assert set(found(load | {Signal.CPU_PRESSURE: 0.6}, is_whole_host=True)) == {Signal.CPU_OTHERS}
 
     (candidate,) = found(load | {Signal.CPU_WAIT: 0.4}).values()
     assert candidate.because.signal is Signal.CPU_OTHERS
     assert Signal.CPU_WAIT in {one.signal for one in candidate.because.support}
     assert confidence({Signal.CPU_OTHERS: candidate}, Signal.CPU_OTHERS) is Confidence.LIKELY
+
+
+def test_load_of_others_slows_a_whole_host_where_anything_waits_for_a_cpu() -> None:
+    def named(own: dict[Signal, float], peers: list[RankSignals] = PEERS, **slowness: Any) -> Confidence | None:
+        candidates = found(own, peers, is_whole_host=True, **slowness)
+        assert set(candidates) <= {Signal.CPU_OTHERS}
+        return confidence(candidates, Signal.CPU_OTHERS) if candidates else None
+
+    load, waits = {Signal.CPU_OTHERS: 0.13}, {Signal.CPU_PRESSURE: 0.4}
+    without_pressure = [rank(number, unmeasured={Signal.CPU_PRESSURE}) for number in range(1, 8)]
+    stall: dict[str, Any] = {"cost_frac": None, "earliest_s": NOW_S - 20.0, "latest_s": NOW_S - 20.0}
+
+    assert [named(load), named(load, phase=Phase.FORWARD)] == [None, None], "most CPUs idle"
+    assert named(load, phase=Phase.DATA) is Confidence.POSSIBLE
+    assert named(load | waits) is Confidence.LIKELY
+    assert named(load, without_pressure) is Confidence.POSSIBLE
+    assert named(load, without_pressure, phase=Phase.DATA) is Confidence.LIKELY
+    for peers in (PEERS, without_pressure):
+        assert named(load | waits, peers, phase=Phase.DATA, **stall) is None
+    assert named({Signal.CPU_OTHERS: 0.9} | waits, phase=Phase.DATA, **stall) is Confidence.LIKELY
+    assert set(found({Signal.CPU_STEAL: 0.3}, is_whole_host=True)) == {Signal.CPU_STEAL}
 
 
 def test_load_on_the_only_host_is_evidence_for_a_rank_that_waits_for_a_cpu() -> None:

@@ -266,21 +266,22 @@ _MAX_CHAIN = 100
 
 
 def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
-    """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then continue.
+    """Leave the exception that ends this program where torchrun looks for it, and note it; then continue.
 
     Without the file torchrun's report of a failed rank has only "to enable traceback see ...". torchrun's SIGTERM
     takes effect once `note` has returned. Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """
-    path = os.environ.get(_ENV_ERROR_FILE, "")
+    path, pid = os.environ.get(_ENV_ERROR_FILE, ""), os.getpid()
     previous = sys.excepthook
 
     def record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            if path:
-                _write_error(path, kind, error, trace)
         # Whatever an exception's own code does, its traceback is printed.
         with contextlib.suppress(Exception):
-            if _ends_program():
+            # A forked child has this hook too, and its end is not the rank's.
+            if os.getpid() == pid and _ends_program():
+                with contextlib.suppress(OSError, ValueError):
+                    if path:
+                        _write_error(path, kind, error, trace)
                 with _sigterm_waits():
                     note(uncaught(error, roots))
         previous(kind, error, trace)

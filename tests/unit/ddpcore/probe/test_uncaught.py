@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,7 +37,9 @@ FIRST_LINE = len(HEAD.splitlines()) + 1
 def ended(tmp_path: Path, program: str) -> str:
     script = tmp_path / "train.py"
     script.write_text(HEAD + program)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    environ = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    argv = [sys.executable, str(script)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=environ)
     return done.stdout.strip()
 
 
@@ -66,6 +69,7 @@ def test_an_error_file_holds_what_torchrun_reads_and_is_written_once(tmp_path: P
 )
 def test_the_exception_that_nobody_catches_ends_the_program(tmp_path: Path, program: str) -> None:
     assert ended(tmp_path, program) == f"ValueError: boom {FIRST_LINE - 1}"
+    assert "boom" in (tmp_path / "error.json").read_text()
 
 
 def test_ctrl_c_ends_the_program_too(tmp_path: Path) -> None:
@@ -85,11 +89,13 @@ def test_ctrl_c_ends_the_program_too(tmp_path: Path) -> None:
         ),
         "sys.exit(3)",
         "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
+        "if not os.fork():\n    fail()\nos.wait()",
     ],
-    ids=["caught", "printed", "thread", "daemon", "printed by a thread", "exit", "caught exit"],
+    ids=["caught", "printed", "thread", "daemon", "printed by a thread", "exit", "caught exit", "a forked child's"],
 )
 def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
-    assert ended(tmp_path, program) == "nothing"
+    assert set(ended(tmp_path, program).splitlines()) == {"nothing"}
+    assert not (tmp_path / "error.json").exists(), "torchrun takes the rank with the earliest file as the first to fail"
 
 
 CHILD = """

@@ -62,6 +62,7 @@ _POPEN = (
 )
 PROGRAMS = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
 """Functions at the root of a stack while the program runs: a script's, that of `python -m`, a thread's."""
+_WAIT = frozenset({"wait"})
 _WAITPID = frozenset({"waitpid", "waitid", "wait3", "wait4"})
 
 
@@ -95,7 +96,7 @@ class MainWaits:
         return MainLook(mark, peer_wait, child_wait, exit_wait, _store_meeting(frames))
 
     def _peer_wait(self, innermost: FrameType) -> PeerWait | None:
-        if not self._peer_calls.is_used or self._called_by(innermost) != "wait":
+        if not (self._peer_calls.is_used and self._calls_one_of(_WAIT, innermost)):
             return None
         calls = self._peer_calls.open_calls(self._thread_id)
         code = innermost.f_code
@@ -112,7 +113,7 @@ class MainWaits:
         Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `initNCCLComm`, torch 2.4 to 2.13.
         """
         code = innermost.f_code
-        if not code.co_filename.endswith(_C10D) or self._called_by(innermost) not in FIRST_CALLS:
+        if not (code.co_filename.endswith(_C10D) and self._calls_one_of(FIRST_CALLS, innermost)):
             return None
         group, names = innermost.f_locals.get("group"), innermost.f_globals
         try:
@@ -123,8 +124,13 @@ class MainWaits:
             return None  # the group may be destroyed just now, and torch may change its names
         return PeerWait([PeerCall(NEW_COMMUNICATOR, None)]) if is_of_all and is_nccl else None
 
-    def _called_by(self, frame: FrameType) -> str:
-        """Return the name of the method that a frame calls now."""
+    def _calls_one_of(self, methods: frozenset[str], frame: FrameType) -> bool:
+        """Return whether a frame calls one of some methods now.
+
+        Code that has none of their names is not disassembled: a compiled model's takes tens of milliseconds.
+        """
+        if methods.isdisjoint(frame.f_code.co_names):
+            return False
         key = (id(frame.f_code), frame.f_lasti)
         known = self._names.get(key)
         if known is None:
@@ -133,7 +139,7 @@ class MainWaits:
                 self._codes.clear()
             self._codes.append(frame.f_code)
             known = self._names[key] = called_method(frame.f_code, frame.f_lasti)
-        return known
+        return known in methods
 
     def _child_wait(self, frames: list[FrameType]) -> ChildWait | None:
         for frame in frames:
@@ -144,7 +150,7 @@ class MainWaits:
                 return _child("subprocess", frame.f_locals.get("self"))
             if file.endswith(_POPEN) and function in {"poll", "wait"}:
                 return _child("process", frame.f_locals.get("self"))
-        if self._called_by(frames[0]) in _WAITPID:
+        if self._calls_one_of(_WAITPID, frames[0]):
             children = child_pids()
             return ChildWait(children[0], "process") if len(children) == 1 else None
         return None

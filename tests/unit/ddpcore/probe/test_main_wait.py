@@ -90,6 +90,16 @@ def test_a_thread_that_sleeps_with_a_receive_under_way_does_not_wait_for_it() ->
         assert looker(thread_id, calls).look(is_still=True).peer_wait is None
 
 
+@pytest.mark.parametrize("is_still", [False, True])
+def test_code_without_the_name_of_a_wait_is_not_disassembled(monkeypatch: pytest.MonkeyPatch, is_still: bool) -> None:
+    calls, awake = PeerCalls(), Work()
+    calls.note(("recv", None, "0", 0), Work())
+    monkeypatch.setattr("ddpcore.probe.main_thread.called_method", lambda *_: pytest.fail("tens of milliseconds"))
+
+    with standing(lambda: awake._lock.acquire(), awake.end) as thread_id:
+        assert looker(thread_id, calls).look(is_still=is_still).peer_wait is None
+
+
 def test_no_reference_to_a_work_is_kept() -> None:
     calls, work = PeerCalls(), Work()
     calls.note(("send", None, "0", 0), work)

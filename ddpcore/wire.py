@@ -161,7 +161,10 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     group: Name
-    """c10d's name of the group (`DEFAULT_GROUP`, ...), `BARRIER_GROUP`, or one that begins with `FIRST_GROUP`."""
+    """c10d's name of the group (`DEFAULT_GROUP`, ...), `BARRIER_GROUP`, or one that begins with `FIRST_GROUP`.
+
+    `5#2` is group 5 under the second default group.
+    """
     enqueued_seq: Count = 0
     """Seq of the last collective this rank has called; 0 before the first."""
     completed_seq: Count = 0

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.digest import NUM_PAST
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -143,8 +143,13 @@ class GroupTable:
 MAX_GROUPS = 8_192
 MAX_MEMBERSHIPS = 8 * 131_072
 """Bounds on what peers can make this console allocate: groups, and members summed over groups."""
+MAX_COMPARED = 16
+"""Members of a reported group that are looked up: every node reports each group of thousands."""
 MAX_CALLS = 4_096
 """Limit of distinct (operation, label) pairs; later ones share the nameless first."""
+
+
+_MAX_DIGITS = 10
 
 
 class GroupTables:
@@ -160,6 +165,7 @@ class GroupTables:
         self.calls: list[tuple[str, str]] = [("", "")]
         self._world_size = world_size
         self._num_memberships = 0
+        self._oldest = 1
         self._code_of: dict[tuple[str, str], int] = {("", ""): 0}
 
     def put(
@@ -196,8 +202,11 @@ class GroupTables:
         table = self.tables.get(call.group) or self._open(call)
         if table is None:
             return None
-        is_whole = table.slot_of is None and len(call.ranks) in (0, self._world_size)
-        return table if is_whole or (table.slot_of is not None and len(call.ranks) == len(table.members)) else None
+        slot_of, num_ranks = table.slot_of, len(call.ranks)
+        if slot_of is None:
+            return table if num_ranks in (0, self._world_size) else None
+        some = call.ranks[:: max(1, num_ranks // MAX_COMPARED)]
+        return table if num_ranks == len(slot_of) and all(rank in slot_of for rank in some) else None
 
     def _open(self, call: GroupCall) -> GroupTable | None:
         members = None if call.group in (DEFAULT_GROUP, BARRIER_GROUP) or not call.ranks else sorted(set(call.ranks))
@@ -206,12 +215,21 @@ class GroupTables:
         if members is not None and len(members) == self._world_size:
             members = None
         num_members = self._world_size if members is None else len(members)
+        self._forget_before(_opening_of(call.group) - 1)
         if len(self.tables) >= MAX_GROUPS or self._num_memberships + num_members > MAX_MEMBERSHIPS:
             return None
         self._num_memberships += num_members
         table = GroupTable(call.group, members, self._world_size)
         self.tables[call.group] = table
         return table
+
+    def _forget_before(self, opening: int) -> None:
+        """Forget the groups that were made under default groups before one: no rank is in them any more."""
+        if opening <= self._oldest:
+            return
+        self._oldest = opening
+        for name in [name for name in self.tables if 0 < _opening_of(name) < opening]:
+            self._num_memberships -= len(self.tables.pop(name).members)
 
     def _code(self, call: GroupCall) -> int:
         named = (call.op, call.label)
@@ -222,6 +240,14 @@ class GroupTables:
             code = self._code_of[named] = len(self.calls)
             self.calls.append(named)
         return code
+
+
+def _opening_of(name: str) -> int:
+    """Return the number of the default group under which a group was made; 0 of those that no other replaces."""
+    if name in (DEFAULT_GROUP, BARRIER_GROUP) or name.startswith(FIRST_GROUP):
+        return 0
+    number = name.rpartition("#")[2]
+    return int(number) if number != name and number.isdecimal() and len(number) < _MAX_DIGITS else 1
 
 
 def _of_news(

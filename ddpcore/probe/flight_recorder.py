@@ -10,14 +10,18 @@ have an own recorder with an own numbering of groups; NCCL's exists only in CUDA
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import msgspec
 import torch
 
 from ddpcore.probe.samples import CounterKey, Counters, GroupMembers, RecorderDump, RecorderEntry
+from ddpcore.torch_names import replace
 
 _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Recorder's name -> function of `torch._C._distributed_c10d`, called with (include_collectives, only_active)."""
@@ -161,10 +165,42 @@ class FlightRecorder:
             self._num_openings += 1
         return self._num_openings
 
+    def num_worlds(self, size: int) -> int:
+        """Return how many default groups of this many ranks have been made since `count_worlds`."""
+        return _num_worlds[size]
+
     def _world(self) -> Any:
         if self._c10d is None:
             self._c10d = getattr(getattr(torch, "distributed", None), "distributed_c10d", None)
         return getattr(self._c10d, "_world", None)
+
+
+_num_worlds: Counter[int] = Counter()
+"""How many default groups the program has made, by their number of ranks."""
+
+
+def count_worlds() -> bool:
+    """Count the default groups that this process makes; return False where this torch has no place for it.
+
+    All ranks make a default group of all: its number is the same on each. One that is soon destroyed is counted too.
+    Source: init_process_group in torch/distributed/distributed_c10d.py, torch 2.4 to 2.13.
+    """
+    try:
+        replace("torch.distributed.distributed_c10d", "_update_default_pg", _counted)
+    except (AttributeError, KeyError):
+        return False
+    return True
+
+
+def _counted(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(original)
+    def update(group: Any) -> None:
+        original(group)
+        with contextlib.suppress(Exception):
+            if group is not None:
+                _num_worlds[group.size()] += 1
+
+    return update
 
 
 def _decode(text: bytes | str) -> _Trace:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpcore.probe.progress import CallsAtSteps
 from ddpcore.probe.stack import sendable
-from ddpcore.wire import GroupReport, PastCall
+from ddpcore.wire import DEFAULT_GROUP, GroupReport, PastCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,7 @@ MAX_LATER = 2
 """Calls among these behind the one that the rank waits in."""
 
 _MAX_OP_CHARS = 64
+_MAX_NAME_CHARS = 256
 _MAX_ELEMENTS = 2**62
 
 
@@ -238,6 +239,16 @@ class GroupTrack:
         assert not self._has_unfinished or self.is_pending
         assert not self.is_waiting or self._completed_seq < self._enqueued_seq
         assert self.is_pending == (self._pending_samples > 0)
+
+
+def name_in_reports(group: str, number: int, *, is_apart: bool) -> str:
+    """Return a group's name that is the same on every member, and no other group's of this process.
+
+    c10d's names begin anew with each default group, for other members and another count: the `number` of that group
+    tells them apart. `is_apart`: NCCL counts by itself in a group that gloo serves too.
+    """
+    name = f"{group}@nccl" if is_apart else group
+    return sendable(name if number < 2 or name == DEFAULT_GROUP else f"{name}#{number}", _MAX_NAME_CHARS)
 
 
 def _seq(entry: RecorderEntry) -> int:

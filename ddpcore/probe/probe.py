@@ -297,6 +297,7 @@ class Probe:
                 counters=counters,
                 reading=reading,
                 has_process_group=has_process_group,
+                num_worlds=self._recorder.num_worlds(state.identity.world_size),
                 num_openings=self._recorder.num_openings(),
                 step=step,
                 step_ages=step_ages(step, tuple(marks.step_ends), int(wall_s * 1e6)),

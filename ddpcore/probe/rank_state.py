@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ddpcore.probe.gpu import NCCL, GpuTransfers, GpuWaits, first_open, with_batches
-from ddpcore.probe.group_track import GroupTrack, operation
+from ddpcore.probe.group_track import GroupTrack, name_in_reports, operation
 from ddpcore.probe.progress import Standing
 from ddpcore.probe.reporting import SLOW_TICK_S
 from ddpcore.probe.stack import sendable
@@ -182,7 +182,9 @@ class RankState:
         """Take one tick's sample; samples come in the order of their time."""
         previous, self._sample = self._sample, sample
         now_s = sample.now_s
-        if previous is not None and sample.num_openings > max(previous.num_openings, 1):
+        if previous is not None and (
+            sample.num_openings > max(previous.num_openings, 1) or sample.num_worlds > max(previous.num_worlds, 1)
+        ):
             self._reset()
         for key, (enqueued, completed) in sample.counters.items():
             if key in self._past_keys:
@@ -442,10 +444,9 @@ class RankState:
         ]
 
     def _report_name(self, key: CounterKey, track: GroupTrack) -> str:
-        """Return the group's name, the same on every member: NCCL counts apart in a group that gloo serves too."""
         members = self._members.get(track.group)
         is_apart = members is not None and members.is_mixed and key[0] == "nccl"
-        return sendable(f"{track.group}@nccl" if is_apart else track.group, _MAX_LABEL_CHARS)
+        return name_in_reports(track.group, self._sample.num_worlds if self._sample else 0, is_apart=is_apart)
 
     def _other_members(self, group: str) -> list[int]:
         members = self._members.get(group)

@@ -130,6 +130,9 @@ class Recorder(Protocol):
     def num_openings(self) -> int:
         """Return how many default groups there have been."""
 
+    def num_worlds(self, size: int) -> int:
+        """Return how many default groups of this many ranks there have been, the same number on each of them."""
+
 
 class StepMark(NamedTuple):
     """Step of the program's last `report_step`, or the count of its optimizers' steps."""
@@ -233,6 +236,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     anomalies: tuple[Anomaly, ...] = ()
     num_openings: int = 0
     """Number of default groups so far, read after the counters."""
+    num_worlds: int = 0
+    """Number of those of all ranks, the same on each."""
     is_at_work: bool = False
     """True if something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
     tick: int = 0

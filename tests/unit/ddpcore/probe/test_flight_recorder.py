@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from ddpcore.probe import flight_recorder
 from ddpcore.probe.flight_recorder import FlightRecorder
 from ddpcore.probe.gpu import with_batches
 from ddpcore.probe.samples import RecorderEntry
@@ -186,6 +188,24 @@ def test_groups_are_read_from_torch_s_own_map(tmp_path: object) -> None:
         assert dump.counters == real.counters()
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_default_groups_are_counted_by_size_however_short_they_last(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c10d = torch.distributed.distributed_c10d
+    monkeypatch.setattr(c10d, "_update_default_pg", c10d._update_default_pg)
+    monkeypatch.setattr(flight_recorder, "_num_worlds", Counter())
+    recorder = FlightRecorder()
+    assert flight_recorder.count_worlds()
+
+    for number in range(2):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{number}", rank=0, world_size=1)
+        torch.distributed.destroy_process_group()
+
+    assert (recorder.num_worlds(1), recorder.num_worlds(2)) == (2, 0)
+    monkeypatch.delattr(c10d, "_update_default_pg")
+    assert not flight_recorder.count_worlds(), "another torch"
 
 
 def test_a_map_that_has_changed_is_read_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:

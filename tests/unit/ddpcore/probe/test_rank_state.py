@@ -78,6 +78,7 @@ class Rank:
         phases: tuple[Phase, ...] = (),
         barrier: BarrierMark | None = None,
         num_openings: int = 1,
+        num_worlds: int = 0,
     ) -> None:
         self.now_s += after_s
         reading = self._reader.read([USER] if stack is None else stack)
@@ -92,6 +93,7 @@ class Rank:
                 phases,
                 barrier,
                 num_openings=num_openings,
+                num_worlds=num_worlds,
                 tick=tick,
             )
         )
@@ -572,6 +574,28 @@ def test_a_default_group_made_anew_counts_from_nothing(rank: Rank) -> None:
     rank.see(new, num_openings=2)
     rank.learn([entry(60), entry(1, key=("gloo", 1), retired=False)], new)
     assert (rank.group().enqueued_seq, rank.group().completed_seq, rank.group().is_waiting) == (1, 0, True)
+
+
+def test_groups_made_anew_have_a_name_of_their_own(rank: Rank) -> None:
+    pair: CounterKey = ("gloo", 1)
+    old, members = {GLOO: (60, 60), pair: (9, 9)}, {**ALL, "1": GroupMembers((0, 2))}
+    rank.see(old, num_worlds=1)
+    rank.learn([entry(60), entry(9, group="1", key=pair)], old, members)
+    assert [group.group for group in rank.report().groups] == ["0", "1"]
+
+    # A default group may be made and destroyed between two samples.
+    rank.see(old, num_worlds=3)
+    assert rank.report().groups == [GroupReport(group=DEFAULT_GROUP)]
+
+    new = {**old, ("gloo", 2): (5, 5), ("gloo", 3): (1, 1)}
+    rank.see(new, num_worlds=3)
+    again = [entry(5, key=("gloo", 2)), entry(1, group="1", key=("gloo", 3))]
+    rank.learn(again, new, {**ALL, "1": GroupMembers((2, 3))})
+    assert [(group.group, group.enqueued_seq, group.ranks) for group in rank.report().groups] == [
+        ("0", 5, []),
+        ("1#3", 1, [2, 3]),
+    ]
+    assert {call.group for call in rank.report().arrivals} <= {"0", "1#3"}
 
 
 def test_counted_steps_are_told_apart_from_said_ones_and_end_the_start(rank: Rank) -> None:

@@ -41,8 +41,7 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
         return _not_launched(evidence)
     waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
     absent = np.flatnonzero(job.is_outside & ~is_joining & ~evidence.facts.is_immobile)
-    # A rank that waits for ranks of its own never comes, and need not.
-    absent = np.setdiff1d(absent, np.array(sorted(job.anomalies.ranks_with(Anomaly.OWN_RANKS)), np.int64))
+    absent = np.setdiff1d(absent, _parents_of_ranks(evidence))
     waiting = np.flatnonzero(is_joining)
     if len(absent):
         # An import moves from line to line: ranks that stand at one do something else.
@@ -56,6 +55,17 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     if len(waiting) == job.world_size and together_s >= patience_s:
         return [_apart(evidence, waiting, together_s)]
     return []
+
+
+def _parents_of_ranks(evidence: Evidence) -> Ranks:
+    """Return the ranks that wait for ranks of their own: they never come, and need not.
+
+    One that joins a process of multiprocessing while others come by themselves will come after it.
+    """
+    parents = sorted(evidence.job.anomalies.ranks_with(Anomaly.OWN_RANKS))
+    children = [evidence.child_of(rank).get("child") for rank in parents]
+    found = [rank for rank, child in zip(parents, children, strict=True) if child is None or child.what != "process"]
+    return np.array(found, np.int64)
 
 
 def _do_stand(evidence: Evidence, ranks: Ranks) -> Flags:

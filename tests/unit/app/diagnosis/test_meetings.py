@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from app.diagnosis.causes import Cause
 from app.view.verdict_hints import hint
 from app.view.verdict_text import sentence
-from ddpcore.wire import Phase, StoreMeeting
+from ddpcore.wire import Anomaly, ChildWait, Phase, StoreMeeting
 from tests.unit.app.diagnosis.test_diagnosis import Watched
 
 if TYPE_CHECKING:
@@ -68,6 +68,24 @@ def test_ranks_that_can_never_meet_are_named_soon(
 )
 def test_ranks_that_may_still_meet_are_no_mismatch(meetings: list[StoreMeeting | None]) -> None:
     assert told(meetings) == []
+
+
+@pytest.mark.parametrize(
+    ("child", "culprits"),
+    [(ChildWait(77, "process"), [(0,)]), (ChildWait(77, "subprocess"), []), (None, [])],
+    ids=["joins a process", "runs a launcher", "spawns"],
+)
+def test_a_rank_that_joins_a_process_while_others_meet_comes_after_it(
+    child: ChildWait | None, culprits: list[tuple[int, ...]]
+) -> None:
+    watched, join = Watched(), {"anomalies": [Anomaly.OWN_RANKS], "phase": Phase.STARTING, "stood_s": 90.0}
+    parent = watched.tick(0, child_wait=child, **join)
+    others = [watched.tick(rank, phase=Phase.JOINING, phase_s=80.0) for rank in (1, 2, 3)]
+
+    verdicts = watched.receive(parent, *others).verdicts
+
+    assert [verdict.culprits for verdict in verdicts] == culprits
+    assert all((verdict.cause, verdict.child) == (Cause.NOT_JOINED, child) for verdict in verdicts)
 
 
 def test_where_all_go_to_one_store_in_vain_its_address_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Before the first collective: which ranks have not come to the process group while others wait there."""
+"""Before the first collective, and between two groups: which ranks have not come to the one that others wait for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.rank_facts import is_in_known_phase
 from app.diagnosis.verdicts import Evidence, MeetingSide, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
-from ddpcore.wire import Anomaly, Phase
+from ddpcore.wire import DEFAULT_GROUP, Anomaly, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,9 +35,10 @@ MEETING_S = 0.05
 def not_joined(evidence: Evidence) -> list[Verdict]:
     """Name ranks that others wait for in `init_process_group`, or whose launchers other launchers wait for."""
     job = evidence.job
-    if (job.groups or bool((job.step >= 0).any())) and not job.is_outside.all():
-        return []  # it has begun: a late rank is late in a collective now, unless all have ended the group for another
     is_joining = evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.JOINING])
+    if (job.groups or bool((job.step >= 0).any())) and not job.is_outside.all():
+        # It has begun: a late rank is late in a collective now, unless the group has been ended for another.
+        return _not_joined_again(evidence, is_joining) if is_joining.any() else []
     if not is_joining.any():
         return _not_launched(evidence)
     waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
@@ -44,10 +46,7 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     absent = np.setdiff1d(absent, _parents_of_ranks(evidence))
     waiting = np.flatnonzero(is_joining)
     if len(absent):
-        # An import moves from line to line: ranks that stand at one do something else.
-        do_stand = bool(_do_stand(evidence, absent).all())
-        is_long = waited_s >= (evidence.thresholds.stall_s if do_stand else evidence.thresholds.join_s)
-        return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)] if is_long else []
+        return _all_late(evidence, absent, waiting, waited_s)
     if apart := _meeting_apart(evidence, waiting):
         return [apart]
     together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
@@ -55,6 +54,43 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     if len(waiting) == job.world_size and together_s >= patience_s:
         return [_apart(evidence, waiting, together_s)]
     return []
+
+
+def _not_joined_again(evidence: Evidence, is_joining: Flags) -> list[Verdict]:
+    """Name ranks that others wait for in `init_process_group` after they have all ended a process group.
+
+    By their last calls in it they are where the others were before: not yet in the next one, where NCCL lets ranks in
+    that do not wait for each other. Where ranks still make steps, or wait in a collective, only a part opens a group.
+    """
+    job, facts = evidence.job, evidence.facts
+    table, waiting = job.groups.get(DEFAULT_GROUP), np.flatnonzero(is_joining)
+    absent = np.flatnonzero(facts.is_fresh & ~is_joining & ~job.is_ending & ~job.has_exit_wait)
+    absent = np.setdiff1d(absent, _parents_of_ranks(evidence))
+    if not len(absent) or table is None or evidence.waits or not _wait_for_all(evidence, waiting):
+        return []
+    since_s = float(job.phase_since_s[waiting].min())
+    num_calls = table.enqueued[np.concatenate([waiting, absent])]
+    if num_calls.min() < max(1, num_calls.max()) or (job.stepped_at_s[absent] > since_s).any():
+        return []
+    waited_s = evidence.now_s - since_s
+    is_in_phase = is_in_known_phase(job, facts)[absent].any()
+    if is_in_phase and waited_s < evidence.thresholds.patience_s:
+        return []
+    return _all_late(evidence, absent, waiting, waited_s)
+
+
+def _wait_for_all(evidence: Evidence, waiting: Ranks) -> bool:
+    """Return whether ranks wait for all ranks of the job, as far as is known."""
+    workers = evidence.job.workers(waiting[:MAX_MEETINGS].tolist())
+    meetings = [worker.report.store_meeting for worker in workers if worker.report is not None]
+    return all(meeting is None or meeting.world_size == evidence.job.world_size for meeting in meetings)
+
+
+def _all_late(evidence: Evidence, absent: Ranks, waiting: Ranks, waited_s: float) -> list[Verdict]:
+    # An import moves from line to line: ranks that stand at one do something else.
+    do_stand = bool(_do_stand(evidence, absent).all())
+    is_long = waited_s >= (evidence.thresholds.stall_s if do_stand else evidence.thresholds.join_s)
+    return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)] if is_long else []
 
 
 def _parents_of_ranks(evidence: Evidence) -> Ranks:

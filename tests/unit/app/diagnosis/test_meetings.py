@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +11,7 @@ from app.diagnosis.causes import Cause
 from app.view.verdict_hints import hint
 from app.view.verdict_text import sentence
 from ddpcore.wire import Anomaly, ChildWait, Phase, StoreMeeting
+from tests.support.node_reports import group_report
 from tests.unit.app.diagnosis.test_diagnosis import Watched
 
 if TYPE_CHECKING:
@@ -86,6 +87,37 @@ def test_a_rank_that_joins_a_process_while_others_meet_comes_after_it(
 
     assert [verdict.culprits for verdict in verdicts] == culprits
     assert all((verdict.cause, verdict.child) == (Cause.NOT_JOINED, child) for verdict in verdicts)
+
+
+def told_again(late: dict[str, Any], *, calls: int = 100, world_size: int | None = None) -> list[tuple[int, ...]]:
+    """Return who is named where rank 2 does something else while the others open their second group."""
+    watched = Watched()
+    watched.receive(*[watched.tick(rank, group_report(100), step=50, steps_done=50) for rank in range(4)])
+    watched.now_s += 40.0
+    facts: dict[str, Any] = {"step": 50, "steps_done": 50, "phase": Phase.OTHER, "stood_s": 30.0, "step_age_s": 40.0}
+    facts["step_limit_s"] = 2.0
+    ticks = [watched.tick(2, group_report(calls), **facts | late)]
+    for rank in (0, 1, 3):
+        meeting = None if world_size is None else StoreMeeting("10.0.0.1", 29500, rank, world_size)
+        of_init = {"phase": Phase.JOINING, "phase_s": 25.0, "store_meeting": meeting}
+        ticks.append(watched.tick(rank, group_report(100), **facts | of_init))
+    verdicts = watched.receive(*ticks).verdicts
+    assert all(verdict.cause is Cause.NOT_JOINED for verdict in verdicts)
+    return [verdict.culprits for verdict in verdicts]
+
+
+def test_a_rank_that_does_not_come_to_the_second_group_is_named() -> None:
+    assert told_again({}) == [(2,)]
+    assert told_again({}, world_size=4) == [(2,)]
+
+
+def test_only_who_is_awaited_is_late_for_the_second_group() -> None:
+    assert told_again({"stood_s": 0.0}) == [], "it is on its way"
+    assert told_again({"phase": Phase.EVAL}) == []
+    assert told_again({"step": 60, "steps_done": 60, "step_age_s": 0.1}) == [], "it trains on without them"
+    assert told_again({"is_ending": True}) == []
+    assert told_again({}, calls=0) == [], "it is in the second group, which did not wait for the others"
+    assert told_again({}, world_size=3) == [], "the others mean to go on as three"
 
 
 def test_where_all_go_to_one_store_in_vain_its_address_is_named() -> None:

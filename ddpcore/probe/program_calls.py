@@ -159,7 +159,9 @@ def _noted(original: Callable[..., Any], op: str, roots: CallRoots) -> Callable[
 
 SEND, RECV = "send", "recv"
 MAX_KEYS = 64
-"""Kinds of call, peers, groups and tags that are counted; the longest unused is forgotten."""
+"""Kinds of call, peers, groups and tags in a report: those of the latest calls."""
+MAX_COUNTED = 4096
+"""Kinds that are counted; the longest unused is forgotten. Pipelines have hundreds; some programs take new tags always."""
 MAX_OPEN = 256
 MAX_OPEN_CALLS = 16
 MAX_SIZES = 4
@@ -182,14 +184,17 @@ class PeerCalls:
     """The calls of this process. The threads of the program write, the probe's reads."""
 
     def __init__(self) -> None:
+        self._numbers: OrderedDict[_Key, int] = OrderedDict()
+        """Number of the calls of each kind."""
         self._counts: OrderedDict[_Key, tuple[int, tuple[int, ...]]] = OrderedDict()
-        """Number of the calls of each kind, and the sizes in bytes of the last ones."""
+        """The same of the latest kinds, and the sizes in bytes of their last calls."""
+        self._num_calls = 0
         self._open: deque[_Open] = deque(maxlen=MAX_OPEN)
 
     @property
     def num_calls(self) -> int:
-        """How many calls there have been of the kinds that are still counted: it changes with each."""
-        return sum(number for number, _ in self._counts.copy().values()) if self._counts else 0
+        """How many calls there have been: it changes with each."""
+        return self._num_calls
 
     @property
     def is_used(self) -> bool:
@@ -198,9 +203,13 @@ class PeerCalls:
 
     def note(self, key: _Key, work: Any, num_bytes: int | None = None) -> None:
         """Count a call that has been made; on the thread that makes it."""
-        counts = self._counts
-        number, sizes = counts.get(key, (0, ()))
-        number += 1
+        counts, numbers = self._counts, self._numbers
+        numbers[key] = number = numbers.get(key, 0) + 1
+        numbers.move_to_end(key)
+        if len(numbers) > MAX_COUNTED:
+            numbers.popitem(last=False)
+        self._num_calls += 1
+        _, sizes = counts.get(key, (0, ()))
         counts[key] = number, () if num_bytes is None else (*sizes[1 - MAX_SIZES :], num_bytes)
         counts.move_to_end(key)
         if len(counts) > MAX_KEYS:

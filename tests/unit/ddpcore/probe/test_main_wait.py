@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from ddpcore.probe.main_thread import FIRST_CALLS, MainWaits, called_method
-from ddpcore.probe.program_calls import PeerCalls
+from ddpcore.probe.program_calls import MAX_COUNTED, PeerCalls
 from ddpcore.probe.samples import NOTHING
 from ddpcore.probe.stack import CodeRoots, StackWalk, current_frames
 from ddpcore.wire import ExitWait, StoreMeeting
@@ -96,7 +96,7 @@ def test_code_without_the_name_of_a_wait_is_not_disassembled(monkeypatch: pytest
     calls.note(("recv", None, "0", 0), Work())
     monkeypatch.setattr("ddpcore.probe.main_thread.called_method", lambda *_: pytest.fail("tens of milliseconds"))
 
-    with standing(lambda: awake._lock.acquire(), awake.end) as thread_id:
+    with standing(awake._lock.acquire, awake.end) as thread_id:
         assert looker(thread_id, calls).look(is_still=is_still).peer_wait is None
 
 
@@ -120,6 +120,20 @@ def test_calls_are_counted_by_operation_peer_group_and_tag_and_the_longest_unuse
     assert len(latest) == 64
     assert (latest[0].tag, latest[0].number) == (90, 2)
     assert min(call.tag for call in latest) == 36
+
+
+def test_kinds_that_are_not_reported_are_counted_on() -> None:
+    calls = PeerCalls()
+    for _ in range(3):
+        for tag in range(128):
+            calls.note(("send", None, "0", tag), None)
+
+    assert {call.number for call in calls.latest()} == {3}
+    assert calls.num_calls == 3 * 128
+
+    for tag in range(128, 2 * MAX_COUNTED):
+        calls.note(("send", None, "0", tag), None)
+    assert len(calls._numbers) == MAX_COUNTED
 
 
 def test_a_subprocess_that_is_waited_for_is_named() -> None:

@@ -6,6 +6,7 @@ the sender belong together; the rank that has not called its half is the one tha
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,7 +43,7 @@ def find_peer_waits(
     """
     is_current = facts.is_fresh | facts.is_frozen
     is_waiting = _waiting_ranks(job)
-    waits = []
+    waits, sent = [], _Sent(job)
     # A rank whose program is over waits no more: what its GPU stood in by its last report may be done.
     ranks = np.flatnonzero(job.has_peer_wait & is_current & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
@@ -54,7 +55,7 @@ def find_peer_waits(
             continue
         call = report.peer_wait.calls[0]
         if call.op not in met:
-            waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting)))
+            waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting, sent)))
         elif call.group == DEFAULT_GROUP and not (call.op == NEW_COMMUNICATOR and rank in recorded):
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     meetings = [wait for op, since_s in met.items() for wait in _meeting(job, op, since_s, (facts, now_s))]
@@ -129,13 +130,13 @@ def _waiting_ranks(job: JobModel) -> Flags:
 
 
 def _wait_of(
-    job: JobModel, rank: int, report: RankReport, facts: RankFacts, at: tuple[Thresholds, float, Flags]
+    job: JobModel, rank: int, report: RankReport, facts: RankFacts, at: tuple[Thresholds, float, Flags, _Sent]
 ) -> Wait:
-    thresholds, now_s, is_waiting = at
+    thresholds, now_s, is_waiting, sent = at
     assert report.peer_wait is not None
     since_s = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     calls = [call for call in report.peer_wait.calls if call.peer is None or _is_peer(job, rank, call.peer)]
-    unmet = [call for call in calls if not _is_met(job, rank, call)]
+    unmet = [call for call in calls if not _is_met(job, rank, call, sent)]
     peer_op = (unmet or calls or report.peer_wait.calls)[0]
     peers = {call.peer for call in unmet if call.peer is not None}
     # A call with any peer may still be met by each of the others, none of which is the likelier culprit.
@@ -186,17 +187,42 @@ def _is_send_to(wait: Wait, receive: Wait) -> bool:
     return (call.group, call.tag) == (wanted.group, wanted.tag)
 
 
-def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:
+class _Sent:
+    """How many sends to a rank there have been of all others; counted when it is first asked for."""
+
+    def __init__(self, job: JobModel) -> None:
+        self._job = job
+        self._counts: Counter[tuple[int | None, str, int]] = Counter()
+
+    def like(self, call: PeerCall) -> int:
+        """Return the number of sends to the same peer in the same group and with the same tag."""
+        if not self._counts:
+            for worker in self._job.workers(np.flatnonzero(self._job.has_peer_calls).tolist()):
+                for one in worker.report.peer_calls if worker.report is not None else ():
+                    if one.op == "send":
+                        self._counts[one.peer, one.group, one.tag] += one.number
+        return self._counts[call.peer, call.group, call.tag]
+
+
+def _is_met(job: JobModel, rank: int, call: PeerCall, sent: _Sent) -> bool:
     """Return whether the peer has called its half, by its last report."""
     if call.peer is None:
         return False
     report = _report_of(job, call.peer)
     if report is None:
         return False
-    half = COUNTERPART.get(call.op, "")
-    halves = [one for one in report.peer_calls if (one.op, one.group, one.tag) == (half, call.group, call.tag)]
-    num_calls = sum(one.number for one in halves if one.peer in (rank, None))
-    return 0 < call.number <= num_calls
+    half = COUNTERPART.get(call.op, ""), call.group, call.tag
+    halves = [one for one in report.peer_calls if (one.op, one.group, one.tag) == half]
+    num_own = sum(one.number for one in halves if one.peer == rank)
+    num_any = sum(one.number for one in halves if one.peer is None)
+    if not num_any or call.number <= num_own:
+        return 0 < call.number <= num_own
+    # What was received from any rank may be another one's: it is this one's only where nothing is left, or where the
+    # peer stands in such a receive.
+    open_calls = report.peer_wait.calls if report.peer_wait is not None else []
+    does_receive = any(one.peer is None and (one.op, one.group, one.tag) == half for one in open_calls)
+    has_enough = does_receive or sum(one.number for one in halves) >= sent.like(call)
+    return has_enough and 0 < call.number <= num_own + num_any
 
 
 def _stands_at(job: JobModel, rank: int, peer: int) -> bool:

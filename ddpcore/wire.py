@@ -161,10 +161,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     group: Name
-    """c10d's name of the group (`DEFAULT_GROUP`, ...), `BARRIER_GROUP`, or one that begins with `FIRST_GROUP`.
-
-    `5#2` is group 5 under the second default group.
-    """
+    """c10d's name (`5#2` is group 5 under a second default group), `BARRIER_GROUP`, or one begun by `FIRST_GROUP`."""
     enqueued_seq: Count = 0
     """Seq of the last collective this rank has called; 0 before the first."""
     completed_seq: Count = 0

@@ -33,6 +33,10 @@ MAX_WITNESSES = 16
 """Limit of ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
 MIN_COMMON_STEPS = 2
 """Least number of steps by whose end two sub-groups have equally many calls, for them to be called alike."""
+STEPPING_S = 3.0
+"""Seconds after a step within which a rank still makes steps; more where they take longer."""
+STEPPING_DIVISOR = 5.0
+"""Divisor of `step_limit_s` for the same: twice a usual step, at least."""
 _FORWARDS = [PHASE_CODE[Phase.FORWARD], PHASE_CODE[Phase.EVAL]]
 
 
@@ -90,6 +94,7 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
             continue
         members = table.members
         is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
+        is_waiting &= ~_that_step_on(job, table, is_waiting, (thresholds, now_s))
         # What a rank waits in is the first call that is not over for it, however many it has called since.
         at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
         # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
@@ -102,6 +107,25 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
             if len(waits) >= MAX_WAITS:
                 return waits
     return waits
+
+
+def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple[Thresholds, float]) -> Flags:
+    """Return which waiting members make steps all the same: another thread waits, or they look again later.
+
+    A GPU's main thread runs ahead of a call for a while, and then makes steps no more.
+    """
+    (thresholds, now_s), members = at, table.members
+    far_s, lasts_s = thresholds.stall_s / 2, np.maximum(STEPPING_S, job.step_limit_s[members] / STEPPING_DIVISOR)
+    # It is when the rank has moved last: no earlier than its last step.
+    is_it: Flags = is_waiting & (job.stepped_at_s[members] > table.wait_since_s + far_s)
+    for slot in np.flatnonzero(is_it).tolist():
+        worker = job.worker(int(members[slot]))
+        ages_ms = worker.report.step_ages_ms if worker is not None and worker.report is not None else []
+        ended_s = [float(job.report_at_s[members[slot]]) - age_ms / 1000 for age_ms in ages_ms[:2]]
+        since_s = float(table.wait_since_s[slot])
+        are_later = len(ended_s) > 1 and ended_s[1] > since_s + thresholds.confirm_s and ended_s[0] > since_s + far_s
+        is_it[slot] = are_later and now_s - ended_s[0] < lasts_s[slot]
+    return is_it
 
 
 def _lowest(seqs: Ranks) -> list[int]:

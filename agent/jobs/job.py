@@ -80,6 +80,9 @@ STORY_LENGTH = 32
 LAUNCHER_END_S = 3.0
 """Shortest time in seconds for a launcher to end by itself after a rank has failed. Source: torchrun takes about 2
 s."""
+DONE_S = 10.0
+"""Seconds for the launcher in an agreed stop, once all ranks of this node have ended: torchrun waits for those of other
+nodes for 300 s, and some may be gone."""
 KILL_AGAIN_S = 5.0
 """Seconds after which a tree that still lives is killed again."""
 FIRST_PAUSE_S = 1.0
@@ -356,6 +359,7 @@ class Job(msgspec.Struct, dict=True):
         worker.has_exited = True
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:
+            self._hasten_stop(now_s)
             return []
         self._blame(event, now_s)
         # The launcher ends the others at its next look: what they have called is reported before.
@@ -369,6 +373,13 @@ class Job(msgspec.Struct, dict=True):
             self.terminate_at_s = None
             self.kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
         return effects
+
+    def _hasten_stop(self, now_s: float) -> None:
+        """Have an agreed stop end soon once there is no rank here any more that could save."""
+        have_ended = all(worker.has_exited for worker in self._workers.values())
+        if self.terminate_at_s is not None and have_ended and len(self._workers) == self.spec.local_world_size:
+            self.terminate_at_s = min(self.terminate_at_s, now_s + DONE_S)
+            self.kill_at_s = self.terminate_at_s + self.spec.grace_s
 
     def _blame(self, event: WorkerExited, now_s: float) -> None:
         """Note a rank's failure, unless the job was stopping or another rank failed first."""

@@ -7,7 +7,16 @@ import msgspec
 import pytest
 
 from agent.errors import InvalidTransitionError
-from agent.jobs.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, UNCOMMITTED_S, Job
+from agent.jobs.job import (
+    DONE_S,
+    FIRST_PAUSE_S,
+    KILL_AGAIN_S,
+    LAUNCHER_END_S,
+    MAX_PAUSE_S,
+    STORY_LENGTH,
+    UNCOMMITTED_S,
+    Job,
+)
 from agent.jobs.lifecycle import (
     COMMAND_EVENTS,
     TRANSITIONS,
@@ -227,6 +236,17 @@ def test_ranks_that_can_agree_are_asked_first_and_have_time_to_save() -> None:
     assert job.handle(Ticked(), 160.0) == [TerminateLauncher()]
     assert job.status(163.0).detail == "stopping by SIGTERM; what is left in 7 s is killed"
     assert job.handle(Ticked(), 170.0) == [OVERDUE]
+
+
+def test_an_agreed_stop_ends_soon_once_no_rank_is_left_here() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3), save_s=60.0)
+    job.handle(AGREED, 0.0)
+    job.handle(WorkerExited(2, 0, None), 5.0)
+    assert job.handle(Ticked(), 5.0 + DONE_S) == []
+    job.handle(WorkerExited(3, 0, None), 20.0)
+    assert job.handle(Ticked(), 20.0 + DONE_S - 0.1) == []
+    assert job.handle(Ticked(), 20.0 + DONE_S) == [TerminateLauncher()], "torchrun waits for other nodes"
+    job.validate()
 
 
 def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:

@@ -71,6 +71,11 @@ def is_of_peers(error: BaseException) -> bool:
     return type(error) is RuntimeError and _OF_PEERS.search(str(error)) is not None
 
 
+def ends_well(error: BaseException | None) -> bool:
+    """Return whether a program ends as it should, by `sys.exit(0)` too."""
+    return error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+
+
 def leave_notice(error: BaseException, where: str = "") -> None:
     """Name this rank as the first that has failed, unless one is named already or the error follows from others.
 

@@ -173,7 +173,7 @@ class Channel:
 def main() -> None:
     """Serve one trainer until it has gone."""
     memory, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # Whoever stops a whole service or session says so to its writers too: these end with their trainers, which save
         # once more before they do.
         signal.signal(number, signal.SIG_IGN)

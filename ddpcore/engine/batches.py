@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
+from torch import nn
 
 from ddpcore.arguments import check_whole
 from ddpcore.engine.cadence import Cadence, Unit
@@ -16,6 +17,7 @@ from ddpcore.engine.loader_options import MAX_COUNT, LoaderOptions, make_loader,
 from ddpcore.engine.seeds import mix
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import num_samples_of, split_samples
+from ddpcore.parallel.fully_sharded import is_fully_sharded
 from ddpcore.prefetch import Prefetcher
 from ddpcore.samplers.shares import loss_factor
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
     from ddpcore.placement import Placement
     from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+
+
+def wants_equal_forwards(model: nn.Module) -> bool:
+    """Return whether ranks that run forward differently often hang: its forward, in training, meets other ranks."""
+    return is_fully_sharded(model) or any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
 
 
 class MicroBatch(NamedTuple):
@@ -141,8 +148,9 @@ class Batch:
         body.
 
         Args:
-            num_parts: At least 1. A share with fewer samples yields fewer parts, but never none; with a model that has
-                a static graph as many, of which the last ones repeat samples and count nothing.
+            num_parts: At least 1. A share with fewer samples yields fewer parts, but never none. With a static graph,
+                SyncBatchNorm or `fully_shard` it yields as many, of which the last ones repeat samples and count
+                nothing.
         """
         check_whole(EngineUseError, "num_parts", num_parts)
         for micro_batch in self._batches.micro_batches(self.content, num_parts, is_static=self._is_static):

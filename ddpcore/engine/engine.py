@@ -37,9 +37,9 @@ from ddpcore.arguments import (
     check_whole,
     refuse,
 )
-from ddpcore.barriers.failure_notice import leave_notice
+from ddpcore.barriers.failure_notice import ends_well, leave_notice
 from ddpcore.checkpoint.catalog import Mode, Retention, check_retention
-from ddpcore.engine.batches import Batch, Batches
+from ddpcore.engine.batches import Batch, Batches, wants_equal_forwards
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.loader_options import check_loader_options
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
@@ -168,7 +168,7 @@ class Engine(Measuring):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if error is not None and (self._loop.where or not ends_well(error)):
             # Before the rest of the end, which may take a while: the others want to know why it comes.
             leave_notice(error, self._loop.where)
             self._closing.__exit__(kind, error, trace)
@@ -205,8 +205,7 @@ class Engine(Measuring):
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
         self._weights.refused = self._weights.refused or weights_refused_by(options.get("comm_hook"))
-        # Ranks that ran forward differently often would hang.
-        self._is_static |= is_fully_sharded(unwrap(wrapped)) or bool(options.get("static_graph"))
+        self._is_static |= wants_equal_forwards(unwrap(wrapped)) or bool(options.get("static_graph"))
         return wrapped
 
     def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:
@@ -449,7 +448,7 @@ class Engine(Measuring):
         """Unscale and clip the gradients, take the optimizer's step and clear them.
 
         Args:
-            optimizer: Optimizer of a wrapped model; with several, call it for each.
+            optimizer: Optimizer of a wrapped model; with several, call it for each in the same steps.
             clip_norm: The most that the gradients' norm may be, above 0; `math.inf` only measures it. None leaves them.
 
         Returns:

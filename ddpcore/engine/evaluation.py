@@ -24,6 +24,8 @@ from ddpcore.process_group.open_group import TIMEOUT_S
 from ddpcore.samplers.evaluation import EvaluationSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
 
 Tree = TypeVar("Tree")
@@ -183,7 +185,8 @@ def _own_batches(
     group = ranks.group
     sampler = EvaluationSampler(dataset) if group is None else _same_everywhere(dataset, ranks)
     module = unwrap(model)
-    _broadcast_buffers(module, group)
+    buffers, own_buffers = _buffers_of(model, module)
+    _broadcast_buffers(buffers, group)
     # Part by part: a program may keep some in eval mode while the whole is in training, as a frozen BatchNorm.
     in_training = [part for part in module.modules() if part.training]
     module.eval()
@@ -206,6 +209,8 @@ def _own_batches(
     finally:
         for part in in_training:
             part.training = True
+        for buffer, kept in zip(buffers, own_buffers, strict=False):
+            buffer.copy_(kept)
 
 
 def _same_everywhere(dataset: Dataset[Any], ranks: _Ranks) -> EvaluationSampler:
@@ -239,9 +244,16 @@ def _most(number: int, group: ProcessGroup | None) -> int:
     return int(largest)
 
 
-def _broadcast_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+def _buffers_of(model: nn.Module, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the buffers that ranks have in common, and this rank's own where DDP leaves each its own."""
+    wrapper = getattr(model, "_orig_mod", model)
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    buffers = [buffer for name, buffer in module.named_buffers() if buffer.numel() and name not in ignored]
+    return buffers, [] if getattr(wrapper, "broadcast_buffers", True) else [buffer.clone() for buffer in buffers]
+
+
+def _broadcast_buffers(buffers: Sequence[Tensor], group: ProcessGroup | None) -> None:
     """Give every rank the first one's buffers. Every rank calls it; blocks."""
-    buffers = [buffer for buffer in module.buffers() if buffer.numel()]
     if group is None or not buffers:
         return
     bytes_of = [buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for buffer in buffers]

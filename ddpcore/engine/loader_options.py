@@ -111,8 +111,9 @@ def make_loader(dataset: Dataset[Any], arguments: Mapping[str, Any], options: Ma
 class _Loader(DataLoader[Any]):
     """A DataLoader whose workers read on while their rank takes its last steps to a stop.
 
-    torchrun sends SIGTERM to a rank's whole process group, and Slurm with proctrack/linuxproc to every process of a
-    step: a worker that ended by it would end its rank by an error, before the checkpoint (torch 2.13, Slurm 22.05).
+    torchrun sends SIGTERM to a rank's whole process group, and Slurm with proctrack/linuxproc, SIGUSR1 too, to every
+    process of a step: a worker that ended by it would end its rank by an error, before the checkpoint (torch 2.13,
+    Slurm 22.05).
     """
 
     def _get_iterator(self) -> Any:
@@ -125,7 +126,8 @@ class _Loader(DataLoader[Any]):
 
 def _start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
     # Not SIG_IGN, which programs that the worker starts would inherit.
-    signal.signal(signal.SIGTERM, _take_no_action)
+    for wish in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(wish, _take_no_action)
     if worker_init_fn is not None:
         worker_init_fn(number)
 

@@ -128,6 +128,8 @@ class Loop:
         if name in self._parts:
             raise EngineUseError(f"there is a part called {name!r} already: give each loader a name of its own")
         self._parts[name] = part
+        if self._saving is not None:
+            self._saving.set_rates_back(getattr(part, "optimizer", None))
 
     def stop_early(self, metric: str, early: EarlyStopping) -> None:
         """Stop once a metric has not improved for long enough.

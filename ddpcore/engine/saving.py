@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.checkpointer import MAX_METRIC
@@ -64,6 +64,8 @@ class Saving:
         }
         self._checkpointer = Checkpointer(directory, **options.retention._asdict(), timeout_s=options.timeout_s)
         self._saved_at = Progress(0, 0)
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Parameter groups of the objects' optimizers, and what a checkpoint has set them to."""
         self.last_step: int | None = None
 
     @property
@@ -91,9 +93,21 @@ class Saving:
                 "of its own, or load that checkpoint with ddpcore.checkpoint"
             )
         restore(state, self._objects)
+        groups = [group for object_ in self._objects.values() for group in getattr(object_, "param_groups", ())]
+        self._groups = [(group, _settings(group)) for group in groups]
         self.last_step = checkpoint.step
         per_rank = checkpoint.per_rank
         return Resumed(checkpoint.step, own, per_rank if isinstance(per_rank, dict) else None)
+
+    def set_rates_back(self, optimizer: object) -> None:
+        """Set the optimizer of a schedule back to what the checkpoint holds: the schedule's constructor has changed it.
+
+        Source: torch 2.13, `LRScheduler._initial_step` steps for the first time.
+        """
+        own = [id(group) for group in getattr(optimizer, "param_groups", ())]
+        for group, kept in self._groups:
+            if id(group) in own:
+                group.update(_settings(kept))
 
     def begin(self, now: Progress) -> None:
         self._saved_at = now
@@ -175,6 +189,13 @@ class Saving:
 
     def _state(self, own: dict[str, Any]) -> dict[str, Any]:
         return {**{name: object_.state_dict() for name, object_ in self._objects.items()}, ENGINE: own}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter group's settings, such as `lr`."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"
+    }
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

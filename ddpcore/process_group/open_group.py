@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ddpcore import placement
 from ddpcore.arguments import check_flag, check_is, check_seconds, check_text, check_whole
 from ddpcore.barriers import named_barriers
-from ddpcore.barriers.failure_notice import explain, leave_notice
+from ddpcore.barriers.failure_notice import ends_well, explain, leave_notice
 from ddpcore.errors import BackendMissingError, ContradictoryLaunchError, GroupOpenError
 from ddpcore.placement import ALONE, Placement
 from ddpcore.process_group import opening as mpi_group
@@ -73,7 +73,7 @@ class OpenGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_clean = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+        is_clean = ends_well(error)
         cause = None
         if error is not None and not is_clean and self._links is not None and self._pid == os.getpid():
             leave_notice(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -101,6 +101,24 @@ def test_an_evaluation_is_of_the_first_ranks_running_statistics() -> None:
     for together, alone in results:
         assert together == results[0][0]
         assert together == pytest.approx(alone, rel=1e-5)
+
+
+def evaluate_with_own_buffers() -> tuple[float, float, int]:
+    """Return the error that is measured, the running mean afterwards, and the ignored buffer's size."""
+    with ddpcore.Engine() as engine:
+        rank = engine.placement.rank
+        inner = nn.BatchNorm1d(1)
+        model = engine.wrap(inner, forward_sync_buffers=False)
+        inner.register_buffer("bank", torch.zeros(3 + rank))
+        cast("nn.parallel.DistributedDataParallel", model).parameters_to_ignore.add("bank")
+        assert inner.running_mean is not None
+        inner.running_mean.fill_(float(rank + 1))
+        found = engine.evaluate(model, TensorDataset(torch.ones(4, 1)), squared, batch_size=2)
+        return round(float(found["square"]), 3), float(inner.running_mean), inner.get_buffer("bank").numel()
+
+
+def test_buffers_that_ranks_keep_to_themselves_are_theirs_after_an_evaluation() -> None:
+    assert run_ranks(evaluate_with_own_buffers, 2, has_group=False) == [(0.0, 1.0, 3), (0.0, 2.0, 4)]
 
 
 def test_an_evaluation_leaves_each_part_in_its_mode() -> None:

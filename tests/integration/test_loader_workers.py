@@ -29,8 +29,8 @@ def start_a_program(number: int) -> None:
     Path(f"started-{number}").touch()
 
 
-def stop_by_a_signal_to_everybody(directory: str, context: str) -> tuple[int, StopReason]:
-    """Stop as torchrun and Slurm do it: SIGTERM for each process."""
+def stop_by_a_signal_to_everybody(directory: str, context: str, number: int) -> tuple[int, StopReason]:
+    """Stop as torchrun and Slurm do it: the signal for each process."""
     with ddpcore.Engine(stop_patience_s=60.0) as engine:
         model = engine.wrap(nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -52,14 +52,16 @@ def stop_by_a_signal_to_everybody(directory: str, context: str) -> tuple[int, St
                 assert len(workers) == 2
                 for pid in [*(worker.pid for worker in workers), os.getpid()]:
                     assert pid is not None
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, number)
         assert Path("started-1").exists() == (context == "fork")
         return engine.step, engine.stop_reason
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_a_stop_by_signals_to_all_processes_of_a_rank_saves(context: str, tmp_path: Path) -> None:
-    stops = run_ranks(stop_by_a_signal_to_everybody, 2, str(tmp_path), context, has_group=False)
+@pytest.mark.parametrize(
+    ("context", "number"), [*((context, signal.SIGTERM) for context in CONTEXTS), ("fork", signal.SIGUSR1)]
+)
+def test_a_stop_by_signals_to_all_processes_of_a_rank_saves(context: str, number: int, tmp_path: Path) -> None:
+    stops = run_ranks(stop_by_a_signal_to_everybody, 2, str(tmp_path), context, number, has_group=False)
 
     assert stops == [(stops[0][0], StopReason.SIGNAL)] * 2
     assert [path.name for path in tmp_path.glob("step_*")] == [f"step_{stops[0][0]:08}"]

@@ -39,14 +39,17 @@ SCHEDULES: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
 }
 
 
-def train(directory: Path, kind: str, until: str, every: str | None = None) -> list[float]:
-    """Return the learning rate of each step."""
+def train(directory: Path, kind: str, until: str, every: str | None = None, *, is_last: bool = False) -> list[float]:
+    """Return the learning rate of each step; with `is_last` the schedule is made after the checkpoint."""
     rates = []
     with ddpcore.Engine() as engine:
         model = engine.wrap(nn.Linear(1, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if is_last:
+            engine.checkpoint(directory, every="100 steps", model=model, optimizer=optimizer)
         engine.schedule(SCHEDULES[kind](optimizer), every=every, metric="val" if kind == "plateau" else None)
-        engine.checkpoint(directory, every="100 steps", model=model, optimizer=optimizer)
+        if not is_last:
+            engine.checkpoint(directory, every="100 steps", model=model, optimizer=optimizer)
         for batch in engine.steps(engine.loader(DATA, global_batch_size=8), until=until):
             rates.append(optimizer.param_groups[0]["lr"])
             for (inputs,) in batch.micro_batches():
@@ -56,10 +59,14 @@ def train(directory: Path, kind: str, until: str, every: str | None = None) -> l
     return rates
 
 
+@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
+def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, kind: str, *, is_last: bool) -> None:
     through = train(tmp_path / "through", kind, "9 steps")
-    parts = [*train(tmp_path / "parts", kind, "4 steps"), *train(tmp_path / "parts", kind, "9 steps")]
+    parts = [
+        *train(tmp_path / "parts", kind, "4 steps", is_last=is_last),
+        *train(tmp_path / "parts", kind, "9 steps", is_last=is_last),
+    ]
 
     assert parts == through
     assert len(set(through)) > 2

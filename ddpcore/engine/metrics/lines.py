@@ -24,6 +24,10 @@ _OF_EVERY_LINE = frozenset({"step", "epoch", "wall_time", "step_ms", "goodput_fr
 """Names that every line has by itself."""
 
 
+MIN_ITEM_BYTES = 4
+"""Bytes of a number of the types that values on an accelerator are added in."""
+
+
 def _kept(name: str, value: Tensor | float) -> Tensor | float:
     """Return a value that does not change any more, without waiting for an accelerator."""
     if not isinstance(value, torch.Tensor):
@@ -39,7 +43,10 @@ def _kept(name: str, value: Tensor | float) -> Tensor | float:
         raise EngineUseError(f"{name} was logged with shape {tuple(value.shape)}: log one number, such as its mean")
     if value.is_complex():
         raise EngineUseError(f"{name} was logged as {value.dtype}: log a real number")
-    return value.item() if value.device.type == "cpu" else value.detach().clone()
+    if value.device.type == "cpu":
+        return value.item()
+    # Sums of many values would leave what 16 bits hold.
+    return value.detach().to(torch.float32 if value.dtype.itemsize < MIN_ITEM_BYTES else value.dtype, copy=True)
 
 
 class _Heading(NamedTuple):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Any
 
 
@@ -84,3 +86,33 @@ def test_what_a_scaled_loss_forbids_is_said(how: str, words: str) -> None:
 def test_an_optimizer_that_runs_forward_itself_is_refused(precision: str) -> None:
     with pytest.raises(EngineUseError, match="LBFGS calls forward and backward itself"):
         train(precision, "as usual", torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize(("makes", "num_parts"), [(nn.SyncBatchNorm, 4), (nn.BatchNorm1d, 2)])
+def test_a_model_whose_forward_meets_other_ranks_runs_it_equally_often_on_each(
+    makes: Callable[..., nn.Module], num_parts: int
+) -> None:
+    parts: list[Any] = []
+    with ddpcore.Engine() as engine:
+        engine.wrap(nn.Sequential(makes(1)))
+        for batch in engine.steps(engine.loader(TensorDataset(torch.ones(2, 1)), global_batch_size=2), until="1 step"):
+            parts = list(batch.micro_batches(4))
+
+    assert len(parts) == num_parts
+
+
+def test_a_program_that_ends_by_sys_exit_after_its_steps_has_its_last_line_of_metrics(tmp_path: Path) -> None:
+    def program() -> None:
+        with ddpcore.Engine(log_dir=tmp_path, log_every="1000 steps") as engine:
+            model = engine.wrap(nn.Linear(1, 1))
+            for batch in engine.steps(
+                engine.loader(TensorDataset(torch.ones(4, 1)), global_batch_size=4), until="1 step"
+            ):
+                for (inputs,) in batch.micro_batches():
+                    engine.backward(model(inputs).mean())
+            engine.log(accuracy=0.5)
+            sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        program()
+    assert '"accuracy":0.5' in (tmp_path / "metrics.jsonl").read_text().replace(" ", "")

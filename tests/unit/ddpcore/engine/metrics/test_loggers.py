@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import ddpcore
 from ddpcore.engine.cadence import Cadence, Progress, Unit
-from ddpcore.engine.metrics.lines import MetricLines
+from ddpcore.engine.metrics.lines import MetricLines, _kept
 from ddpcore.engine.metrics.log import METRICS_FILE
 from ddpcore.errors import EngineUseError
 
@@ -143,3 +143,11 @@ def test_the_loss_that_is_reported_is_of_the_step_beside_it() -> None:
 
     own = [(float(step), step) for step in range(1, 6)]
     assert seen == [*own, own[-1], (5.0, 6)], "a line's mean counts where a step has none of its own"
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_a_value_on_an_accelerator_is_kept_in_a_type_that_holds_sums(dtype: torch.dtype, kept: torch.dtype) -> None:
+    value = _kept("loss", torch.empty(1, dtype=dtype, device="meta"))
+
+    assert isinstance(value, torch.Tensor)
+    assert value.dtype == kept

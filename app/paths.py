@@ -23,10 +23,18 @@ from app.errors import SessionError
 
 
 def state_directory() -> Path:
-    """Return the state directory; it need not exist. Source: XDG base directory specification."""
+    """Return the state directory; it need not exist. Source: XDG base directory specification.
+
+    Raises:
+        SessionError: This user has no home.
+    """
     home = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
-    return state / "rankdeck"
+    if home.startswith("/"):
+        return Path(home) / "rankdeck"
+    try:
+        return Path.home() / ".local" / "state" / "rankdeck"
+    except RuntimeError as error:
+        raise SessionError("this user has no home", "set HOME, or XDG_STATE_HOME") from error
 
 
 MAX_SOCKET_PATH_BYTES = 107

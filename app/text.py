@@ -24,7 +24,7 @@ import msgspec
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpcore.wire import Place
 
@@ -260,6 +260,11 @@ def _shown(match: re.Match[str]) -> str:
     if code <= 0xFF:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def own_color(environ: Mapping[str, str]) -> bool | None:
+    """Return `click.echo`'s `color`: None leaves it to click, False is for NO_COLOR and dumb terminals."""
+    return False if environ.get("NO_COLOR") or environ.get("TERM") == "dumb" else None
 
 
 def clean(text: str, limit: int = NAME_LIMIT) -> str:

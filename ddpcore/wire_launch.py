@@ -95,10 +95,22 @@ JOB_VARIABLES = frozenset(
     }
 )
 """Variables that an agent, a launcher or a probe sets for the processes of one job."""
+_LAUNCHERS_PREFIXES = ("PET_", "TORCHELASTIC_", "RANKDECK_")
+_LAUNCHERS_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    }
+)
 RECORDER_ENTRIES = 64
 """Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
 _RECORDER_ALIAS = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """The user's own setting of the recorder, which TORCH_FR_BUFFER_SIZE would override."""
+
+
+def is_of_launcher(name: str) -> bool:
+    """Return whether a variable is of an outer torchrun or an outer job, so that no other one inherits it."""
+    return name in _LAUNCHERS_NAMES or name.startswith(_LAUNCHERS_PREFIXES)
 
 
 def put_plugin(env: dict[str, str]) -> None:

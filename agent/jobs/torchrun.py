@@ -25,7 +25,7 @@ from ddpcore.wire import (
     LOGS_SPECS_NAME,
     encode_faults,
 )
-from ddpcore.wire_launch import put_plugin, put_recorder
+from ddpcore.wire_launch import is_of_launcher, put_plugin, put_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,13 +46,6 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Any value but `1` keeps torch from loading entry points, so also the probe. Source: torch/__init__.py, 2.5 to
 2.13."""
 
-_STRAY_PREFIXES = ("PET_", "TORCHELASTIC_", "RANKDECK_")
-_STRAY_NAMES = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
-    }
-)
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 """Each variable's form for one interface; without `=` NCCL would take every one that begins so. Source: NCCL's user
 guide, NCCL_SOCKET_IFNAME."""
@@ -123,7 +116,7 @@ def launcher_env(
     in `base` are dropped. An empty `interface` leaves the choice to gloo and NCCL; `store_fd` is, in torchrun, the
     listening socket for its store.
     """
-    env = {name: value for name, value in base.items() if not _is_stray(name)}
+    env = {name: value for name, value in base.items() if not is_of_launcher(name)}
     env.update(spec.env)
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")
@@ -162,7 +155,3 @@ def why_unprobed(spec: JobSpec, base: Mapping[str, str]) -> str:
         return "as asked"
     value = {**base, **spec.env}.get(_AUTOLOAD, "1")
     return "" if value == "1" else f"{_AUTOLOAD}={value[:16]} keeps it out"
-
-
-def _is_stray(name: str) -> bool:
-    return name in _STRAY_NAMES or name.startswith(_STRAY_PREFIXES)

@@ -29,7 +29,7 @@ from app.preflight.examining import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.session.control import workdir_on
-from app.text import LINE_LIMIT, clean, nodes_text
+from app.text import LINE_LIMIT, clean, nodes_text, own_color
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,10 +200,10 @@ def _wanted(entry: HostEntry, workdir: str, job_python: str) -> Wanted:
 
 def _print(found: Preflight, *, shows_all: bool) -> None:
     width = shutil.get_terminal_size().columns
-    color = False if os.environ.get("NO_COLOR") else None
     for line in report_lines(found, width, shows_all=shows_all):
         click.echo(
-            "".join(click.style(text, **_STYLES[tone]) if _STYLES[tone] else text for text, tone in line), color=color
+            "".join(click.style(text, **_STYLES[tone]) if _STYLES[tone] else text for text, tone in line),
+            color=own_color(os.environ),
         )
 
 

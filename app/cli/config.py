@@ -15,7 +15,15 @@ import click
 import msgspec
 
 from app.cli.headless import print_line
-from app.cli.inventory_file import SSH_CONFIG, SSH_CONFIG_VARIABLE, expanded, known_hosts, ssh_config_file, text_of
+from app.cli.inventory_file import (
+    SSH_CONFIG,
+    SSH_CONFIG_VARIABLE,
+    expanded,
+    inventory_troubles,
+    known_hosts,
+    ssh_config_file,
+    text_of,
+)
 from app.cli.options import json_option, print_json
 from app.cli.presenting import is_terminal
 from app.cli.settings_options import load_settings, settings_options
@@ -55,7 +63,7 @@ def config(
     """
     loaded = load_settings(assignments, has_files=not has_no_files)
     if is_check:
-        raise SystemExit(_check(loaded, is_json=is_json))
+        raise SystemExit(_check(loaded, is_json=is_json, has_files=not has_no_files))
     loaded.settings()
     if is_json:
         print_json({"files": _paths(loaded), "settings": [dict(row) for row in _objects(loaded)]})
@@ -64,8 +72,9 @@ def config(
     click.echo("\n".join(_columns(rows)))
 
 
-def _check(loaded: Loaded, *, is_json: bool) -> ExitCode:
-    troubles = [str(trouble) for trouble in loaded.troubles]
+def _check(loaded: Loaded, *, is_json: bool, has_files: bool) -> ExitCode:
+    of_inventory = inventory_troubles() if has_files else []
+    troubles = list(dict.fromkeys(str(trouble) for trouble in [*loaded.troubles, *of_inventory]))
     if is_json:
         print_json({"files": _paths(loaded), "troubles": troubles})
     else:

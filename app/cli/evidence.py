@@ -66,12 +66,13 @@ def evidence(
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         found = asyncio.run(_collect(RemoteSession(hosts, None, options, job_id), job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
+    shown = str(path).encode(errors="backslashreplace").decode()
     if is_json:
-        fields = {"job_id": found.opening.job_id, "path": str(path), "num_records": len(found.records)}
+        fields = {"job_id": found.opening.job_id, "path": shown, "num_records": len(found.records)}
         print_json({"hosts": wanted.names, **fields})
         return
     print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
-    click.echo(str(path))
+    click.echo(shown)
 
 
 @click.command()

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from app.cli.headless import print_line
-from app.cli.run import REHEARSED_RANKS, ProgramCommand
+from app.cli.run import REHEARSED_RANKS, ProgramCommand, complete_files
 from app.errors import AppError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.program import check_job_id
@@ -56,7 +56,7 @@ _job_name = click.option("--name", default="", help="Name of the job [by what it
     metavar="INVITATION",
     help="Let the agent that is started dial a relay, by its invitation; one that serves already stays as it is",
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...", shell_complete=complete_files)
 def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple[str, ...]) -> None:
     """Run a launcher of your own so that its ranks are watched.
 

@@ -224,7 +224,7 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
         view = await first_view(session)
         line.clear()
         while True:
-            if is_watching and sys.stdout.isatty():
+            if is_watching and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
                 click.clear()
             show(view)
             for notice in session.drain_notices():
@@ -427,7 +427,7 @@ def serve(
     chosen = [*([NO_FILES] if has_no_files else []), *(f"--set={assignment}" for assignment in assignments)]
     argv = [sys.executable, "-P", "-m", "app", verb, *chosen, *others]
     if importlib.util.find_spec("textual_serve") is None:
-        raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
+        raise SessionError("textual-serve is not installed", "pip install '.[web]' in rankdeck's clone")
     try:
         raise SystemExit(asyncio.run(_serve(argv, " ".join(("rankdeck", *command)), port)))
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.settings_options import read_settings
 from app.errors import UsageError
-from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
+from app.inventory.inventory import LOCAL, HostEntry, Inventory, WrongInventoryError, read_inventory
 from app.paths import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
 from app.settings.loading import MAX_FILE_BYTES, project_file
 from app.ssh.config import THIS_MACHINE, host_aliases, parse_destination
@@ -24,6 +24,7 @@ from app.text import LINE_LIMIT, clean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from app.settings.layers import Trouble
 
 INIT_HINT = "rankdeck init writes one; --no-config leaves it out"
 
@@ -48,6 +49,19 @@ def load_inventory() -> Inventory:
     inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
     # The file names programs to run, there and here: whoever can write it can run any program.
     return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
+
+
+def inventory_troubles() -> list[Trouble]:
+    """Return all errors of the nearest file in what is the inventory's; none where there is no file to read."""
+    path = inventory_path()
+    try:
+        if path is not None:
+            read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+    except WrongInventoryError as error:
+        return error.troubles
+    except UsageError:
+        pass  # it cannot be read, which is an error in its settings too
+    return []
 
 
 def text_of(path: Path, *, is_own: bool = False, hint: str = INIT_HINT) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -22,7 +23,7 @@ from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
-from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text
+from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
@@ -329,5 +330,6 @@ def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
             click.echo(json.dumps(fields))  # ASCII only: a line may contain terminal escapes
             continue
         who = "launcher" if line.rank == LAUNCHER_RANK else f"r{line.rank}"
-        click.echo(f"{click.style(f'{clean_name(node)}:{who}', dim=True)}  {clean(line.text, LINE_LIMIT)}")
+        head = click.style(f"{clean_name(node)}:{who}", dim=True)
+        click.echo(f"{head}  {clean(line.text, LINE_LIMIT)}", color=own_color(os.environ))
     sys.stdout.flush()

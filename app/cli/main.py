@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import shlex
 import sys
@@ -19,7 +20,7 @@ from app.cli.settings_options import settings_options
 from app.errors import AppError, ExitCode, UsageError
 from app.manual import TOPICS, markdown, rendered, summary
 from app.settings.keys import nearest, nearest_text
-from app.text import LINE_LIMIT, clean
+from app.text import LINE_LIMIT, clean, own_color
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,7 @@ class LazyGroup(click.Group):
         Raises:
             UsageError: There is no such command; the hint names the nearest.
         """
-        if args[0] not in self.list_commands(ctx):
+        if not ctx.resilient_parsing and args[0] not in self.list_commands(ctx):
             raise _no_command(args, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
@@ -182,8 +183,7 @@ def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a v
     elif topic in TOPICS:
         # less exits by itself and leaves the text on the screen when it fits.
         os.environ.setdefault("LESS", "-FRX")
-        has_styles = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        click.echo_via_pager("\n".join(rendered(markdown(topic))), color=None if has_styles else False)
+        click.echo_via_pager("\n".join(rendered(markdown(topic))), color=own_color(os.environ))
     else:
         click.echo(_options_of(context, topic))
 
@@ -215,6 +215,7 @@ def completion(context: click.Context, shell: str) -> None:
 def main() -> NoReturn:
     """Run the command; print an `AppError` as one line on stderr, with its hint."""
     gc.set_threshold(START_OBJECTS)
+    _make_streams_usable()
     try:
         rankdeck.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -230,6 +231,19 @@ def main() -> NoReturn:
     else:
         code = ExitCode.WELL
     sys.exit(code)
+
+
+def _make_streams_usable() -> None:
+    """Open what was closed, and let no character that a terminal's encoding lacks end a command."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number, inheritable=False)
+                os.close(nothing)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for good
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print_error(sentence: str) -> None:

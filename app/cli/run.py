@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
@@ -34,15 +35,23 @@ from app.cli.options import (
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, HostsBusyError, UsageError
+from app.fleet.local_link import LocalLink
 from app.inventory.jobs import is_variable
-from app.inventory.program import INSTEAD_OF_GUESSES, INSTEAD_OF_OPTIONS, check_command, check_job_id, make_job_id
+from app.inventory.program import (
+    INSTEAD_OF_GUESSES,
+    INSTEAD_OF_OPTIONS,
+    check_command,
+    check_job_id,
+    check_utf8,
+    make_job_id,
+)
 from app.preflight.examining import preflight, refuse_before_examining
 from app.recording.evidence import check_directory
 from app.session.audit import AuditedAction
 from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
 from app.session.hosts import wanted_of
 from app.session.options import SessionOptions
-from app.session.remote_job import RunRequest, check_metrics
+from app.session.remote_job import RunRequest, check_metrics, own_variables
 from app.session.remote_session import RemoteSession
 from app.settings.keys import nearest_text
 from app.ssh.config import THIS_MACHINE
@@ -59,6 +68,8 @@ if TYPE_CHECKING:
     from app.session.hosts import Hosts
 
 REHEARSED_RANKS = 2
+MAX_NAMED = 6
+"""Limit of variables that are named."""
 NPROC_KINDS = ("gpu", "cpu", "auto")
 
 _watch_options = (
@@ -119,6 +130,11 @@ class ProgramCommand(click.Command):
             if instead := INSTEAD_OF_OPTIONS.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
             raise
+
+
+def complete_files(_context: click.Context, _parameter: click.Parameter, text: str) -> list[CompletionItem]:
+    """Have the shell complete the program, and files among its arguments."""
+    return [CompletionItem(text, type="file")]
 
 
 def _module_in(args: list[str]) -> tuple[int, list[str]]:
@@ -184,7 +200,7 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 @click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
 @click.option("--nnodes", callback=_one_node, expose_value=False, hidden=True)
 @_starts
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_files)
 def run(*, wanted: HostsWanted, **job: Any) -> None:
     """Start a program under torchrun, and watch it.
 
@@ -194,6 +210,7 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     command, num_ranks = check_command(tuple(job["command"])), job["num_ranks"]
     job_id = make_job_id(command, secrets.token_hex(2))
     variables = [_variable(text) for text in job["variables"]]
+    check_utf8(job["job_python"], *(entry.workdir for entry in wanted.with_workdirs(job["workdir"]).entries))
     if job["rehearses"]:
         if job["no_probe"]:
             raise UsageError("--rehearse and --no-probe contradict each other", "leave --no-probe out")
@@ -224,7 +241,7 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
 @click.command()
 @_starts
 @click.argument("name", metavar="[JOB]", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files)
 def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], **job: Any) -> None:
     """Start a job of rankdeck.toml, and watch it.
 
@@ -234,7 +251,7 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
         raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
     jobs = {entry.name: entry for entry in load_inventory().jobs}
     if name is None:
-        _print_jobs(jobs)
+        _print_jobs(jobs, is_json=job["is_json"])
         return
     if name not in jobs:
         near = nearest_text(name, list(jobs))
@@ -307,11 +324,29 @@ def _start_and_watch_alone(
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request, notify)
 
-    job = Watch(bring_up, needs_all=True, look=look, make=lambda hosts: RemoteSession(hosts, request, options))
+    job = Watch(bring_up, needs_all=True, look=look, make=functools.partial(_session, request, options))
     if not detach:
         watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
     with looked_at(wanted, job) as hosts:
         _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
+
+
+def _session(request: RunRequest, options: SessionOptions, hosts: Hosts) -> RemoteSession:
+    link = hosts.links[0]
+    return RemoteSession(hosts, _of_this_shell(request, link) if isinstance(link, LocalLink) else request, options)
+
+
+def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:
+    """Return a request with what this shell has, and the agent of this machine, of another shell, has not."""
+    if "/" in request.python and not request.python.startswith("~"):
+        request = msgspec.structs.replace(request, python=str(Path(request.python).absolute()))
+    if link.place is None or link.place.is_new:
+        return request
+    variables = own_variables(os.environ, link.agent_environ())
+    if names := sorted(variables.keys() - dict(request.env).keys()):
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        print_line(f"rankdeck: the agent is of another shell; from this one: {', '.join(names[:MAX_NAMED])}{more}")
+    return msgspec.structs.replace(request, env=(*variables.items(), *request.env))
 
 
 def _start_and_leave(session: RemoteSession, hosts: Hosts, job_id: str, *, is_json: bool) -> None:
@@ -358,9 +393,12 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
         raise failure
 
 
-def _print_jobs(jobs: dict[str, JobEntry]) -> None:
+def _print_jobs(jobs: dict[str, JobEntry], *, is_json: bool) -> None:
     if not jobs:
         raise UsageError("there is no job in rankdeck.toml", "write [job.NAME] with its command, or: rankdeck run")
+    if is_json:
+        print_json({"jobs": [{"name": name, "command": [*entry.command]} for name, entry in jobs.items()]})
+        return
     width = max(len(name) for name in jobs)
     for name, entry in jobs.items():
         click.echo(f"{name:<{width}}  {clean(' '.join(entry.command), LINE_LIMIT)}")
@@ -372,7 +410,9 @@ def _variable(text: str) -> tuple[str, str]:
         raise UsageError(f"--env {clean(name)}: that is no name of a variable", "as NAME=VALUE, or NAME alone")
     if not equals and name not in os.environ:
         raise UsageError(f"--env {name}: there is no such variable here", "give its value: NAME=VALUE")
-    return name, value if equals else os.environ[name]
+    value = value if equals else os.environ[name]
+    check_utf8(value)
+    return name, value
 
 
 @click.command()

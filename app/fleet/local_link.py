@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -30,7 +31,8 @@ class LocalLink(AgentLink):
 
     def __init__(self, python: str = "") -> None:
         """`python` runs the agent's verbs; empty is the running interpreter."""
-        super().__init__(THIS_MACHINE, str(Path(python).expanduser()) if python else sys.executable)
+        own = os.path.expanduser(python)  # noqa: PTH111 - pathlib's raises for a user who is not there
+        super().__init__(THIS_MACHINE, own or sys.executable)
 
     @property
     def directory(self) -> Path:
@@ -47,6 +49,14 @@ class LocalLink(AgentLink):
     def is_alive(self) -> bool:
         """True: the agent's state is shown in its row."""
         return True
+
+    def agent_environ(self) -> dict[str, str]:
+        """Return the environment in which the agent was started; empty where it cannot be read."""
+        try:
+            entries = Path(f"/proc/{self.place.pid if self.place else 0}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return {}
+        return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
 
     def connect(self) -> None:
         """Do nothing: this machine needs no connection."""

@@ -122,6 +122,22 @@ def read_program(fields: Typed) -> Program:
     )
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be sent: a name of a file, or what a shell passes, may hold other bytes."""
+    return text.isascii() or text.encode(errors="replace").decode() == text
+
+
+def check_utf8(*texts: str) -> None:
+    """Refuse what cannot be sent.
+
+    Raises:
+        UsageError: A text is not UTF-8.
+    """
+    for text in texts:
+        if not is_utf8(text):
+            raise UsageError(f"{text!a} is not UTF-8")
+
+
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command that can be sent as JSON.
 
@@ -130,9 +146,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """
     if command == ("-m",):
         raise UsageError("-m names no module", "for example: -m pkg.train")
-    for text in command:
-        if not text.isascii() and text.encode(errors="replace").decode() != text:
-            raise UsageError(f"the argument {text!a} is not UTF-8")
+    check_utf8(*command)
     if (program := without_launcher(command)) != command:
         left_out = shlex.join(command[: len(command) - len(program)])
         raise UsageError(

@@ -81,7 +81,8 @@ def check_options(options: DemoOptions) -> None:
             raise UsageError(f"{strikes}, and the demo has steps 1 to {options.steps}", "or give --steps")
     if importlib.util.find_spec("torch") is None:
         raise SessionError(
-            f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
+            f"PyTorch is not installed for {sys.executable}",
+            "pip install '.[train]' in rankdeck's clone, or torch itself",
         )
 
 

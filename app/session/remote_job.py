@@ -18,10 +18,13 @@ from agent.wire.codec import LOSS_METRIC
 from agent.wire.commands import PrepareAgain
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec, JobState
 from app.errors import HostsBusyError, UsageError
+from app.inventory.jobs import is_variable
+from app.inventory.program import is_utf8
 from app.settings.keys import nearest_text
 from app.ssh.config import LOOPBACK
 from app.text import clean_name, nodes_text
 from app.view.actions import max_ranks
+from ddpcore.wire_launch import is_of_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -223,6 +226,30 @@ def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = 
             **patience,
         )
         for node_rank, host in enumerate(hosts)
+    }
+
+
+_OF_SHELL = re.compile(
+    "_|SHLVL|PWD|OLDPWD|TERM|TERM_.*|COLORTERM|COLUMNS|LINES|WINDOWID|STY|(DBUS|SSH|TMUX|VTE|XDG|KONSOLE|GNOME).*"
+)
+"""Variables of a shell or a terminal, of no interest to a program."""
+
+
+def own_variables(environ: Mapping[str, str], of_agent: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a program gets under torchrun here, and would not get from an agent. Pure.
+
+    Args:
+        environ: The environment of whoever starts the program.
+        of_agent: That of the agent, which may be of another shell, and days old.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if of_agent.get(name) != value
+        and is_variable(name)
+        and not _OF_SHELL.fullmatch(name)
+        and not is_of_launcher(name)
+        and is_utf8(value)
     }
 
 

@@ -77,7 +77,7 @@ def test_without_torch_the_extra_to_install_is_said(house: DemoHouse) -> None:
     _, stderr = process.communicate(timeout=90)
 
     assert process.returncode == 2
-    assert "rankdeck[train]" in stderr
+    assert "pip install '.[train]'" in stderr
     assert len(stderr.strip().splitlines()) == 1
     house.assert_nothing_is_left()
 

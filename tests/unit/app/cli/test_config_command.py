@@ -163,3 +163,18 @@ def test_each_page_of_serve_gets_the_settings_that_serve_got(user_file: Path, mo
 
     assert printed.exit_code == ExitCode.WELL
     assert lines[0].endswith(" app attach --no-config --set=console.theme=light --read-only --host gpu1")
+
+
+def test_the_check_finds_what_is_wrong_in_the_inventory_too(user_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "rankdeck.toml").write_text(
+        '[threshold]\nstall_s = 60\n[[nodes]]\nhost = "h1"\n[thresholds]\nstall_s = 0\n'
+    )
+    found = CliRunner().invoke(config, ["--check"])
+
+    assert not user_file.exists()
+    assert found.exit_code == ExitCode.USAGE
+    assert [
+        word for word in ("threshold: no such table", "nodes: no such table", "stall_s") if word not in found.stderr
+    ] == []
+    (tmp_path / "rankdeck.toml").write_text('[[node]]\nhost = "h1"\n')
+    assert asked("--check").exit_code == ExitCode.WELL

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shlex
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from app.diagnosis.causes import Severity
 from app.errors import ExitCode, UsageError
 from app.fleet.start_progress import Milestones, NodeStage, StartProgress
 from app.settings.schema import ConsoleSettings
+from app.text import own_color
 from app.view.summary import exit_code, is_over, summary_lines, summary_object
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
@@ -27,6 +30,8 @@ from tests.support.typist import Typist
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from app.view.view import View
 
 
@@ -377,3 +382,39 @@ def test_before_anything_is_known_the_summary_says_that_the_job_did_not_start() 
     assert summary["job"] is None
     assert summary_lines(summary) == ["the job did not start"]
     assert exit_code(sim.view()) is ExitCode.WELL
+
+
+@pytest.mark.parametrize(
+    ("variables", "color"),
+    [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": ""}, None)],
+)
+def test_colours_are_those_that_are_wished(variables: dict[str, str], color: bool | None) -> None:
+    assert own_color(variables) is color
+
+
+def test_a_character_that_an_encoding_lacks_ends_no_command() -> None:
+    program = "from app.cli import main; main._make_streams_usable(); print('100% \u2588 \xe9')"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (0, b"100% \\u2588 \xe9\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command_and_get_no_text_of_others(closed: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, os, click; from app.cli import main; main._make_streams_usable(); "
+        "click.echo('out'); print('err', file=sys.stderr); sys.stdin.read(); sys.stderr.isatty(); "
+        "os.write(os.open('well', os.O_CREAT | os.O_WRONLY), b'yes')"
+    )
+    line = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} {closed}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False
+    )
+
+    assert (tmp_path / "well").read_text() == "yes", done.stderr
+    assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
+    assert done.stderr == (b"" if "2>&-" in closed else b"err\n")

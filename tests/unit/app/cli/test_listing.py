@@ -78,9 +78,12 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
         ("rankdeck logs --gr", {"--grep"}),
         ("rankdeck logs --si", {"--since"}),
         ("rankdeck logs --since 1", {"1s", "1m", "1h", "1d"}),
+        ("rankdeck run train.py --config co", {"co"}),
+        ("rankdeck exec -- ./lau", {"./lau"}),
+        ("rankdeck trian st", {"stacks", "start", "status", "stop", "stragglers"}),
     ],
 )
-def test_commands_and_options_are_completed(typed: str, found: set[str]) -> None:
+def test_commands_options_and_files_are_completed(typed: str, found: set[str]) -> None:
     environment = os.environ | {
         "_RANKDECK_COMPLETE": "bash_complete",
         "COMP_WORDS": typed,
@@ -92,4 +95,4 @@ def test_commands_and_options_are_completed(typed: str, found: set[str]) -> None
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert {line.partition(",")[2] for line in done.stdout.split()} == found
+    assert ({line.partition(",")[2] for line in done.stdout.split()}, done.stderr) == (found, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,14 @@ from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
 from app.errors import UsageError
+from app.fleet.agent_link import AgentPlace
+from app.fleet.local_link import LocalLink
+from app.session.remote_job import RunRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from app.cli.chosen_hosts import HostsWanted
-    from app.session.remote_job import RunRequest
 
 Started = tuple[list[str], tuple[str, ...], int | str | None]
 
@@ -159,5 +163,43 @@ def test_what_rankdeck_starts_itself_is_to_be_left_out(started: list[Started], t
 def test_a_number_of_ranks_is_a_number_or_a_word_of_torchrun(started: list[Started], value: str) -> None:
     with pytest.raises(click.BadParameter):
         run("--nproc-per-node", value, "train.py")
+
+    assert started == []
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_program_has_the_variables_of_the_shell_that_starts_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_new: bool
+) -> None:
+    of_agent = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "SAME": "a=b"}
+    agent = subprocess.Popen(["sleep", "60"], env=of_agent)
+    try:
+        for name, value in {
+            "CUDA_VISIBLE_DEVICES": "1",
+            "SAME": "a=b",
+            "LR": "3e-4",
+            "SHLVL": "9",
+            "RANK": "7",
+        }.items():
+            monkeypatch.setenv(name, value)
+        link = LocalLink()
+        link.place = AgentPlace(True, "/s", "/p", "/h", 6, pid=agent.pid, is_new=is_new)
+        request = RunRequest(("train.py",), "gpt", python="venv/bin/python", env=(("LR", "1"),))
+
+        asked = run_command._of_this_shell(request, link)
+    finally:
+        agent.kill()
+        agent.wait()
+
+    assert asked.python == str(directory / "venv/bin/python")
+    assert dict(asked.env) == ({} if is_new else {"CUDA_VISIBLE_DEVICES": "1"}) | {"LR": "1"}
+    assert ("from this one: CUDA_VISIBLE_DEVICES" in capsys.readouterr().err) is not is_new
+
+
+def test_what_cannot_be_sent_is_refused(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODD", "caf\udce9")
+    for words in (["--env", "ODD"], ["--workdir", "caf\udce9"], ["--job-python", "caf\udce9/python"]):
+        with pytest.raises(UsageError, match="is not UTF-8"):
+            run(*words, "train.py")
 
     assert started == []

@@ -24,7 +24,7 @@ from agent.wire.signals import Signal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-SLOW_PERIOD_S = 2.0
+SLOW_PERIOD_S = 4.0
 SLOW_STALE_S = 60.0
 MAX_CLOCKS = 1024
 """CPUs whose clock is read: all of them, as nobody knows which ones a rank keeps busy. 128 take about 2 ms."""
@@ -186,7 +186,7 @@ class HostSignalReader:
         return [1e6 * float(text) for text in texts if text.replace(b".", b"", 1).isdigit()]
 
     def _speed_hz(self, nic: str) -> float | None:
-        """Return the speed of an interface; None of one that tells none."""
+        """Return the speed of an interface; None where it reports none."""
         try:
             speed = int((self._sys / "class/net" / nic / "speed").read_bytes()) if nic else 0
         except (OSError, ValueError):

@@ -2,7 +2,7 @@
 
 An agent smooths each one and notes when it last changed lastingly, so that a console can compare a rank with its peers
 now, and with itself before. What is usual is left out of a report: a rate or a part of time near 0 (`RATES`). Those
-that are missing since nobody measures them are said to be (`Unmeasured`).
+that are missing since nobody measures them are listed (`Unmeasured`).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ Readings: TypeAlias = Annotated[dict[Word, Reading], msgspec.Meta(max_length=MAX
 Unmeasured: TypeAlias = Count
 """Rates that nobody measures: bit i is that of place i in `RATES_OF_RANK` or `RATES_OF_HOST`.
 
-An older agent does not tell: all that it leaves out counts as 0."""
+An older agent does not report it: all that it leaves out counts as 0."""
 
 
 def rates_in(unmeasured: int, rates: Sequence[Signal]) -> set[Signal]:

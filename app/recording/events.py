@@ -37,7 +37,7 @@ NOTE_SETTLES_S = 1.5
 SEAM_S = 1.0
 """Seconds by which two consoles may differ on the time of an event; within them, the same event is not repeated."""
 NEWS_S = 3.0
-"""Seconds within which a job's state is new: it is told behind the action that brought it about."""
+"""Seconds within which a job's state is new: it stands behind the action that brought it about."""
 CAUSE_GONE_S = 600.0
 """Seconds without a cause after which it is an event again."""
 REPEAT_AFTER_S = 60.0

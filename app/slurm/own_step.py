@@ -90,7 +90,7 @@ def _serve(invitation: Path) -> list[str]:
 def serving(step: SlurmStep, notify: Callable[[str], None]) -> Iterator[str]:
     """Serve the relay and the agent of this node while the block lasts; yield the relay's directory.
 
-    Either is started again if a signal kills it, and jobs go on meanwhile.
+    Either is started again if a signal kills it, and jobs go on.
 
     Slurm's SIGTERM and SIGUSR1, which mean that the job ends soon, are passed on to the agent: Slurm sends them to the
     tasks alone. Jobs that still run when the block ends are stopped.
@@ -170,7 +170,7 @@ class _Kept:
     """
 
     def __init__(self, name: str, argv: list[str], stream: int, notify: Callable[[str], None]) -> None:
-        """Start it, with its standard input and output as `stream` says."""
+        """Start it, with `stream` as its standard input and output."""
         self.has_ended = threading.Event()
         self._name = name
         self._start = functools.partial(subprocess.Popen[bytes], argv, stdin=stream, stdout=stream)

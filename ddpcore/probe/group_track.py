@@ -244,8 +244,8 @@ class GroupTrack:
 def name_in_reports(group: str, number: int, *, is_apart: bool) -> str:
     """Return a group's name that is the same on every member, and no other group's of this process.
 
-    c10d gives its names again under each default group, to other members and with another count: the `number` of that
-    group is added. `is_apart`: NCCL counts by itself in a group that gloo serves too.
+    c10d uses its names again under each default group, for other members and counts; the `number` of that group
+    distinguishes them. `is_apart`: NCCL counts by itself in a group that gloo serves too.
     """
     name = f"{group}@nccl" if is_apart else group
     return sendable(name if number < 2 or name == DEFAULT_GROUP else f"{name}#{number}", _MAX_NAME_CHARS)

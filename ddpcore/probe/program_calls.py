@@ -161,7 +161,7 @@ SEND, RECV = "send", "recv"
 MAX_KEYS = 64
 """Kinds of call, peers, groups and tags in a report: those of the latest calls."""
 MAX_COUNTED = 4096
-"""Kinds that are counted; the longest unused is forgotten. Pipelines have hundreds, some programs ever new tags."""
+"""Kinds that are counted; the longest unused is forgotten. Pipelines have hundreds; some programs use up tags."""
 MAX_OPEN = 256
 MAX_OPEN_CALLS = 16
 MAX_SIZES = 4

@@ -317,7 +317,7 @@ def test_two_jobs_share_a_node(cluster: SlurmCluster) -> None:
 def step_of(cluster: SlurmCluster, job_id: str) -> int:
     """Return the lowest step of the ranks; -1 while a console cannot see one."""
     printed = cluster.rankdeck("status", "--slurm", job_id, "--json", codes=tuple(range(20)))
-    ranks = json.loads(printed)["ranks"] if printed.startswith("{") else []
+    ranks = json.loads(printed.splitlines()[0])["ranks"] if printed.startswith("{") else []
     return min((-1 if rank["step"] is None else int(rank["step"]) for rank in ranks), default=-1)
 
 
@@ -338,7 +338,6 @@ def test_the_job_goes_on_when_the_relay_or_the_agent_of_the_first_node_is_killed
     until(lambda: step_of(cluster, job_id) > before + 20, START_S, "a console sees that it goes on")
     cluster.run("scancel", job_id)
     until(lambda: cluster.state(job_id) == "CANCELLED" and nothing_is_left(cluster), SAVE_S + END_S, "all is over")
-    assert "job spirals: stopped" in cluster.output(job_id)
     assert checkpoints(cluster)[-1] > before
 
 
@@ -346,7 +345,8 @@ def test_the_job_goes_on_when_the_relay_or_the_agent_of_the_first_node_is_killed
 def test_the_step_ends_when_the_agent_of_its_first_node_ends(cluster: SlurmCluster) -> None:
     job_id = training(cluster)
 
-    cluster.run("pkill", "-INT", "-f", "agent serve --relay", host="h1")
+    directory = cluster.home / f".local/state/rankdeck/h1-slurm-{job_id}"
+    cluster.run(sys.executable, "-P", "-m", "agent", "shutdown", "--dir", str(directory), host="h1")
     until(lambda: cluster.state(job_id) == "COMPLETED", START_S, f"job {job_id} ends")
 
     assert "the agent of this node has ended" in cluster.output(job_id)

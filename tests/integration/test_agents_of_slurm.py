@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 
+from agent.relay.dialer import AWAY_S, Dialer
 from agent.wire.commands import Prepare, Refused
 from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.relay import Farewell, encode_relay_message
 from tests.support.agents import END_S, RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 from tests.support.relays import RunningRelay
@@ -18,6 +21,8 @@ from tests.unit.agent.wire.test_slurm_step import STEP
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.transport.subscribers import NodeReports
 
 START_S = 120.0
 SAVES = """
@@ -68,6 +73,22 @@ def test_the_end_of_the_relay_is_that_of_the_jobs_and_of_the_agent(tmp_path: Pat
         saving(agent, tmp_path)
         relay.process.terminate()
         stops_first(agent, tmp_path)
+
+
+def test_a_relay_that_is_only_away_ends_no_job(tmp_path: Path) -> None:
+    dialer = Dialer(tmp_path / "invitation.json", tmp_path, "a", "epoch", cast("NodeReports", None), {})
+    told: list[str] = []
+    dialer.on_relay_end = told.append
+    dialer._away_since_s = time.monotonic() - 2 * AWAY_S
+
+    dialer.is_busy = lambda: True
+    assert not dialer._reported_end()
+    dialer.is_busy = lambda: False
+    assert dialer._reported_end()
+    dialer.is_busy = lambda: True
+    dialer._take_frame(encode_relay_message(Farewell()))
+    assert dialer._reported_end()
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("options", [(), ("--daemon", "--relay", "invitation.json")])

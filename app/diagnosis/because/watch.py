@@ -132,7 +132,7 @@ class CauseWatch:
         Args:
             verdicts: Verdicts of one job.
             evidence: The job at this moment.
-            fractions: How long the job's ranks wait, and which of them are slow, also where no verdict says so now.
+            fractions: How long the job's ranks wait, and which of them are slow, also where no verdict is on them now.
         """
         now_s = evidence.now_s
         if fractions.is_judged:

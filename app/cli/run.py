@@ -332,8 +332,9 @@ def _start_and_watch_alone(
 
 
 def _session(request: RunRequest, options: SessionOptions, hosts: Hosts) -> RemoteSession:
-    link = hosts.links[0]
-    return RemoteSession(hosts, _of_this_shell(request, link) if isinstance(link, LocalLink) else request, options)
+    if len(hosts.links) == 1 and isinstance(hosts.links[0], LocalLink):  # other hosts have variables of their own
+        request = _of_this_shell(request, hosts.links[0])
+    return RemoteSession(hosts, request, options)
 
 
 def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:

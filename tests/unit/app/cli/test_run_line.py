@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import pytest
@@ -17,12 +17,14 @@ from app.cli.main import rankdeck
 from app.errors import UsageError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.local_link import LocalLink
+from app.session.options import SessionOptions
 from app.session.remote_job import RunRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from app.cli.chosen_hosts import HostsWanted
+    from app.session.hosts import Hosts
 
 Started = tuple[list[str], tuple[str, ...], int | str | None]
 
@@ -194,6 +196,18 @@ def test_a_program_has_the_variables_of_the_shell_that_starts_it(
     assert asked.python == str(directory / "venv/bin/python")
     assert dict(asked.env) == ({} if is_new else {"CUDA_VISIBLE_DEVICES": "1"}) | {"LR": "1"}
     assert ("from this one: CUDA_VISIBLE_DEVICES" in capsys.readouterr().err) is not is_new
+
+
+@pytest.mark.parametrize(("num_hosts", "is_changed"), [(1, True), (2, False)])
+def test_a_job_over_several_hosts_takes_nothing_of_this_shell(
+    monkeypatch: pytest.MonkeyPatch, num_hosts: int, *, is_changed: bool
+) -> None:
+    started: list[RunRequest] = []
+    monkeypatch.setattr(run_command, "RemoteSession", lambda _, request, __: started.append(request))
+    request = RunRequest(("train.py",), "gpt", python="venv/bin/python")
+    run_command._session(request, SessionOptions(), cast("Hosts", SimpleNamespace(links=[LocalLink()] * num_hosts)))
+
+    assert (started != [request]) is is_changed
 
 
 def test_what_cannot_be_sent_is_refused(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:

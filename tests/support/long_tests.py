@@ -37,8 +37,8 @@ LONG = frozenset({"slow", "chaos", "reported"})
 """Marks of tests that do not run unless `-m` names the mark."""
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
-NUM_SHARES = 60
-LONG_S = 1.4
+NUM_SHARES = 120
+LONG_S = 1.2
 """Worker-seconds, of a run on two cores with other work beside it: about half of that on a quiet machine."""
 LISTED = Path(__file__).with_suffix(".txt")
 CODE_OF_TESTS = {
@@ -87,6 +87,7 @@ CODE_OF_TESTS = {
     "tests/integration/test_host_questions": ("app/session/", "app/ssh/"),
     "tests/integration/test_inspecting_": ("app/inspect/",),
     "tests/integration/test_install": ("app/install/",),
+    "tests/integration/test_leftovers": ("agent/processes/",),
     "tests/integration/test_loader_": ("ddpcore/engine",),
     "tests/integration/test_local_": ("app/fleet/", "app/session/"),
     "tests/integration/test_loop_": ("ddpcore/engine",),

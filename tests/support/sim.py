@@ -11,9 +11,9 @@ may be dropped and delayed, and end in the real model, diagnosis and view. All r
 
 from __future__ import annotations
 
-import copy
 import functools
 import heapq
+import pickle
 from random import Random
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -29,7 +29,7 @@ from tests.support.sim_program import Call, Program, Training
 from tests.support.sim_rank import Meetings, SimRank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from app.diagnosis.causes import Cause
     from app.view.rows import VerdictRow
@@ -71,11 +71,14 @@ WATCHDOG_ERROR = (
 
 def played_once(play: Callable[P, T]) -> Callable[P, T]:
     """Return a function that plays a simulation the first time, and hands out copies of how that ended."""
-    played: Callable[..., T] = functools.cache(play)
+
+    @functools.cache
+    def played(*args: Hashable, **kwargs: Hashable) -> bytes:
+        return pickle.dumps(play(*args, **kwargs))  # type: ignore[arg-type]
 
     @functools.wraps(play)
     def copied(*args: P.args, **kwargs: P.kwargs) -> T:
-        return copy.deepcopy(played(*args, **kwargs))
+        return pickle.loads(played(*args, **kwargs))  # type: ignore[arg-type, no-any-return]
 
     return copied
 
@@ -124,7 +127,7 @@ class SimCluster:
         """Each frame that has arrived: when, of which node."""
         self.alarms: list[tuple[float, Cause, tuple[int, ...]]] = []
         """The same, of those that want somebody's attention."""
-        self.each_view: Callable[[View], None] = lambda _: None
+        self.each_view: Callable[[View], object] = id
         self._program = program or Training()
         self._groups = groups or {}
         self._seed = seed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import tee
 
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP, Phase
 
@@ -104,21 +105,25 @@ Program = Callable[[int], Iterator[Action]]
 class Actions:
     """The actions of one rank; a copy goes on where the other stands, which a generator's cannot."""
 
-    def __init__(self, program: Program, rank: int) -> None:
-        self._program, self._rank = program, rank
-        self._actions = program(rank)
-        self._num_taken = 0
+    def __init__(self, actions: Iterator[Action]) -> None:
+        self._actions = actions
 
     def take(self) -> Action | None:
         """Return the next action; None at the end."""
-        self._num_taken += 1
         return next(self._actions, None)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Actions:
-        copied = Actions(self._program, self._rank)
-        while copied._num_taken < self._num_taken:
-            copied.take()
-        return copied
+    def __reduce__(self) -> tuple[Callable[[int], Actions], tuple[int]]:
+        self._actions, kept = tee(self._actions)
+        _COPIED.append(kept)
+        return _copy, (len(_COPIED) - 1,)
+
+
+_COPIED: list[Iterator[Action]] = []
+
+
+def _copy(place: int) -> Actions:
+    _COPIED[place], actions = tee(_COPIED[place])
+    return Actions(actions)
 
 
 @dataclass(frozen=True)

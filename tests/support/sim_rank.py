@@ -163,7 +163,7 @@ class SimRank:
         """It stands in init_process_group."""
         self.has_joined = False
         self.oom_kills = 0
-        self._actions = Actions(program, rank)
+        self._actions = Actions(program(rank))
         self._doing: Work | Peer | Linger | Call | WaitBehind | None = None
         self._behind: list[tuple[Call, int, Meeting]] = []
         """Calls that are under way behind the work, with their seqs."""

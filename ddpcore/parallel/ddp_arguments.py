@@ -74,7 +74,8 @@ class DdpArguments(TypedDict, total=False):
         batched_grad_copy: False: True copies gradients into their bucket in one kernel, for many small parameters.
         forward_sync_buffers: True: rank 0's buffers (BatchNorm's statistics) go to all in the first forward after a
             training step, which evaluation on uneven shares must avoid: evaluate `unwrap(model)`. Costs nothing for
-            models without buffers. False lets each rank keep its own; checkpoints then hold those of whoever saves.
+            models without buffers. False lets each rank keep its own; a checkpoint then has rank 0's of at most 64 KiB,
+            and of larger ones some rows of each rank's: keep those equal, or save them as `per_rank`.
     """
 
     device_ids: Sequence[int | torch.device] | None

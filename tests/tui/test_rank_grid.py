@@ -12,10 +12,9 @@ from app.tui.views.ranks import RanksView
 from app.tui.widgets.drawing import GROUP, Line, RankGrid
 from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before, screen_strips
-from tests.support.sim import SimCluster, played_once
+from tests.support.sim import SimCluster
 
 
-@played_once
 def many(num_nodes: int = 40, ranks_per_node: int = 8) -> SimSource:
     sim = SimCluster(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     sim.run_to_step(5)

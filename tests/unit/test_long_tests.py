@@ -98,10 +98,11 @@ def test_every_beginning_is_one_of_files_that_are_there() -> None:
 
 
 def test_of_the_long_tests_of_a_file_the_shortest_stays_in_every_run() -> None:
-    seconds = {"a.py::x": 9 * LONG_S, "a.py::y[1 of 2]": 2 * LONG_S, "a.py::z": LONG_S / 2, "b.py::only": 3 * LONG_S}
+    of_view = {"tests/tui/a.py::x": 9.0, "tests/tui/a.py::y[1 of 2]": 2.0, "tests/tui/a.py::z": LONG_S / 2}
+    seconds = of_view | {"tests/tui/b.py::only": 3.0, "tests/test_all.py::x": 2.0, "tests/test_all.py::y": 2.0}
 
-    assert long_ones(seconds_of(table(seconds)), {}) == {"a.py::x"}
-    assert long_ones(seconds, {"a.py::x"}) == set()
+    assert long_ones(seconds_of(table(seconds)), {}) == {"tests/tui/a.py::x"}
+    assert long_ones(seconds, {"tests/tui/a.py::x"}) == set()
 
 
 def test_what_is_listed_as_long_is_of_files_that_are_there_and_runs_when_the_code_it_tests_changes() -> None:

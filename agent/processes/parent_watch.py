@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def watch_signals(end_soon: Callable[[], None], *, outlives_terminal: bool = False) -> None:
-    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP; with `outlives_terminal` SIGHUP is ignored."""
+    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP; with `outlives_terminal`, or under nohup, SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end_soon)
     if outlives_terminal:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    else:
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, end_soon)
 
 

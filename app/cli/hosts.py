@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import signal
 import sys
 import time
 from functools import partial
@@ -32,7 +31,7 @@ from app.cli.options import (
     session_options,
     watch_option,
 )
-from app.cli.presenting import is_terminal, show_session
+from app.cli.presenting import ending_signals, is_terminal, show_session
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, AppError, ExitCode, NoAgentError, SessionError, UsageError
@@ -459,7 +458,7 @@ async def _serve(argv: list[str], title: str, port: int) -> ExitCode:
         print_line("rankdeck: open it in a browser of this machine; Ctrl-C ends it")
 
     serving = asyncio.create_task(WebConsole(argv, title).run(port, show_address))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:
         await serving

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LEAVE_S = 3.0
 """Seconds for a page's console to leave in an orderly way. A private agent ends by itself when its console has."""
-ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Presented(ConsoleSource, Followed, Protocol):
@@ -193,6 +192,12 @@ def _print_farewell(session: Presented, last: View | None = None, *, is_begun: b
         print_line(f"rankdeck: exit code 10: {SEVERITY_TEXTS[verdict.severity]}  {verdict.text}")
 
 
+def ending_signals() -> set[signal.Signals]:
+    """Return SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return {signal.SIGINT, signal.SIGTERM} | (set() if is_ignored else {signal.SIGHUP})
+
+
 def _on_ending_signals(end: Callable[[], object]) -> None:
     """Make signals end the session in an orderly way instead of ending the process.
 
@@ -200,5 +205,5 @@ def _on_ending_signals(end: Callable[[], object]) -> None:
     """
     loop = asyncio.get_running_loop()
     is_taken = slurm_step(os.environ) is not None and callable(signal.getsignal(signal.SIGTERM))
-    for number in ENDING_SIGNALS - {signal.SIGTERM} if is_taken else ENDING_SIGNALS:
+    for number in ending_signals() - ({signal.SIGTERM} if is_taken else set()):
         loop.add_signal_handler(number, end)

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from app.cli.presenting import ENDING_SIGNALS, _on_ending_signals
+from agent.processes.parent_watch import watch_signals
+from app.cli.presenting import _on_ending_signals, ending_signals
 
 
 @pytest.mark.parametrize("is_in_step", [False, True])
@@ -30,6 +31,21 @@ async def test_sigterm_ends_a_session_unless_the_step_that_this_process_serves_h
         is_left = is_in_step and is_taken
         assert (ended.is_set(), bool(taken)) == (not is_left, is_left)
     finally:
-        for number in ENDING_SIGNALS:
+        for number in ending_signals():
             loop.remove_signal_handler(number)
         signal.signal(signal.SIGTERM, before)
+
+
+async def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ended = asyncio.Event()
+    try:
+        _on_ending_signals(ended.set)
+        watch_signals(ended.set)
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert (ended.is_set(), signal.getsignal(signal.SIGHUP)) == (False, signal.SIG_IGN)
+    finally:
+        for number in ending_signals():
+            asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)

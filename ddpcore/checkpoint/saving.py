@@ -134,9 +134,13 @@ class WriterProcess:
 
     def end(self, patience_s: float = END_S) -> None:
         """Let the writer finish and end; blocks until it has, or kills it in time."""
+        self.poll()
         if self._process is None:
             return
-        self.poll()
+        if self._socket is not None:
+            # Closing alone tells the writer nothing while a forked child, a data loader's worker, has the socket too.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._close_socket()
         try:
             self._process.wait(patience_s)

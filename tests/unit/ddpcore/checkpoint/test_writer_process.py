@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -288,6 +289,23 @@ def test_a_writer_that_has_died_unnoticed_can_be_ended(writer: WriterProcess) ->
     writer.end()
 
     assert writer.pid is None
+
+
+def test_a_program_may_have_many_files_open(memory: Snapshot, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    files = [os.dup(memory.fd) for _ in range(1024)]
+    writer = WriterProcess(memory.fd)
+    try:
+        writer.start()
+        writer.submit(job(tmp_path))
+
+        assert writer.poll(WAIT_S) == ""
+        writer.end()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def open_files(pid: int | None) -> list[str]:

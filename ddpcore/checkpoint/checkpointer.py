@@ -140,7 +140,8 @@ class Checkpointer:
         """Take a checkpoint. Every rank calls it; blocks until this rank's share is copied, not until it is written.
 
         Numbers and small tensors are rank 0's (BatchNorm's statistics may differ between ranks), large tensors come
-        from all ranks: replicas are equal in them.
+        from all ranks: replicas are equal in them. Where nodes share no directory, numbers and small tensors of each
+        node's copy are those of its first rank: a number that decides what ranks do next must be equal on all.
 
         Args:
             step: Steps done. Saving a step again replaces its checkpoint.
@@ -196,7 +197,8 @@ class Checkpointer:
     def load_latest(self) -> Checkpoint | None:
         """Return the latest sound checkpoint, the same on every rank; None if there is none.
 
-        Every rank calls it; blocks for reading all of it.
+        Every rank calls it; blocks for reading all of it. Where nodes share no directory, each reads its own copy of
+        it, whose numbers and small tensors are those of that node's first rank (`save`).
 
         The latest is the one saved last: who loads an earlier step and trains on from there goes on with that. Every
         byte is checked before anything is returned. What is damaged is passed over, and named in `Checkpoint.skipped`.

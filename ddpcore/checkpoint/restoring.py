@@ -98,7 +98,12 @@ def restore_parts(
         differences = [f"{name} is not in it (it holds {holds})" for name in objects if name not in parts]
         differences += [difference for name in parts for difference in fits[name].differences]
     else:
-        differences = [difference for name, part in parts.items() for difference in _refusal(name, part, objects[name])]
+        differences = [
+            difference
+            for name, part in parts.items()
+            if not fits[name].is_whole
+            for difference in _refusal(name, part, objects[name])
+        ]
     if differences:
         raise CheckpointMismatchError(differences)
     loadable = {
@@ -142,7 +147,7 @@ def _kept(part: Any, module: nn.Module) -> Any:
     if hasattr(part, "_metadata"):
         kept._metadata = part._metadata  # noqa: SLF001 - torch keeps the versions of a module's parts there
     for key in part:
-        if key not in wanted or not is_same_kind(part[key], wanted[key]):
+        if key not in wanted or not _is_loadable(key, part[key], wanted[key]):
             del kept[key]
     return kept
 
@@ -269,6 +274,11 @@ def is_same_kind(saved: object, wanted: object) -> bool:
     return is_alike and not wanted.is_meta
 
 
+def _is_loadable(key: str, saved: object, wanted: object) -> bool:
+    """Return whether a module can take what was saved under a name; its own extra state it checks itself."""
+    return key.rpartition(".")[2] == "_extra_state" or is_same_kind(saved, wanted)
+
+
 def parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:
     """Return an optimizer's parameters in their order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -289,7 +299,7 @@ def _fit_module(name: str, part: object, module: nn.Module) -> Fit:
         tuple(
             _difference(f"{name}.{key}", part[key], tensor)
             for key, tensor in wanted.items()
-            if key in part and not is_same_kind(part[key], tensor)
+            if key in part and not _is_loadable(key, part[key], tensor)
         ),
     )
 
@@ -329,8 +339,10 @@ def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> l
 
 
 def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> list[str]:
-    """Compare the shape of what one of torch's optimizers keeps for each parameter."""
-    found = []
+    """Compare the shape of what one of torch's optimizers keeps for each parameter; others keep what they like."""
+    found: list[str] = []
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return found
     for index, parameter in zip(order_in(part), parameters_of(optimizer), strict=False):
         kept = part["state"].get(index, {})
         for key in _SHAPED_AS_PARAMETER if isinstance(kept, dict) else ():

@@ -134,9 +134,13 @@ class WriterProcess:
 
     def end(self, patience_s: float = END_S) -> None:
         """Let the writer finish and end; blocks until it has, or kills it in time."""
+        self.poll()
         if self._process is None:
             return
-        self.poll()
+        if self._socket is not None:
+            # Closing alone tells the writer nothing while a forked child, a data loader's worker, has the socket too.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._close_socket()
         try:
             self._process.wait(patience_s)
@@ -146,7 +150,12 @@ class WriterProcess:
 
     def _listen(self, timeout_s: float) -> bool:
         """Take one message, or the news that the writer has died; return whether there may be more."""
-        if self._socket is None or not select.select([self._socket], [], [], timeout_s)[0]:
+        if self._socket is None:
+            return False
+        # Not select(), which knows only the first 1,024 files that a program has open.
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        if not ready.poll(timeout_s * 1000.0):
             return False
         try:
             chunk = self._socket.recv(65_536)

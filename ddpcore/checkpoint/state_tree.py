@@ -76,7 +76,8 @@ class FlatState(NamedTuple):
     """A state taken apart.
 
     `skeleton` is everything but the tensors, as JSON. `tensors` are in the order of the state, each once. `listing` is
-    what stands in each place, without numbers: it is alike on ranks that save one state.
+    what stands in each place, without numbers, and which places have one tensor: it is alike on ranks that save one
+    state.
     """
 
     skeleton: object
@@ -217,12 +218,13 @@ class _Walk:
             raise self._refusal(path, f"is {tensor.dtype}, which safetensors does not know: convert it")
         identity = _identity(tensor)
         name = self._name_of.get(identity)
+        alias = "" if name is None else f" (the same tensor as {name})"
         if name is None:
             name = self._new_name(path)
             self._name_of[identity] = name
             self.tensors[name] = tensor
         spec = spec_of(name, tensor)
-        self.listing[self._place(path)] = f"{spec.dtype} {list(spec.shape)}"
+        self.listing[self._place(path)] = f"{spec.dtype} {list(spec.shape)}{alias}"
         return {_TAG: "tensor", "name": name}
 
     def _new_name(self, path: tuple[object, ...]) -> str:

@@ -170,6 +170,9 @@ def call_differently(directory: str, what: str) -> None:
         checkpointer.save(5, {"model": {"weight": torch.zeros(3 + (rank == 1), 2)}})
     if what == "names":
         checkpointer.save(5, {"model": {"weight": torch.zeros(3), **({"bias": torch.zeros(1)} if rank == 2 else {})}})
+    if what == "tensors":
+        last = torch.zeros(300, 300)
+        checkpointer.save(5, {"last": last, "best": last if rank == 1 else last.clone()})
     if what == "leaves":
         checkpointer.save(5, {"model": [torch.zeros(3), print if rank == 1 else None]})
 
@@ -193,6 +196,7 @@ UNLIKE = "CheckpointCallError: all ranks have to call the same: "
             "names",
             DIFFERENT + "['model']['bias'] is F32 [1] on rank 2, absent on ranks 0-1. What differs between ranks",
         ),
+        ("tensors", DIFFERENT + "['best'] is F32 [300, 300] (the same tensor as last) on rank 1, F32 [300, 3"),
         ("leaves", "state['model'][1] is a builtins.builtin_function_or_method: "),
     ],
 )

@@ -38,6 +38,25 @@ class Wrapped(nn.Module):
         self.module = module
 
 
+class Scaled(nn.Module):
+    """Keeps scales as bytes from its first forward on, like TransformerEngine's layers."""
+
+    def __init__(self, num_bytes: int, width: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), float(num_bytes)))
+        self.scales = torch.ones(num_bytes, dtype=torch.uint8)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.scales
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scales = state
+
+
+class Factored(torch.optim.Optimizer):
+    """Keeps a number for each row where torch's Adam keeps one for each element."""
+
+
 def model(width: int = 4, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, width, dtype=dtype), nn.BatchNorm1d(width, dtype=dtype))
 
@@ -180,6 +199,31 @@ def test_what_any_optimizer_keeps_for_parameters_of_other_shapes_is_told(kind: A
     state = state_of(optimizer=updated(nn.Parameter(torch.ones(4, 3))))
     other = updated(nn.Parameter(torch.ones(6, 2)))
     assert differences(state, optimizer=other) == ["optimizer keeps [4, 3] for parameter 0, which is [6, 2] here"]
+
+
+def test_an_optimizer_that_is_not_torch_s_keeps_what_it_likes() -> None:
+    parameter = nn.Parameter(torch.ones(4, 3))
+    optimizer, other = (Factored([parameter], {"lr": lr}) for lr in (0.1, 0.5))
+    optimizer.state[parameter]["exp_avg"] = torch.ones(4, 1)
+
+    assert restore(state_of(optimizer=optimizer), {"optimizer": other}).is_whole
+
+    assert is_same(other.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_a_module_keeps_besides_tensors_may_have_another_size(strict: bool) -> None:
+    net = nn.Sequential(Scaled(5), Scaled(0))
+
+    assert restore(state_of(model=nn.Sequential(Scaled(0), Scaled(7))), {"model": net}, strict=strict).is_whole
+
+    assert [len(part.scales) for part in net] == [0, 7]  # type: ignore[arg-type]
+    assert net[1].weight.tolist() == [7.0] * 3  # type: ignore[operator]
+
+
+def test_what_a_module_keeps_besides_tensors_makes_no_other_model_fit() -> None:
+    with pytest.raises(CheckpointMismatchError, match="has nothing that model here could take"):
+        restore(state_of(model=Scaled(7, width=4)), {"model": Scaled(0)}, strict=False)
 
 
 def test_settings_that_a_newer_torch_has_added_are_no_difference() -> None:

@@ -101,3 +101,11 @@ def test_a_listing_says_what_stands_where_but_not_its_value() -> None:
     assert one == other
     assert one["state['a']"] == "F32 [2, 3]"
     assert one != flatten({"a": torch.zeros(3, 2), "b": [1, None]}).listing
+
+
+def test_a_listing_says_which_places_have_one_tensor() -> None:
+    weight = torch.zeros(2)
+
+    tied, apart = (flatten({"a": {"w": weight}, "b": other}).listing for other in (weight, weight.clone()))
+
+    assert (tied["state['b']"], apart["state['b']"]) == ("F32 [2] (the same tensor as a.w)", "F32 [2]")

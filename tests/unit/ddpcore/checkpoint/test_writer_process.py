@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,6 +261,51 @@ def test_a_writer_finishes_its_job_when_asked_to_end(memory: Snapshot, tmp_path:
     assert (tmp_path / "rank-00001.safetensors.json").exists()
     assert writer.pid is None
     writer.end()
+
+
+def test_a_writer_ends_while_a_forked_child_has_the_socket_too(
+    writer: WriterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_kill", lambda: pytest.fail("it has to be killed"))
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        writer.submit(job(tmp_path))
+        writer.end(20.0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    assert (tmp_path / "rank-00001.safetensors.json").exists()
+
+
+def test_a_writer_that_has_died_unnoticed_can_be_ended(writer: WriterProcess) -> None:
+    process = psutil.Process(writer.pid)
+    process.kill()
+    until(lambda: not is_alive(process.pid), WAIT_S, "it has died")
+
+    writer.end()
+
+    assert writer.pid is None
+
+
+def test_a_program_may_have_many_files_open(memory: Snapshot, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    files = [os.dup(memory.fd) for _ in range(1024)]
+    writer = WriterProcess(memory.fd)
+    try:
+        writer.start()
+        writer.submit(job(tmp_path))
+
+        assert writer.poll(WAIT_S) == ""
+        writer.end()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def open_files(pid: int | None) -> list[str]:

@@ -221,9 +221,24 @@ def _with_values(tree: Any, values: dict[Any, Any]) -> Any:
         return type(tree)(values)
     # A copy keeps what a constructor would want: a default factory, a tokenizer's further attributes.
     rebuilt = copy.copy(tree)
-    for key, value in values.items():
+    if not isinstance(tree, dict) and not hasattr(tree, "__copy__"):
+        _unshare_dicts(rebuilt)
+    for (key, child), value in zip(list(tree.items()), values.values(), strict=True):
         rebuilt[key] = value
+        if value is not child and tree[key] is value:
+            tree[key] = child
+            raise UnsplittableBatchError(
+                f"a {type(tree).__name__} shares its items with what copy.copy makes of it: "
+                "give the class a __copy__ whose result can be changed alone, or make batches dicts"
+            )
     return rebuilt
+
+
+def _unshare_dicts(rebuilt: Any) -> None:
+    """Copy the dicts among the attributes of a plain copy: a mapping of one's own keeps its items in one of them."""
+    attributes = getattr(rebuilt, "__dict__", {})
+    copies = {id(held): copy.copy(held) for held in attributes.values() if isinstance(held, dict)}
+    attributes.update({name: copies.get(id(held), held) for name, held in attributes.items()})
 
 
 def _with_items(tree: Any, items: list[Any]) -> Any:

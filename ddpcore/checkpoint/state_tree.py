@@ -147,6 +147,20 @@ def places(skeleton: object) -> dict[str, str]:
     return found
 
 
+def stored_names(skeleton: object) -> set[str]:
+    """Return the names of all tensors of a state, those of places that are written alike among them."""
+    found, queue = set(), [skeleton]
+    while queue:
+        match queue.pop():
+            case {"$": "tensor", "name": str(name)}:
+                found.add(name)
+            case dict() as node:
+                queue += node.values()
+            case list() as items:
+                queue += items
+    return found
+
+
 def _is_pair(item: object) -> TypeGuard[list[object]]:
     return isinstance(item, list) and len(item) == 2 and not isinstance(item[0], dict | list)
 

@@ -10,7 +10,7 @@ import torch
 
 from ddpcore.checkpoint.formats import file_name
 from ddpcore.checkpoint.reading import read_file, read_manifest
-from ddpcore.checkpoint.state_tree import DTYPES, MalformedStateError, places, select, unflatten
+from ddpcore.checkpoint.state_tree import DTYPES, MalformedStateError, places, select, stored_names, unflatten
 from ddpcore.errors import CheckpointContentError, CheckpointInvalidError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def read_checkpoint(
     """
     manifest = read_manifest(path)
     skeleton = manifest.state if parts is None else select(manifest.state, parts)
-    kept = set(_places(skeleton).values()) if parts is not None else manifest.tensors.keys()
+    kept = stored_names(skeleton) if parts is not None else manifest.tensors.keys()
     tensors = _make_room(manifest, kept)
     own_file = file_name(rank) if rank is not None else ""
     own_tensors: dict[str, Tensor] = {}

@@ -159,7 +159,10 @@ def gathered(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device,
             return tensors[0]
         stacked = torch.stack(tensors)
         if scalars == "mean" and stacked.is_floating_point():
-            stacked = stacked * (torch.tensor(sizes, dtype=stacked.dtype, device=device) / sum(sizes))
+            # Fractions in 16 bits do not add up to one, and numbers of samples are beyond float16.
+            dtype = torch.promote_types(stacked.dtype, torch.float32)
+            fractions = torch.tensor([size / sum(sizes) for size in sizes], dtype=dtype, device=device)
+            return (stacked * fractions).sum().to(stacked.dtype)
         return stacked.sum()
 
     return zip_leaves(join, outputs)

@@ -85,6 +85,8 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         self.next_yielded: int | None = None
         self._has_loaded_epoch = False
         self._asked_epoch: int | None = None
+        self._completed: tuple[int, int, int] | None = None
+        """Epoch, `yielded` and offset of a loaded state whose pass was complete, until the next one begins."""
         if not self.num_samples:
             raise SamplerArgumentError(
                 f"drop_last leaves nothing of {order.num_samples} samples for {self.num_replicas} ranks: "
@@ -121,6 +123,10 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             SamplerArgumentError: The epoch is negative or no integer.
         """
         epoch = checked_epoch(epoch)
+        if self._completed is not None and epoch == self._completed[0]:
+            self.epoch, self.yielded, self._offset = self._completed
+            self.next_yielded = self.yielded
+        self._completed = None
         is_elsewhere = epoch != self.epoch
         if is_elsewhere and self._has_loaded_epoch:
             self.next_yielded = None
@@ -130,15 +136,16 @@ class ElasticDistributedSampler(DistributedSampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this pass is: JSON-able, the same on ranks that have yielded equally often."""
-        position = min(self._offset + self.yielded * self.num_replicas, self.order.num_samples)
-        return {self._YIELDED: self.yielded, **cursor_state(self.order, Cursor(self.epoch, position))}
+        epoch, yielded, offset = self._completed or (self.epoch, self.yielded, self._offset)
+        position = min(offset + yielded * self.num_replicas, self.order.num_samples)
+        return {self._YIELDED: yielded, **cursor_state(self.order, Cursor(epoch, position))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the pass of a state at the next `iter()`, also if it was saved by more or fewer ranks.
 
         A state that has only `yielded`, as torchdata's, is taken to be of this world size and of the epoch of
-        `set_epoch`. After the state of a pass that was complete comes the next epoch; if `set_epoch` asks for that very
-        epoch, the rest of it, which is nothing.
+        `set_epoch`. After the state of a pass that was complete comes the next epoch, and `epoch` is that one at once;
+        if `set_epoch` asks for that very epoch, the rest of it, which is nothing.
 
         Raises:
             SamplerStateError: It is no such state, or of another data set, seed or order; the sampler is as it was.
@@ -152,7 +159,11 @@ class ElasticDistributedSampler(DistributedSampler[int]):
             yielded, offset = divmod(position, self.num_replicas)
             self._has_loaded_epoch = True
         self.yielded = self.next_yielded = yielded
-        self._offset = offset
+        self._offset, self._completed = offset, None
+        if self._has_loaded_epoch and self._is_over and self._asked_epoch != self.epoch:
+            self._completed = (self.epoch, yielded, offset)
+            self.epoch += 1
+            self.yielded = self.next_yielded = self._offset = 0
 
     def plan(self) -> dict[str, Any]:
         """Return what all ranks must agree on, and this one's rank (see `sampler_agreement.check_same_everywhere`)."""
@@ -165,7 +176,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
 
     def _begin_pass(self) -> None:
         """Go to a loaded state's place, else to the beginning: of the next epoch if this one was read to its end."""
-        resumed_at, self.next_yielded = self.next_yielded, None
+        resumed_at, self.next_yielded, self._completed = self.next_yielded, None, None
         asked_epoch, self._asked_epoch = self._asked_epoch, None
         if resumed_at is not None:
             self.yielded = resumed_at

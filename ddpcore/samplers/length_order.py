@@ -36,7 +36,8 @@ class LengthGroupedOrder(OrderByPositions):
 
     The shuffled order is cut into blocks of `batches_per_block` batches. The samples of a block are sorted by length
     and dealt into its batches, which then come in random order, each of them shuffled: no stretch of the epoch has only
-    short samples, and no rank always the longest. The last batch of the epoch, if it is not full, takes what is left.
+    short samples, and no rank always the longest. The last batch of the epoch, if it is not full, takes what is left: a
+    random choice, so that no sample is always what `drop_last` leaves out.
 
     Nothing is sorted before it is needed, and only a block at a time.
 
@@ -45,7 +46,8 @@ class LengthGroupedOrder(OrderByPositions):
         global_batch_size: Samples of a step over all ranks. Training with another size, after a resume, stays exact and
             is only less well grouped.
         seed: 0 to 2^64 - 1; the same on every rank.
-        batches_per_block: More make batches more alike, and epochs less random.
+        batches_per_block: More make batches more alike, and epochs less random. A block is a quarter of the epoch at
+            most, so that samples meet others each time; an epoch of less than 8 batches is only shuffled.
 
     Raises:
         SamplerArgumentError: The lengths are not one number a sample, or a number is out of range.
@@ -66,6 +68,8 @@ class LengthGroupedOrder(OrderByPositions):
         if self.global_batch_size < 1 or self.batches_per_block < 1:
             raise SamplerArgumentError(f"{global_batch_size=} and {batches_per_block=} are 1 at least")
         self._shuffled = ShuffledOrder(self._lengths.size, seed)
+        num_batches = max(1, min(self.batches_per_block, self._lengths.size // (4 * self.global_batch_size)))
+        self._block_size = self.global_batch_size * num_batches
         self._blocks: dict[tuple[int, int], Indices] = {}
 
     @property
@@ -77,7 +81,7 @@ class LengthGroupedOrder(OrderByPositions):
         """Return the samples at these positions of an epoch; sorts the blocks they fall into."""
         flat = checked_positions(positions, self.num_samples).reshape(-1)
         epoch, taken = checked_epoch(epoch), np.empty_like(flat)
-        numbers, offsets = np.divmod(flat, self.global_batch_size * self.batches_per_block)
+        numbers, offsets = np.divmod(flat, self._block_size)
         for number in np.unique(numbers).tolist():
             is_here = numbers == number
             taken[is_here] = self._block(epoch, number)[offsets[is_here]]
@@ -87,7 +91,7 @@ class LengthGroupedOrder(OrderByPositions):
         """Return what a saved cursor must match, the lengths as their checksum."""
         return {
             **self._shuffled.fingerprint(),
-            "kind": "length-grouped-v1",
+            "kind": "length-grouped-v2",
             "global_batch_size": self.global_batch_size,
             "batches_per_block": self.batches_per_block,
             "lengths_crc32": self._crc32,
@@ -108,14 +112,15 @@ class LengthGroupedOrder(OrderByPositions):
         return block
 
     def _grouped(self, epoch: int, number: int) -> Indices:
-        size = self.global_batch_size * self.batches_per_block
-        begin = number * size
-        samples = self._shuffled.indices(epoch, begin, min(begin + size, self.num_samples))
-        by_length = np.argsort(self._lengths[samples], kind="stable")
+        begin = number * self._block_size
+        samples = self._shuffled.indices(epoch, begin, min(begin + self._block_size, self.num_samples))
         num_full = samples.size // self.global_batch_size
+        in_batches = samples[: num_full * self.global_batch_size]
+        by_length = np.argsort(self._lengths[in_batches], kind="stable")
         bits = random_bits(key_of(self._shuffled.seed, epoch, number), np.arange(num_full, dtype=np.int64))
-        turn_of_batch = np.argsort(np.append(bits, np.uint64(2**64 - 1)), kind="stable").argsort(kind="stable")
-        turn = np.empty(samples.size, np.int64)
-        turn[by_length] = turn_of_batch[np.arange(samples.size, dtype=np.int64) // self.global_batch_size]
+        turn_of_batch = np.argsort(bits, kind="stable").argsort(kind="stable")
+        turn = np.empty(in_batches.size, np.int64)
+        turn[by_length] = np.repeat(turn_of_batch, self.global_batch_size)
         # Stable: within its batch a sample keeps its place in the shuffled order.
-        return samples[np.argsort(turn, kind="stable")]
+        in_batches[:] = in_batches[np.argsort(turn, kind="stable")]
+        return samples

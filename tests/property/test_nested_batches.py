@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -44,6 +45,39 @@ class Tokens(UserDict[str, Any]):
     def __init__(self, data: dict[str, Any], vocabulary: str) -> None:
         super().__init__(data)
         self.vocabulary = vocabulary
+
+
+class Boxed(MutableMapping[str, Any]):
+    """A mapping around a dict, of which copy.copy makes one around the same dict."""
+
+    name = "none"
+
+    def __init__(self, **items: Any) -> None:
+        self.box = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.box[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.box[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.box[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.box)
+
+    def __len__(self) -> int:
+        return len(self.box)
+
+
+class Sharing(Boxed):
+    """One that does so by itself."""
+
+    def __copy__(self) -> Sharing:
+        other = Sharing()
+        other.box = self.box
+        return other
 
 
 class Texts(list[Any]):
@@ -186,6 +220,29 @@ def test_further_attributes_of_a_branch_survive() -> None:
         assert numbers["absent"] == []
         assert type(frozen) is MappingProxyType
     assert "absent" not in counts
+
+
+def test_a_mapping_that_wraps_a_dict_is_cut_and_stays_as_it_is() -> None:
+    tree = Boxed(fixed=torch.tensor(1), x=torch.arange(6), inner=Boxed(y=torch.arange(6)))
+    tree.name = "train"
+
+    parts = split_samples(tree, 3)
+    doubled = map_tensors(lambda tensor: tensor * 2, tree)
+
+    assert [part["x"].tolist() for part in parts] == [part["inner"]["y"].tolist() for part in parts]
+    assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert doubled["inner"]["y"].tolist() == [0, 2, 4, 6, 8, 10]
+    assert tree["x"].tolist() == tree["inner"]["y"].tolist() == list(range(6))
+    assert {type(part).__name__ + part.name for part in (*parts, doubled)} == {"Boxedtrain"}
+
+
+def test_a_mapping_whose_copy_is_not_its_own_is_refused_unchanged() -> None:
+    tree = Sharing(fixed=3, x=torch.arange(6))
+
+    for change in (lambda: split_samples(tree, 2), lambda: map_tensors(torch.clone, tree)):
+        with pytest.raises(UnsplittableBatchError, match="a Sharing shares its items with what copy"):
+            change()
+        assert tree["x"].tolist() == list(range(6))
 
 
 def test_parts_are_views() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -357,6 +358,30 @@ def test_a_tied_tensor_is_read_by_each_of_its_places(tmp_path: Path) -> None:
     found = load_tensors(tmp_path, ["model.head", "list.1.1", "model.embedding"])
 
     assert all(is_same(tensor, weight) for tensor in found.values())
+
+
+def test_a_part_is_loaded_with_the_tensors_of_places_that_are_written_alike_and_of_metadata(tmp_path: Path) -> None:
+    layers = OrderedDict({"a.b": torch.ones(2)}, a={"b": torch.zeros(3)})
+    layers._metadata = {"scale": torch.full((4,), 2.0)}  # type: ignore[attr-defined]
+    write_checkpoint(tmp_path, {"part": layers, "other": torch.ones(9)}, 1)
+    part = Part()
+
+    load_checkpoint(tmp_path, part=part)
+
+    assert is_same(part.state, layers)
+    assert is_same(part.state._metadata, layers._metadata)  # type: ignore[attr-defined]
+
+
+class Part:
+    """Takes any state."""
+
+    state: Any = None
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
 
 
 def test_a_flipped_bit_in_a_single_tensors_file_passes_the_checkpoint_over(root: Path) -> None:

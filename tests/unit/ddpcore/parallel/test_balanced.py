@@ -148,6 +148,19 @@ def test_one_figure_a_device_becomes_one_figure(scalars: Scalars, expected: floa
     assert gathered([torch.tensor(3), torch.tensor(4)], [1, 9], torch.device("cpu"), scalars).item() == 7
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [[257, 257], [171, 171, 170], [70_000, 70_001]])
+def test_the_mean_of_equal_figures_is_that_figure_in_every_dtype(dtype: torch.dtype, sizes: list[int]) -> None:
+    figures = [torch.tensor(1.0, dtype=dtype, requires_grad=True) for _ in sizes]
+
+    mean = gathered(figures, sizes, torch.device("cpu"), "mean")
+    mean.backward()
+
+    assert (mean.dtype, mean.item()) == (dtype, 1.0)
+    grads = [cast("Tensor", figure.grad).item() for figure in figures]
+    assert grads == pytest.approx([size / sum(sizes) for size in sizes], rel=0.01)
+
+
 def test_arguments_that_disagree_are_named() -> None:
     parallel = OverCpu(nn.Identity(), 2)
 

@@ -203,6 +203,25 @@ def test_after_the_state_of_a_complete_pass_comes_the_next_epoch() -> None:
         assert list(resumed) == second
 
 
+@pytest.mark.parametrize(("world_size", "drop_last"), [(2, False), (4, False), (4, True)])
+def test_after_the_state_of_a_complete_pass_a_loop_over_epochs_trains_those_that_are_left(
+    world_size: int, drop_last: bool
+) -> None:
+    straight = ElasticDistributedSampler(Numbers(30), 4, 1, drop_last=drop_last)
+    list(straight)
+    resumed = ElasticDistributedSampler(Numbers(30), world_size, 1, drop_last=drop_last)
+
+    resumed.load_state_dict(straight.state_dict())
+
+    assert resumed.state_dict()["position"] == straight.state_dict()["position"]
+    again = ElasticDistributedSampler(Numbers(30), 4, 1, drop_last=drop_last)
+    again.load_state_dict(resumed.state_dict())
+    again.set_epoch(0)
+    assert list(again) == []
+    passes = [(epoch, len(list(resumed)), resumed.epoch) for epoch in range(resumed.epoch, 3)]
+    assert passes == [(1, len(resumed), 1), (2, len(resumed), 2)]
+
+
 @pytest.mark.parametrize("num", [29, 30])
 def test_of_a_complete_pass_whose_epoch_is_asked_for_nothing_is_left(num: int) -> None:
     straight = ElasticDistributedSampler(Numbers(num), 2, 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import struct
 from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_DUMP_BYTES = 1 << 26
 _FEW = msgspec.Meta(max_length=64)
+_RANK = re.compile(r"\b[0-9]{1,6}\b")
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
@@ -54,6 +56,8 @@ class Entry(msgspec.Struct, frozen=True):
     state: str
     input_sizes: Annotated[list[Annotated[list[int], _FEW]], _FEW] = []
     retired: bool = False
+    record_id: int = -1
+    """How many calls the rank had recorded before it; -1: not told."""
     frames: Annotated[list[Frame], msgspec.Meta(max_length=256)] = []
 
     @property
@@ -80,10 +84,35 @@ class Entry(msgspec.Struct, frozen=True):
         return f"{self.op} #{self.collective_seq_id} of {clean_name(description or name)}{where}"
 
 
+class _Group(msgspec.Struct, frozen=True):
+    ranks: str
+    """`[0, 1, 2]`, or `[]` where torch does not tell."""
+
+
 class Dump(msgspec.Struct, frozen=True):
     """What one rank's recorder held, oldest entry first."""
 
     entries: Annotated[list[Entry], msgspec.Meta(max_length=50_000)]
+    pg_config: Any = None
+
+    @property
+    def groups(self) -> dict[str, frozenset[int]]:
+        """Ranks of each group that the rank has called in, by the group's name; gloo tells none."""
+        try:
+            told = msgspec.convert(self.pg_config, dict[str, _Group])
+        except msgspec.ValidationError:
+            return {}
+        ranks = {text: frozenset(map(int, _RANK.findall(text))) for text in {group.ranks for group in told.values()}}
+        return {name: ranks[group.ranks] for name, group in told.items() if ranks[group.ranks]}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the recorder still held the rank's first call."""
+        return not self.entries or self.entries[0].record_id == 0
+
+
+_Key = tuple[tuple[str, str], frozenset[int]]
+"""Name and description of a group, and its ranks: groups that torch has split off may share a name."""
 
 
 class DumpFinding(NamedTuple):
@@ -93,7 +122,7 @@ class DumpFinding(NamedTuple):
     culprits: list[int]
     waiting: list[int]
     without_dump: list[int]
-    """Ranks between the first and the last one whose file is missing."""
+    """Ranks of the job, as the groups and the files' names tell them, without a file that can be read."""
     text: str
 
 
@@ -130,21 +159,27 @@ def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
     Args:
         dumps: By rank.
     """
-    last: dict[tuple[str, str], dict[int, Entry]] = defaultdict(dict)
+    last: dict[_Key, dict[int, Entry]] = defaultdict(dict)
+    everyone = set(range(max(dumps, default=-1) + 1))
+    shared: dict[frozenset[int], frozenset[int]] = {}
     for rank, dump in dumps.items():
+        groups = {name: shared.setdefault(ranks, ranks) for name, ranks in dump.groups.items()}
+        everyone.update(*groups.values())
         for entry in dump.entries:
             if not entry.is_p2p:
-                last[entry.process_group][rank] = entry
+                last[entry.process_group, groups.get(entry.process_group[0], frozenset())][rank] = entry
     pending = {rank for by_rank in last.values() for rank, entry in by_rank.items() if not entry.is_over}
-    without = sorted(set(range(max(dumps, default=-1) + 1)) - set(dumps))
+    without = sorted(everyone - set(dumps))
+    silent = {rank for rank, dump in dumps.items() if dump.is_whole} - pending
     parts: list[str] = []
     culprits: set[int] = set()
     waiting: set[int] = set()
-    for by_rank in last.values():
+    for (_, members), by_rank in last.items():
         latest = max(entry.collective_seq_id for entry in by_rank.values())
         at_latest = {rank: entry for rank, entry in by_rank.items() if entry.collective_seq_id == latest}
         there = {rank: entry for rank, entry in at_latest.items() if not entry.is_over}
-        behind = {rank: entry for rank, entry in by_rank.items() if rank not in at_latest and rank not in pending}
+        behind: dict[int, Entry | None] = {rank: None for rank in members & silent if rank not in by_rank}
+        behind |= {rank: entry for rank, entry in by_rank.items() if rank not in at_latest and rank not in pending}
         waiting |= set(there)
         if there and behind:
             culprits |= set(behind)
@@ -157,25 +192,25 @@ def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
         is_ = "rank {} has" if len(without) == 1 else "ranks {} have"
         parts.append(f"{is_.format(ranks_text(without).partition(' ')[2])} left no dump: frozen, killed, or elsewhere")
     if not culprits and waiting:
-        parts.insert(0, f"{ranks_text(sorted(waiting))} waited in {next(_pending(last)).text}, and all have come to it")
+        those = "all that left a dump" if without else "all"
+        call = next(_pending(last)).text
+        parts.insert(0, f"{ranks_text(sorted(waiting))} waited in {call}, and {those} have come to it")
     severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
     text = "; ".join(parts) or "no rank waited in a collective when the dumps were written"
     return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, text)
 
 
-def _pending(last: Mapping[tuple[str, str], Mapping[int, Entry]]) -> Any:
+def _pending(last: Mapping[_Key, Mapping[int, Entry]]) -> Any:
     return (entry for by_rank in last.values() for entry in by_rank.values() if not entry.is_over)
 
 
-def _behind_text(behind: Mapping[int, Entry], there: Mapping[int, Entry]) -> str:
+def _behind_text(behind: Mapping[int, Entry | None], there: Mapping[int, Entry]) -> str:
     who, has = ranks_text(sorted(behind)), "has" if len(behind) == 1 else "have"
     call = next(iter(there.values()))
-    before = next(iter(behind.values()))
+    before = next(filter(None, behind.values()), None)
     its = "its" if len(behind) == 1 else "their"
-    return (
-        f"{who} {has} not come to {call.text}, in which {ranks_text(sorted(there))} waited; "
-        f"{its} last call there was {before.text}"
-    )
+    last = f"{its} last call there was {before.text}" if before is not None else f"{its} dump has no call there"
+    return f"{who} {has} not come to {call.text}, in which {ranks_text(sorted(there))} waited; {last}"
 
 
 def _mismatch_text(there: Mapping[int, Entry]) -> str:

@@ -28,8 +28,13 @@ def entry(seq: int, *, op: str = "all_reduce", is_over: bool = True, **fields: A
     return {**usual, "profiling_name": f"nccl:{op}", "state": state, "retired": is_over, "frames": frames, **fields}
 
 
-def dump(*entries: dict[str, Any]) -> Dump:
-    return read_dump(pickle.dumps({"version": "2.10", "pg_status": {"0": {}}, "entries": list(entries)}, protocol=2))
+def dump(*entries: dict[str, Any], **more: Any) -> Dump:
+    whole = {"version": "2.10", "pg_status": {"0": {}}, "entries": list(entries), **more}
+    return read_dump(pickle.dumps(whole, protocol=2))
+
+
+def config(ranks: object, name: str = "0") -> dict[str, Any]:
+    return {name: {"name": name, "desc": "default_pg", "ranks": str(ranks)}}
 
 
 def found(*ranks: list[dict[str, Any]] | None) -> DumpFinding:
@@ -71,6 +76,34 @@ def test_a_rank_without_a_dump_is_named() -> None:
 
     assert (finding.severity, finding.without_dump) == (Severity.CRITICAL, [1])
     assert "rank 1 has left no dump: frozen, killed, or elsewhere" in finding.text
+
+
+def test_members_of_the_groups_without_a_dump_are_named() -> None:
+    one = dump(*WAITS, pg_config=config([0, 1, 2, 7]))
+    finding = compared({0: one, 1: one, 2: one})
+
+    assert (finding.severity, finding.without_dump) == (Severity.CRITICAL, [7])
+    assert "and all that left a dump have come to it; rank 7 has left no dump" in finding.text
+    untold: list[Any] = [config([]), {"0": "?"}, [], None]
+    for one in [dump(*WAITS, pg_config=told) for told in untold]:
+        assert compared({0: one, 1: one}).severity is Severity.WARNING
+
+
+def test_a_member_that_has_not_called_in_a_group_is_named_unless_its_calls_may_be_overwritten() -> None:
+    first = dump(entry(1, is_over=False, record_id=0), pg_config=config([0, 1]))
+    finding = compared({0: first, 1: dump()})
+
+    assert (finding.culprits, finding.waiting) == ([1], [0])
+    assert "rank 1 has not come to all_reduce #1 of default_pg at train.py:11 in main" in finding.text
+    assert "its dump has no call there" in finding.text
+    full = dump(entry(9, process_group=("1", "tensor"), record_id=3000))
+    assert compared({0: first, 1: full}).culprits == []
+
+
+def test_groups_of_one_name_are_told_apart_by_their_ranks() -> None:
+    pairs = [dump(*WAITS, pg_config=config([0, 1]))] * 2 + [dump(entry(5), pg_config=config([2, 3]))] * 2
+
+    assert compared(dict(enumerate(pairs))).culprits == []
 
 
 def test_all_in_one_call_is_nobody_s_fault() -> None:

@@ -1,8 +1,9 @@
 """What files of torch's flight recorder show of ranks that are gone: who had not come to a call that others waited in.
 
 torch writes one a rank at a time-out (`TORCH_FR_DUMP_TEMP_FILE`, by default /tmp/nccl_trace_rank_N), a pickle of plain
-values: an unpickler that refuses every global reads it whole. Of each group its numbered collectives are compared.
-Sends and receives have no numbers that ranks can compare.
+values: an unpickler that refuses every global reads it whole. Of each group its numbered collectives are compared, at
+the first that a rank has not ended: with NCCL ranks enqueue calls ahead. Sends and receives have no numbers that ranks
+can compare.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, 2.8 to 2.13; written by gloo for the tests, not on GPUs.
 """
@@ -14,6 +15,7 @@ import pickle
 import re
 import struct
 from collections import defaultdict
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_DUMP_BYTES = 1 << 26
 _FEW = msgspec.Meta(max_length=64)
+_OWN_SIZES = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "scatter"}
 _RANK = re.compile(r"\b[0-9]{1,6}\b")
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -64,6 +67,11 @@ class Entry(msgspec.Struct, frozen=True):
     def op(self) -> str:
         """Its operation."""
         return clean_name(self.profiling_name.rpartition(":")[2])
+
+    @property
+    def sizes(self) -> str:
+        """Sizes of its inputs, or nothing of a call in which those of ranks may differ."""
+        return "" if self.op in _OWN_SIZES else str(self.input_sizes)
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +167,7 @@ def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
     Args:
         dumps: By rank.
     """
-    last: dict[_Key, dict[int, Entry]] = defaultdict(dict)
+    calls: dict[_Key, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
     everyone = set(range(max(dumps, default=-1) + 1))
     shared: dict[frozenset[int], frozenset[int]] = {}
     for rank, dump in dumps.items():
@@ -167,41 +175,50 @@ def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
         everyone.update(*groups.values())
         for entry in dump.entries:
             if not entry.is_p2p:
-                last[entry.process_group, groups.get(entry.process_group[0], frozenset())][rank] = entry
-    pending = {rank for by_rank in last.values() for rank, entry in by_rank.items() if not entry.is_over}
+                members = groups.get(entry.process_group[0], frozenset())
+                calls[entry.process_group, members][rank][entry.collective_seq_id] = entry
+    waits = {key: _waits(by_rank) for key, by_rank in calls.items()}
+    waiting = {rank for waits_there in waits.values() for rank in waits_there}
+    silent = {rank for rank, dump in dumps.items() if dump.is_whole} - waiting
     without = sorted(everyone - set(dumps))
-    silent = {rank for rank, dump in dumps.items() if dump.is_whole} - pending
     parts: list[str] = []
     culprits: set[int] = set()
-    waiting: set[int] = set()
-    for (_, members), by_rank in last.items():
-        latest = max(entry.collective_seq_id for entry in by_rank.values())
-        at_latest = {rank: entry for rank, entry in by_rank.items() if entry.collective_seq_id == latest}
-        there = {rank: entry for rank, entry in at_latest.items() if not entry.is_over}
-        behind: dict[int, Entry | None] = {rank: None for rank in members & silent if rank not in by_rank}
-        behind |= {rank: entry for rank, entry in by_rank.items() if rank not in at_latest and rank not in pending}
-        waiting |= set(there)
-        if there and behind:
-            culprits |= set(behind)
-            parts.append(_behind_text(behind, there))
-        elif len({(entry.op, str(entry.input_sizes)) for entry in there.values()}) > 1:
-            odd = _fewest(there)
-            culprits |= set(odd)
-            parts.append(_mismatch_text(there))
+    met: list[str] = []
+    for key, by_rank in calls.items():
+        last: dict[int, Entry | None] = {rank: None for rank in key[1] & silent if rank not in by_rank}
+        last |= {rank: next(reversed(own.values())) for rank, own in by_rank.items() if rank not in waiting}
+        for number in sorted({entry.collective_seq_id for entry in waits[key].values()}):
+            there = {rank: entry for rank, entry in waits[key].items() if entry.collective_seq_id == number}
+            called = {rank: own[number] for rank, own in by_rank.items() if number in own}
+            behind = {rank: one for rank, one in last.items() if one is None or one.collective_seq_id < number}
+            last = {rank: one for rank, one in last.items() if rank not in behind}
+            if behind:
+                culprits |= set(behind)
+                parts.append(_behind_text(behind, there))
+            elif len({(entry.op, entry.sizes) for entry in called.values()}) > 1:
+                culprits |= set(_fewest(called))
+                parts.append(_mismatch_text(called))
+                break  # from here on the numbers are of different calls
+            else:
+                met.append(f"{ranks_text(sorted(there))} waited in {next(iter(there.values())).text}")
     if without:
         is_ = "rank {} has" if len(without) == 1 else "ranks {} have"
         parts.append(f"{is_.format(ranks_text(without).partition(' ')[2])} left no dump: frozen, killed, or elsewhere")
-    if not culprits and waiting:
-        those = "all that left a dump" if without else "all"
-        call = next(_pending(last)).text
-        parts.insert(0, f"{ranks_text(sorted(waiting))} waited in {call}, and {those} have come to it")
+    if not culprits and met:
+        more = f" (and so in {len(met) - 1} more calls)" if len(met) > 1 else ""
+        parts.insert(0, f"{met[0]}, and {'all that left a dump' if without else 'all'} have come to it{more}")
     severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
     text = "; ".join(parts) or "no rank waited in a collective when the dumps were written"
     return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, text)
 
 
-def _pending(last: Mapping[_Key, Mapping[int, Entry]]) -> Any:
-    return (entry for by_rank in last.values() for entry in by_rank.values() if not entry.is_over)
+def _waits(by_rank: Mapping[int, dict[int, Entry]]) -> dict[int, Entry]:
+    """Return by rank the first of its calls that is not over, nor followed by one that is: one group's end in order."""
+    waits = {}
+    for rank, own in by_rank.items():
+        for entry in takewhile(lambda entry: not entry.is_over, reversed(own.values())):
+            waits[rank] = entry
+    return waits
 
 
 def _behind_text(behind: Mapping[int, Entry | None], there: Mapping[int, Entry]) -> str:
@@ -225,7 +242,7 @@ def _mismatch_text(there: Mapping[int, Entry]) -> str:
 def _sides(there: Mapping[int, Entry]) -> list[list[int]]:
     sides: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, entry in sorted(there.items()):
-        sides[entry.op, str(entry.input_sizes)].append(rank)
+        sides[entry.op, entry.sizes].append(rank)
     return sorted(sides.values(), key=len)
 
 

@@ -71,6 +71,36 @@ def test_other_calls_under_one_number_are_shown_side_by_side() -> None:
     assert "ranks 0, 2 called all_reduce #6" in finding.text
 
 
+def test_calls_enqueued_ahead_do_not_hide_the_one_that_hangs() -> None:
+    ahead = [entry(seq, is_over=False, state="scheduled") for seq in (6, 7)]
+    all_reduce, broadcast = (entry(5, op=op, is_over=False) for op in ("all_reduce", "broadcast"))
+    finding = found(*[[entry(4), all_reduce, *ahead]] * 3, [entry(4), broadcast, *ahead])
+
+    assert (finding.severity, finding.culprits, finding.waiting) == (Severity.CRITICAL, [3], [0, 1, 2])
+    assert "rank 3 called broadcast #5" in finding.text
+    assert "all_reduce #5" in found(*[[entry(4), all_reduce, *ahead]] * 2).text
+    late = found([entry(4), all_reduce, *ahead], [entry(4)], [entry(4), entry(5), *ahead])
+    assert (late.culprits, late.waiting) == ([1], [0, 2])
+    assert "rank 1 has not come to all_reduce #5" in late.text
+    root_is_through = found([entry(5, op="broadcast"), *ahead], [all_reduce, *ahead], [all_reduce, *ahead])
+    assert root_is_through.culprits == [0]
+    unrecorded_end = entry(3, is_over=False)
+    assert found(*[[unrecorded_end, entry(4)]] * 2).severity is Severity.OK
+
+
+def test_a_rank_that_lags_hides_no_other() -> None:
+    finding = found([entry(5, is_over=False)], *[[entry(5), entry(6, is_over=False)]] * 2, [entry(5)])
+
+    assert (finding.culprits, finding.waiting) == ([3], [0, 1, 2])
+    assert "rank 3 has not come to all_reduce #6" in finding.text
+
+
+def test_sizes_that_may_differ_are_no_mismatch() -> None:
+    uneven = [[entry(6, op="all_to_all", is_over=False, input_sizes=[[rows]])] for rows in (3, 5)]
+
+    assert found(*uneven).severity is Severity.WARNING
+
+
 def test_a_rank_without_a_dump_is_named() -> None:
     finding = found(WAITS, None, WAITS)
 

@@ -18,13 +18,13 @@ HINT = "torch writes them at a time-out, to TORCH_FR_DUMP_TEMP_FILE with the ran
 _NAME = re.compile(r"(.*?)([0-9]{1,6})")
 
 
-def read_dumps(directory: Path) -> dict[int, Dump]:
-    """Return the dumps in a directory by rank.
+def read_dumps(directory: Path) -> tuple[dict[int, Dump], dict[int, str]]:
+    """Return the dumps in a directory by rank, and by rank why a file cannot be read: empty, cut short or no dump.
 
     They share all of their names but the number: of several such sets that with `trace` in its names, or the largest.
 
     Raises:
-        UsageError: There is none, or a file with such a name is no dump.
+        UsageError: There is none that can be read.
     """
     shown = clean(str(directory), LINE_LIMIT)
     try:
@@ -36,18 +36,25 @@ def read_dumps(directory: Path) -> dict[int, Dump]:
     counts = Counter(match[1] for match in names)
     prefix = max(counts, key=lambda one: ("trace" in one, counts[one]))
     ranks = {int(match[2]): match[0] for match in names if match[1] == prefix}
-    return {rank: _read(directory / name) for rank, name in sorted(ranks.items())}
+    dumps: dict[int, Dump] = {}
+    unread: dict[int, str] = {}
+    for rank, name in sorted(ranks.items()):
+        try:
+            dumps[rank] = _read(directory / name)
+        except MalformedDumpError as error:
+            unread[rank] = str(error)
+    if not dumps:
+        name = clean(ranks[min(ranks)], LINE_LIMIT)
+        raise UsageError(f"{shown} has no readable dump of torch's flight recorder; {name}: {unread[min(ranks)]}", HINT)
+    return dumps, unread
 
 
 def _read(path: Path) -> Dump:
-    shown = clean(str(path), LINE_LIMIT)
     try:
         return read_dump(read_regular_file(path, MAX_DUMP_BYTES))
     except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror}", HINT) from error
+        raise MalformedDumpError(f"it cannot be opened: {error.strerror}") from error
     except NotRegularError:
-        raise UsageError(f"{shown} is not a file", HINT) from None
+        raise MalformedDumpError("it is not a file") from None
     except TooLargeError:
-        raise UsageError(f"{shown} is larger than any dump: more than {MAX_DUMP_BYTES >> 20} MiB", HINT) from None
-    except MalformedDumpError as error:
-        raise UsageError(f"{shown} is no dump of torch's flight recorder: {error}", HINT) from error
+        raise MalformedDumpError(f"it is larger than any dump: more than {MAX_DUMP_BYTES >> 20} MiB") from None

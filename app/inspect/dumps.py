@@ -26,13 +26,14 @@ from app.text import LINE_LIMIT, clean, clean_name, place_text, ranks_text
 from ddpcore.wire import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 MAX_DUMP_BYTES = 1 << 26
-_FEW = msgspec.Meta(max_length=64)
 _OWN_SIZES = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "scatter"}
 _RANK = re.compile(r"\b[0-9]{1,6}\b")
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Sizes = Annotated[list[Annotated[list[Number], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1 << 14)]
+"""Of each tensor its dimensions; an all_to_all has as many tensors as ranks."""
 
 
 class MalformedDumpError(Exception):
@@ -57,7 +58,8 @@ class Entry(msgspec.Struct, frozen=True):
     collective_seq_id: Number
     is_p2p: bool
     state: str
-    input_sizes: Annotated[list[Annotated[list[int], _FEW]], _FEW] = []
+    input_sizes: Any = None
+    """As it is in the file, where all entries may share one list: a copy for each would know no bounds."""
     retired: bool = False
     record_id: int = -1
     """How many calls the rank had recorded before it; -1: not told."""
@@ -70,8 +72,11 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> str:
-        """Sizes of its inputs, or nothing of a call in which those of ranks may differ."""
-        return "" if self.op in _OWN_SIZES else str(self.input_sizes)
+        """Sizes of its inputs; nothing where those of ranks may differ or cannot be read."""
+        try:
+            return "" if self.op in _OWN_SIZES else str(msgspec.convert(self.input_sizes, _Sizes))
+        except msgspec.ValidationError:
+            return ""
 
     @property
     def is_over(self) -> bool:
@@ -154,33 +159,30 @@ def read_dump(content: bytes) -> Dump:
     Raises:
         MalformedDumpError: It is none; nothing of it was run.
     """
+    if not content:
+        raise MalformedDumpError("it is empty")
     try:
         values: Any = _PlainUnpickler(io.BytesIO(content)).load()
         return msgspec.convert(values, Dump)
     except (*_ERRORS, TypeError, ValueError, pickle.UnpicklingError, struct.error) as error:
+        if content.startswith(pickle.PROTO) and not content.endswith(pickle.STOP):
+            raise MalformedDumpError("it is cut short") from error
         raise MalformedDumpError(clean(str(error), LINE_LIMIT) or type(error).__name__) from error
 
 
-def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
+def compared(dumps: Mapping[int, Dump], unread: Mapping[int, str] | None = None) -> DumpFinding:
     """Return who held up whom when the dumps were written.
 
     Args:
         dumps: By rank.
+        unread: Why the file of a rank that left no dump cannot be read, by rank.
     """
-    calls: dict[_Key, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
-    everyone = set(range(max(dumps, default=-1) + 1))
-    shared: dict[frozenset[int], frozenset[int]] = {}
-    for rank, dump in dumps.items():
-        groups = {name: shared.setdefault(ranks, ranks) for name, ranks in dump.groups.items()}
-        everyone.update(*groups.values())
-        for entry in dump.entries:
-            if not entry.is_p2p:
-                members = groups.get(entry.process_group[0], frozenset())
-                calls[entry.process_group, members][rank][entry.collective_seq_id] = entry
+    unread = unread or {}
+    calls, everyone = _calls(dumps)
     waits = {key: _waits(by_rank) for key, by_rank in calls.items()}
     waiting = {rank for waits_there in waits.values() for rank in waits_there}
     silent = {rank for rank, dump in dumps.items() if dump.is_whole} - waiting
-    without = sorted(everyone - set(dumps))
+    without = sorted(everyone.union(unread) - set(dumps))
     parts: list[str] = []
     culprits: set[int] = set()
     met: list[str] = []
@@ -201,15 +203,32 @@ def compared(dumps: Mapping[int, Dump]) -> DumpFinding:
                 break  # from here on the numbers are of different calls
             else:
                 met.append(f"{ranks_text(sorted(there))} waited in {next(iter(there.values())).text}")
-    if without:
-        is_ = "rank {} has" if len(without) == 1 else "ranks {} have"
-        parts.append(f"{is_.format(ranks_text(without).partition(' ')[2])} left no dump: frozen, killed, or elsewhere")
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for rank in without:
+        how = f"no readable dump: {unread[rank]}" if rank in unread else "no dump: frozen, killed, or elsewhere"
+        reasons[how].append(rank)
+    parts += [f"{ranks_text(ranks)} {_has(ranks)} left {how}" for how, ranks in reasons.items()]
     if not culprits and met:
         more = f" (and so in {len(met) - 1} more calls)" if len(met) > 1 else ""
         parts.insert(0, f"{met[0]}, and {'all that left a dump' if without else 'all'} have come to it{more}")
     severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
     text = "; ".join(parts) or "no rank waited in a collective when the dumps were written"
     return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, text)
+
+
+def _calls(dumps: Mapping[int, Dump]) -> tuple[dict[_Key, dict[int, dict[int, Entry]]], set[int]]:
+    """Return the collectives of each group by rank and number, and the ranks of the job."""
+    calls: dict[_Key, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
+    everyone = set(range(max(dumps, default=-1) + 1))
+    shared: dict[frozenset[int], frozenset[int]] = {}
+    for rank, dump in dumps.items():
+        groups = {name: shared.setdefault(ranks, ranks) for name, ranks in dump.groups.items()}
+        everyone.update(*groups.values())
+        for entry in dump.entries:
+            if not entry.is_p2p:
+                members = groups.get(entry.process_group[0], frozenset())
+                calls[entry.process_group, members][rank][entry.collective_seq_id] = entry
+    return calls, everyone
 
 
 def _waits(by_rank: Mapping[int, dict[int, Entry]]) -> dict[int, Entry]:
@@ -221,8 +240,12 @@ def _waits(by_rank: Mapping[int, dict[int, Entry]]) -> dict[int, Entry]:
     return waits
 
 
+def _has(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
 def _behind_text(behind: Mapping[int, Entry | None], there: Mapping[int, Entry]) -> str:
-    who, has = ranks_text(sorted(behind)), "has" if len(behind) == 1 else "have"
+    who, has = ranks_text(sorted(behind)), _has(behind)
     call = next(iter(there.values()))
     before = next(filter(None, behind.values()), None)
     its = "its" if len(behind) == 1 else "their"
@@ -231,12 +254,12 @@ def _behind_text(behind: Mapping[int, Entry | None], there: Mapping[int, Entry])
 
 
 def _mismatch_text(there: Mapping[int, Entry]) -> str:
-    sides = _sides(there)
-    calls = "; ".join(
-        f"{ranks_text(ranks)} called {there[ranks[0]].text} with sizes {there[ranks[0]].input_sizes}"[:LINE_LIMIT]
-        for ranks in sides
-    )
-    return f"the ranks called different things under one number: {clean(calls, 2 * LINE_LIMIT)}"
+    calls = []
+    for ranks in _sides(there):
+        entry = there[ranks[0]]
+        sizes = f" with sizes {entry.sizes}" if entry.sizes else ""
+        calls.append(f"{ranks_text(ranks)} called {entry.text}{sizes}"[:LINE_LIMIT])
+    return f"the ranks called different things under one number: {clean('; '.join(calls), 2 * LINE_LIMIT)}"
 
 
 def _sides(there: Mapping[int, Entry]) -> list[list[int]]:

@@ -198,10 +198,31 @@ def test_the_files_of_a_set_are_found_beside_others(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"other-{number}").write_text("no dump")
 
-    assert sorted(read_dumps(tmp_path)) == [0, 1, 2]
-    (tmp_path / "nccl_trace_rank_1").write_text("no dump")
-    with pytest.raises(UsageError, match="nccl_trace_rank_1 is no dump of torch's flight recorder"):
+    assert [sorted(one) for one in read_dumps(tmp_path)] == [[0, 1, 2], []]
+    for rank in range(3):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text("no dump")
+    with pytest.raises(UsageError, match="has no readable dump of torch's flight recorder; nccl_trace_rank_0: "):
         read_dumps(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="has no file whose name ends with a rank"):
         read_dumps(tmp_path / "empty")
+
+
+def test_a_file_that_cannot_be_read_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
+    whole = pickle.dumps({"entries": WAITS}, protocol=2)
+    for rank, content in enumerate([whole, b"", whole[:-9], whole, pickle.dumps({"entries": [entry(5)]})]):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
+    (tmp_path / "nccl_trace_rank_5").mkdir()
+    finding = compared(*read_dumps(tmp_path))
+
+    assert (finding.culprits, finding.waiting, finding.without_dump) == ([4], [0, 3], [1, 2, 5])
+    for said in ("1 has left no readable dump: it is empty", "2 has left no readable dump: it is cut short", "5 has"):
+        assert f"rank {said}" in finding.text
+
+
+def test_a_call_may_have_a_tensor_for_each_of_many_ranks() -> None:
+    many, other = ([[4]] * 72 + [[last]] for last in (4, 5))
+
+    assert found(*[[entry(6, is_over=False, input_sizes=many)]] * 2).severity is Severity.WARNING
+    odd = found(*[[entry(6, is_over=False, input_sizes=sizes)] for sizes in (many, many, other)])
+    assert odd.culprits == [2]

@@ -1,7 +1,8 @@
 """What files of torch's flight recorder show of ranks that are gone: who had not come to a call that others waited in.
 
-torch writes one a rank at a time-out (`TORCH_FR_DUMP_TEMP_FILE`, by default /tmp/nccl_trace_rank_N), a pickle of plain
-values: an unpickler that refuses every global reads it whole. Of each group its numbered collectives are compared, at
+torch writes one a rank at a time-out (`TORCH_FR_DUMP_TEMP_FILE`, by default comm_lib_trace_rank_N in torch/ of
+$XDG_CACHE_HOME or ~/.cache, of older torch /tmp/nccl_trace_rank_N), a pickle of plain values: an unpickler that refuses
+every global reads it whole. Of each group its numbered collectives are compared, at
 the first that a rank has not ended: with NCCL ranks enqueue calls ahead. Sends and receives have no numbers that ranks
 can compare.
 
@@ -33,7 +34,7 @@ _OWN_SIZES = {"all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gat
 _RANK = re.compile(r"\b[0-9]{1,6}\b")
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Sizes = Annotated[list[Annotated[list[Number], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1 << 14)]
-"""Of each tensor its dimensions; an all_to_all has as many tensors as ranks."""
+"""Dimensions of each tensor; an all_to_all has as many tensors as ranks."""
 
 
 class MalformedDumpError(Exception):
@@ -62,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True):
     """As it is in the file, where all entries may share one list: a copy for each would know no bounds."""
     retired: bool = False
     record_id: int = -1
-    """How many calls the rank had recorded before it; -1: not told."""
+    """How many calls the rank had recorded before it; -1: unknown."""
     frames: Annotated[list[Frame], msgspec.Meta(max_length=256)] = []
 
     @property
@@ -99,7 +100,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 class _Group(msgspec.Struct, frozen=True):
     ranks: str
-    """`[0, 1, 2]`, or `[]` where torch does not tell."""
+    """`[0, 1, 2]`, or `[]` where torch has not recorded them."""
 
 
 class Dump(msgspec.Struct, frozen=True):
@@ -110,13 +111,19 @@ class Dump(msgspec.Struct, frozen=True):
 
     @property
     def groups(self) -> dict[str, frozenset[int]]:
-        """Ranks of each group that the rank has called in, by the group's name; gloo tells none."""
+        """Ranks of each group that the rank has called in, by the group's name; gloo records none."""
         try:
-            told = msgspec.convert(self.pg_config, dict[str, _Group])
+            config = msgspec.convert(self.pg_config, dict[str, _Group])
         except msgspec.ValidationError:
             return {}
-        ranks = {text: frozenset(map(int, _RANK.findall(text))) for text in {group.ranks for group in told.values()}}
-        return {name: ranks[group.ranks] for name, group in told.items() if ranks[group.ranks]}
+        texts = {group.ranks for group in config.values()}
+        ranks = {text: frozenset(map(int, _RANK.findall(text))) for text in texts}
+        return {name: ranks[group.ranks] for name, group in config.items() if ranks[group.ranks]}
+
+    @property
+    def world(self) -> frozenset[int]:
+        """Ranks of the default group; none where they are not recorded."""
+        return self.groups.get("0", frozenset())
 
     @property
     def is_whole(self) -> bool:
@@ -135,7 +142,7 @@ class DumpFinding(NamedTuple):
     culprits: list[int]
     waiting: list[int]
     without_dump: list[int]
-    """Ranks of the job, as the groups and the files' names tell them, without a file that can be read."""
+    """Ranks of the job, by the groups and the files' names, without a file that can be read."""
     text: str
 
 
@@ -170,12 +177,15 @@ def read_dump(content: bytes) -> Dump:
         raise MalformedDumpError(clean(str(error), LINE_LIMIT) or type(error).__name__) from error
 
 
-def compared(dumps: Mapping[int, Dump], unread: Mapping[int, str] | None = None) -> DumpFinding:
+def compared(
+    dumps: Mapping[int, Dump], unread: Mapping[int, str] | None = None, notes: Sequence[str] = ()
+) -> DumpFinding:
     """Return who held up whom when the dumps were written.
 
     Args:
         dumps: By rank.
         unread: Why the file of a rank that left no dump cannot be read, by rank.
+        notes: What else the files show.
     """
     unread = unread or {}
     calls, everyone = _calls(dumps)
@@ -212,8 +222,8 @@ def compared(dumps: Mapping[int, Dump], unread: Mapping[int, str] | None = None)
         more = f" (and so in {len(met) - 1} more calls)" if len(met) > 1 else ""
         parts.insert(0, f"{met[0]}, and {'all that left a dump' if without else 'all'} have come to it{more}")
     severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
-    text = "; ".join(parts) or "no rank waited in a collective when the dumps were written"
-    return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, text)
+    parts = parts or ["no rank waited in a collective when the dumps were written"]
+    return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, "; ".join([*parts, *notes]))
 
 
 def _calls(dumps: Mapping[int, Dump]) -> tuple[dict[_Key, dict[int, dict[int, Entry]]], set[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from app.inspect.dump_files import read_dumps
 from app.inspect.dumps import Dump, DumpFinding, MalformedDumpError, compared, read_dump
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 LIBRARY_FRAME = {"filename": "/venv/lib/python3.11/site-packages/torch/distributed/x.py", "line": 9, "name": "wrapper"}
@@ -33,8 +35,8 @@ def dump(*entries: dict[str, Any], **more: Any) -> Dump:
     return read_dump(pickle.dumps(whole, protocol=2))
 
 
-def config(ranks: object, name: str = "0") -> dict[str, Any]:
-    return {name: {"name": name, "desc": "default_pg", "ranks": str(ranks)}}
+def config(ranks: Iterable[int], name: str = "0") -> dict[str, Any]:
+    return {name: {"name": name, "desc": "default_pg", "ranks": str(list(ranks))}}
 
 
 def found(*ranks: list[dict[str, Any]] | None) -> DumpFinding:
@@ -114,8 +116,8 @@ def test_members_of_the_groups_without_a_dump_are_named() -> None:
 
     assert (finding.severity, finding.without_dump) == (Severity.CRITICAL, [7])
     assert "and all that left a dump have come to it; rank 7 has left no dump" in finding.text
-    untold: list[Any] = [config([]), {"0": "?"}, [], None]
-    for one in [dump(*WAITS, pg_config=told) for told in untold]:
+    unknown: list[Any] = [config([]), {"0": "?"}, [], None]
+    for one in [dump(*WAITS, pg_config=one) for one in unknown]:
         assert compared({0: one, 1: one}).severity is Severity.WARNING
 
 
@@ -198,7 +200,7 @@ def test_the_files_of_a_set_are_found_beside_others(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"other-{number}").write_text("no dump")
 
-    assert [sorted(one) for one in read_dumps(tmp_path)] == [[0, 1, 2], []]
+    assert [sorted(one) for one in read_dumps(tmp_path)] == [[0, 1, 2], [], []]
     for rank in range(3):
         (tmp_path / f"nccl_trace_rank_{rank}").write_text("no dump")
     with pytest.raises(UsageError, match="has no readable dump of torch's flight recorder; nccl_trace_rank_0: "):
@@ -218,6 +220,26 @@ def test_a_file_that_cannot_be_read_is_said_and_the_others_are_compared(tmp_path
     assert (finding.culprits, finding.waiting, finding.without_dump) == ([4], [0, 3], [1, 2, 5])
     for said in ("1 has left no readable dump: it is empty", "2 has left no readable dump: it is cut short", "5 has"):
         assert f"rank {said}" in finding.text
+
+
+def test_files_of_another_job_are_left_out_and_old_ones_are_named(tmp_path: Path) -> None:
+    written = (9_000, 5_000, 10_000, *[4_000] * 5)
+    for rank in range(8):
+        path = tmp_path / f"comm_lib_trace_rank_{rank}"
+        world = config(range(4) if rank < 3 else range(8))
+        path.write_bytes(pickle.dumps({"entries": WAITS if rank < 3 else [entry(5)], "pg_config": world}, protocol=2))
+        os.utime(path, (0, written[rank]))
+    (tmp_path / "comm_lib_trace_rank_7").write_bytes(b"")
+    dumps, unread, notes = read_dumps(tmp_path)
+
+    assert (sorted(dumps), unread) == ([0, 1, 2], {})
+    assert notes == [
+        "left out: the files of ranks 3-7 of another job than the latest, that of rank 2",
+        "the file of rank 1 over an hour older than the latest: of an earlier job?",
+    ]
+    finding = compared(dumps, unread, notes)
+    assert (finding.culprits, finding.without_dump) == ([], [3])
+    assert finding.text.endswith("; ".join(["", *notes]))
 
 
 def test_a_call_may_have_a_tensor_for_each_of_many_ranks() -> None:

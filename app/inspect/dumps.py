@@ -191,19 +191,20 @@ def compared(
     calls, everyone = _calls(dumps)
     waits = {key: _waits(by_rank) for key, by_rank in calls.items()}
     waiting = {rank for waits_there in waits.values() for rank in waits_there}
-    silent = {rank for rank, dump in dumps.items() if dump.is_whole} - waiting
+    silent = {rank for rank, dump in dumps.items() if dump.is_whole}
     without = sorted(everyone.union(unread) - set(dumps))
     parts: list[str] = []
     culprits: set[int] = set()
     met: list[str] = []
     for key, by_rank in calls.items():
         last: dict[int, Entry | None] = {rank: None for rank in key[1] & silent if rank not in by_rank}
-        last |= {rank: next(reversed(own.values())) for rank, own in by_rank.items() if rank not in waiting}
+        last |= {rank: next(reversed(own.values())) for rank, own in by_rank.items()}
         for number in sorted({entry.collective_seq_id for entry in waits[key].values()}):
             there = {rank: entry for rank, entry in waits[key].items() if entry.collective_seq_id == number}
             called = {rank: own[number] for rank, own in by_rank.items() if number in own}
-            behind = {rank: one for rank, one in last.items() if one is None or one.collective_seq_id < number}
-            last = {rank: one for rank, one in last.items() if rank not in behind}
+            absent = {rank: one for rank, one in last.items() if one is None or one.collective_seq_id < number}
+            last = {rank: one for rank, one in last.items() if rank not in absent}
+            behind = {rank: one for rank, one in absent.items() if rank not in waiting}
             if behind:
                 culprits |= set(behind)
                 parts.append(_behind_text(behind, there))
@@ -212,15 +213,18 @@ def compared(
                 parts.append(_mismatch_text(called))
                 break  # from here on the numbers are of different calls
             else:
-                met.append(f"{ranks_text(sorted(there))} waited in {next(iter(there.values())).text}")
+                come = f"all{' that left a dump' if without else ''} have come to it"
+                if absent:
+                    come = f"{ranks_text(sorted(absent))}, waiting in another call, {_has(absent)} not come to it"
+                met.append(f"{ranks_text(sorted(there))} waited in {next(iter(there.values())).text}, and {come}")
     reasons: dict[str, list[int]] = defaultdict(list)
     for rank in without:
         how = f"no readable dump: {unread[rank]}" if rank in unread else "no dump: frozen, killed, or elsewhere"
         reasons[how].append(rank)
     parts += [f"{ranks_text(ranks)} {_has(ranks)} left {how}" for how, ranks in reasons.items()]
     if not culprits and met:
-        more = f" (and so in {len(met) - 1} more calls)" if len(met) > 1 else ""
-        parts.insert(0, f"{met[0]}, and {'all that left a dump' if without else 'all'} have come to it{more}")
+        more = f" (one of {len(met)} such calls)" if len(met) > 1 else ""
+        parts.insert(0, f"{met[0]}{more}")
     severity = Severity.CRITICAL if culprits or without else Severity.WARNING if waiting else Severity.OK
     parts = parts or ["no rank waited in a collective when the dumps were written"]
     return DumpFinding(severity, sorted(culprits), sorted(waiting - culprits), without, "; ".join([*parts, *notes]))

@@ -46,6 +46,9 @@ def found(*ranks: list[dict[str, Any]] | None) -> DumpFinding:
 WAITS = [entry(5), entry(6, is_over=False)]
 
 
+TENSOR = ("1", "tensor")
+
+
 def test_the_rank_that_has_not_come_is_named_with_its_last_line() -> None:
     finding = found(WAITS, [entry(5)], WAITS)
 
@@ -57,12 +60,18 @@ def test_the_rank_that_has_not_come_is_named_with_its_last_line() -> None:
 
 
 def test_a_rank_that_waits_in_another_group_is_no_culprit() -> None:
-    other = ("1", "tensor")
-    waits_there = entry(3, is_over=False, process_group=other)
-    finding = found(WAITS, [entry(5), waits_there], [entry(5), entry(2, process_group=other)])
+    waits_there = entry(3, is_over=False, process_group=TENSOR)
+    finding = found(WAITS, [entry(5), waits_there], [entry(5), entry(2, process_group=TENSOR)])
 
     assert finding.culprits == [2]
     assert "rank 2 has not come to all_reduce #3 of tensor" in finding.text
+
+
+def test_ranks_that_wait_for_each_other_are_not_said_to_have_come() -> None:
+    finding = found([*WAITS, entry(2, process_group=TENSOR)], [entry(5), entry(3, is_over=False, process_group=TENSOR)])
+
+    assert (finding.severity, finding.culprits, finding.waiting) == (Severity.WARNING, [], [0, 1])
+    assert "and rank 1, waiting in another call, has not come to it (one of 2 such calls)" in finding.text
 
 
 def test_other_calls_under_one_number_are_shown_side_by_side() -> None:
@@ -128,7 +137,7 @@ def test_a_member_that_has_not_called_in_a_group_is_named_unless_its_calls_may_b
     assert (finding.culprits, finding.waiting) == ([1], [0])
     assert "rank 1 has not come to all_reduce #1 of default_pg at train.py:11 in main" in finding.text
     assert "its dump has no call there" in finding.text
-    full = dump(entry(9, process_group=("1", "tensor"), record_id=3000))
+    full = dump(entry(9, process_group=TENSOR, record_id=3000))
     assert compared({0: first, 1: full}).culprits == []
 
 

@@ -59,13 +59,13 @@ def read_dumps(directory: Path) -> tuple[dict[int, Dump], dict[int, str], list[s
         latest = max(worlds, key=lambda rank: times[rank])
         now = worlds[latest]
         if others := [rank for rank in ranks if rank not in now or worlds.get(rank, now) != now]:
-            notes.append(f"left out: {_files_of(others)} of another job than the latest, that of rank {latest}")
+            notes.append(f"left out: {_files_of(others)}, of another job than the latest file, that of rank {latest}")
         for rank in others:
             dumps.pop(rank, None)
             unread.pop(rank, None)
     end = max(times[rank] for rank in dumps)
     if old := [rank for rank in dumps if end - times[rank] > _OLD_S]:
-        notes.append(f"{_files_of(old)} over an hour older than the latest: of an earlier job?")
+        notes.append(f"more than an hour older than the latest, so perhaps of an earlier job: {_files_of(old)}")
     return dumps, unread, notes
 
 

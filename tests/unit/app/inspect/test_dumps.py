@@ -243,8 +243,8 @@ def test_files_of_another_job_are_left_out_and_old_ones_are_named(tmp_path: Path
 
     assert (sorted(dumps), unread) == ([0, 1, 2], {})
     assert notes == [
-        "left out: the files of ranks 3-7 of another job than the latest, that of rank 2",
-        "the file of rank 1 over an hour older than the latest: of an earlier job?",
+        "left out: the files of ranks 3-7, of another job than the latest file, that of rank 2",
+        "more than an hour older than the latest, so perhaps of an earlier job: the file of rank 1",
     ]
     finding = compared(dumps, unread, notes)
     assert (finding.culprits, finding.without_dump) == ([], [3])

@@ -366,7 +366,7 @@ def _inspect(
 
 def _print_dumps(directory: Path, *, is_json: bool) -> ExitCode:
     """Print what the dumps in a directory show, and return the exit code."""
-    finding = compared(read_dumps(directory))
+    finding = compared(*read_dumps(directory))
     if is_json:
         print_json({"dumps": finding._asdict()})
     else:

@@ -53,7 +53,7 @@ def test_the_rank_that_has_not_come_is_named_after_the_end(tmp_path: Path) -> No
     dumps.mkdir()
     assert [outcome.status for outcome in try_ranks(leave_dumps, 3, tmp_path)] == [0, 0, 0]
 
-    finding = compared(read_dumps(dumps))
+    finding = compared(*read_dumps(dumps))
 
     assert (finding.culprits, finding.waiting, finding.without_dump) == ([2], [0, 1], [])
     assert "rank 2 has not come to all_reduce #6" in finding.text

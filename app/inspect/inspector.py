@@ -25,7 +25,7 @@ from app.errors import HostUnreachableError, SessionError
 from app.inspect import gpus_on_host, on_host
 from app.inspect.seen import MAX_TROUBLE, GpusSeen, HostSeen, SmiSeen, jobs_of
 from app.ssh.config import THIS_MACHINE
-from app.ssh.remote_command import python_command
+from app.ssh.remote_command import TOO_OLD, python_command
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text
 from app.threads import run_parallel
 from ddpcore.wire import DECODE_ERRORS
@@ -42,6 +42,8 @@ BEGIN_S = 60.0
 """Seconds for a Python to start there and to find the ranks, on a busy machine."""
 SLOWEST_BYTES_HZ = 50_000
 MAX_SEEN_BYTES = 1 << 26
+OLDEST = (3, 9)
+"""Python of what runs on a host."""
 LOOK_PERIOD_S = 1.5
 """Seconds between two looks of `HostLooks`: rows older than two seconds are shown as old."""
 _BEGIN = b"eJ"
@@ -215,8 +217,12 @@ def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
 
 def last_line(link: AgentLink, program: str, *arguments: str, given: bytes = b"", timeout_s: float = BEGIN_S) -> str:
     """Return the last line that a program prints there; -I: no module of the directory that a login begins in."""
-    command, source = python_command(program, *arguments)
+    command, source = python_command(program, *arguments, oldest=OLDEST)
     done = link.run_python(["-I", *command], timeout_s, source + given)
+    if done.exit_code and TOO_OLD in done.error_text:
+        version = clean_name(done.error_text.partition(TOO_OLD)[2])
+        detail = f"its {clean(link.python)} is {version}, and inspect needs {'.'.join(map(str, OLDEST))} or newer"
+        raise HostUnreachableError(link.host, detail, "name a newer one: --python")
     if done.exit_code:
         raise HostUnreachableError(
             link.host, f"its {clean(link.python)} ends with an error: {clean(done.error_text, LINE_LIMIT)}"

@@ -44,17 +44,22 @@ def _quoted(text: str) -> str:
     return shlex.quote(text).replace("!", r"'\!'")
 
 
-def python_command(source: str, *arguments: str) -> tuple[list[str], bytes]:
+def python_command(source: str, *arguments: str, oldest: tuple[int, ...] = ()) -> tuple[list[str], bytes]:
     """Return the arguments that have a Python run a source, and what its standard input has to begin with.
 
-    Nothing is imported from the directory that a login begins in; Python's own option for it came with 3.11.
+    Nothing is imported from the directory that a login begins in; Python's own option for it came with 3.11. A Python
+    that is not of the `oldest` version prints `TOO_OLD` and its own as an error.
     """
     data = source.encode()
-    return ["-c", _RUN.format(len(data)), *arguments], data
+    return ["-c", _RUN.format(oldest, TOO_OLD, len(data)), *arguments], data
+
+
+TOO_OLD = "too old: Python "
 
 
 _RUN = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import sys; sys.version_info < {} and sys.exit('{}%d.%d' % sys.version_info[:2]); "
+    "sys.path[:] = filter(None, sys.path); "
     "exec(compile(getattr(sys.stdin, 'buffer', sys.stdin).read({}), 'rankdeck', 'exec'))"
 )
 """A Python 2 runs it, too, and names the source's first error of syntax."""

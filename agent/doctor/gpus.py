@@ -95,7 +95,7 @@ def gpu_rows(sample: GpuSample | None, interpreter: Interpreter, pci_devices: Pa
     if interpreter.num_gpus and not interpreter.nccl:
         detail = f"torch {interpreter.torch} has no NCCL: its ranks on GPUs would speak over the CPU, by gloo"
         yield Row("torch_gpus", Health.WARN, detail, "install another build of torch")
-    if interpreter.is_imported and not interpreter.num_gpus:
+    if interpreter.num_gpus == 0:
         built = f"built for {interpreter.cuda}" if interpreter.cuda else "built without CUDA"
         detail = f"torch {interpreter.torch} can use none of the {len(sample.gpus)} GPUs ({built})"
         todo = f"install a torch that goes with driver {sample.driver_version or 'there'}; is CUDA_VISIBLE_DEVICES set?"

@@ -27,7 +27,7 @@ ANSWER_S = 30.0
 MAX_ERROR_CHARS = 300
 _NUM_PARTS = 2
 _ASK = """
-import json, sys, importlib.metadata as metadata, importlib.util
+import json, sys, time, importlib.metadata as metadata, importlib.util
 def report(**facts):
     print("\\n" + json.dumps(facts), flush=True)
 try:
@@ -37,16 +37,19 @@ except metadata.PackageNotFoundError:
 is_missing = importlib.util.find_spec("torch") is None
 report(python=".".join(map(str, sys.version_info[:3])), torch=version, is_missing=is_missing)
 if not is_missing:
+    began_s = time.monotonic()
     import torch
+    import_s = time.monotonic() - began_s
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     report(
         torch=str(torch.__version__),
         cuda=torch.version.cuda or ("hip " + torch.version.hip if torch.version.hip else ""),
         nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
         is_distributed=torch.distributed.is_available(),
-        num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         is_imported=True,
+        import_s=import_s,
     )
+    report(num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)
 """
 
 
@@ -61,10 +64,12 @@ class Interpreter(msgspec.Struct, frozen=True):
     num_gpus: int | None = None
     """GPUs that torch can use; None is unknown."""
     is_imported: bool = False
+    import_s: float = 0.0
+    """Seconds that `import torch` took."""
     is_missing: bool = False
     """True if torch is not installed."""
     error: str = ""
-    """Exception of `import torch`, or why there is no answer."""
+    """Exception of `import torch` or of its look at the GPUs, or why there is no answer."""
 
 
 def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
@@ -90,7 +95,7 @@ def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
     why = output.last_error or ending
     if not found.python:
         return Interpreter(error=f"{python} is no Python: {why}")
-    return found if found.is_imported or found.is_missing else msgspec.structs.replace(found, error=why)
+    return found if found.num_gpus is not None or found.is_missing else msgspec.structs.replace(found, error=why)
 
 
 def interpreter_rows(python: str, found: Interpreter) -> Iterator[Row]:
@@ -123,6 +128,12 @@ def _torch_rows(python: str, found: Interpreter) -> Iterator[Row]:
         yield Row("torch", Health.OK, found.torch)
     if found.is_imported:
         yield Row("nccl", Health.OK, found.nccl or "this torch has none: gloo connects the ranks")
+    if found.is_imported and found.num_gpus is None and found.error:
+        problem = f"torch cannot look at the GPUs: {found.error[:MAX_ERROR_CHARS]}"
+        # A slow import may have left the look too little time.
+        status = Health.WARN if found.import_s > ANSWER_S / 2 else Health.BAD
+        todo = "does nvidia-smi answer? persistence mode makes it fast (nvidia-smi -pm 1); or look at dmesg for Xid"
+        yield Row("torch_gpus", status, problem, todo)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -431,7 +431,8 @@ class Jobs:
         """Add to a worker's end its exception or last line, for the node's state; return these."""
         rank, how, found = ended.rank, ended.exit, None
         if how.code != 0:
-            found = launch.failure_of(rank) or self._space.failure_of(rank) or launch.last_failure_of(rank, how.code)
+            found = launch.failure_of(rank, how.signal) or self._space.failure_of(rank)
+            found = found or launch.last_failure_of(rank, how.code)
         text = found.text if found else FailureText()
         if how.code != 0:
             error = text.exception or text.last_line

@@ -18,7 +18,7 @@ from agent.files import read_regular
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted, Round
 from agent.jobs.preflight import interface_to, local_address
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
-from agent.logs.failure_files import find_failure, first_failure, last_failure
+from agent.logs.failure_files import find_failure, first_failure, last_failure, reported_exit_codes
 from agent.processes.shim_process import (
     Invocation,
     LoneLauncher,
@@ -170,9 +170,9 @@ class Launch:
         for rank in self.job.ranks:
             self.ask(rank, request)
 
-    def failure_of(self, rank: int) -> FoundFailure | None:
-        """Return the failure in a rank's files."""
-        return find_failure(self.ranks_dir, rank)
+    def failure_of(self, rank: int, signal: int | None) -> FoundFailure | None:
+        """Return the failure in a rank's files; `signal` is what ended it, None with an exit code."""
+        return find_failure(self.ranks_dir, rank, signal)
 
     def last_failure_of(self, rank: int, code: int | None) -> FoundFailure | None:
         """Return the last line of a rank that ended with a code and left no exception."""
@@ -180,7 +180,7 @@ class Launch:
 
     def any_failure(self) -> FoundFailure | None:
         """Return the first failure in the files of this node's ranks, else of the launcher."""
-        return first_failure(self.ranks_dir, self.job.ranks)
+        return first_failure(self.ranks_dir, self.job.ranks, reported_exit_codes(self.job_dir))
 
     def ask(self, rank: int, request: ProbeRequest) -> bool:
         """Send a request to a rank's probe; return whether it listens."""

@@ -102,8 +102,8 @@ def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None =
     is_late = known is not None and now_s - known.at_s > TOGETHER_S
     is_requested = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
     failure = _failure(event.rank, worker_end(event), event.found, now_s, is_requested=is_requested)
-    exception = event.found.text.exception if event.found else ""
-    is_interrupted = event.signal == Signals.SIGINT and exception.startswith(INTERRUPTED)
+    raised = (event.found.text.exception, event.found.text.outer) if event.found else ()
+    is_interrupted = event.signal == Signals.SIGINT and any(one.startswith(INTERRUPTED) for one in raised)
     is_bare = event.signal in ENDING_SIGNALS and (is_interrupted or not event.found)
     return msgspec.structs.replace(failure, is_bare_signal=is_bare)
 

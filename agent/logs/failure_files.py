@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from signal import SIGINT
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +21,7 @@ from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, FailureText, FoundFai
 from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LogStream, exception_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 TAIL_BYTES = 131_072
@@ -49,10 +50,13 @@ class _ErrorFile(msgspec.Struct):
     message: _Message | str = ""
 
 
-def find_failure(job_dir: Path, rank: int) -> FoundFailure | None:
-    """Return the failure that a rank's files hold; None when they hold none. Blocks on the disk alone."""
+def find_failure(job_dir: Path, rank: int, signal: int | None = None) -> FoundFailure | None:
+    """Return the failure that a rank's files hold; None when they hold none. Blocks on the disk alone.
+
+    `signal` is what ended the rank, None with an exit code; see `failure_in`.
+    """
     in_error_file = _in_error_file(log_path(job_dir, rank, LogStream.ERROR), rank)
-    return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank)
+    return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank, signal)
 
 
 def last_failure(job_dir: Path, rank: int) -> FoundFailure | None:
@@ -62,9 +66,13 @@ def last_failure(job_dir: Path, rank: int) -> FoundFailure | None:
     return FoundFailure(FailureText(last_line=line), rank) if line else None
 
 
-def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
-    """Return the first failure in the files of some ranks, else in the launcher's; its own, if it got SIGINT."""
-    found = [failure for rank in ranks if (failure := find_failure(job_dir, rank))]
+def first_failure(job_dir: Path, ranks: Iterable[int], codes: Mapping[int, int]) -> FoundFailure | None:
+    """Return the first failure in the files of some ranks, else in the launcher's; its own, if it got SIGINT.
+
+    `codes` is what the launcher reports; a rank that it does not list has not ended by itself.
+    """
+    ends = [(rank, codes.get(rank, -SIGINT)) for rank in ranks]
+    found = [one for rank, code in ends if (one := find_failure(job_dir, rank, None if code > 0 else -code))]
     found.sort(key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
     own = [failure for failure in found if not failure.text.exception.startswith(INTERRUPTED)]
     in_launcher = None if own else _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)
@@ -97,9 +105,9 @@ def _in_error_file(path: Path, rank: int) -> FoundFailure | None:
     return FoundFailure(text, rank, time.monotonic() - content.age_s)
 
 
-def _in_output(path: Path, rank: int) -> FoundFailure | None:
+def _in_output(path: Path, rank: int, signal: int | None = None) -> FoundFailure | None:
     text = _text_of(path)
-    failure = None if text is None else failure_in(text)
+    failure = None if text is None else failure_in(text, signal)
     return FoundFailure(failure, rank) if failure else None
 
 

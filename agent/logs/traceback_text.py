@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from signal import Signals
 
 import msgspec
 
-from agent.wire.logs import LAUNCHER_RANK, MAX_TRACEBACK_BYTES, exception_line
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, MAX_TRACEBACK_BYTES, exception_line
 
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
@@ -116,15 +117,23 @@ class _Block(msgspec.Struct):
     def has_text(self) -> bool:
         return any(one.text for one in self.exceptions)
 
+    def may_end_by(self, signal: int | None) -> bool:
+        """Return whether a rank that ended by a signal, None is an exit code, may have ended of this."""
+        if self.is_prefixed or self.is_native or signal in (None, Signals.SIGABRT):
+            return True
+        return signal == Signals.SIGINT and any(one.text.startswith(INTERRUPTED) for one in self.exceptions)
 
-def failure_in(text: str) -> FailureText | None:
+
+def failure_in(text: str, signal: int | None = None) -> FailureText | None:
     """Return what ended a rank by the text that it left; None when that names no exception.
 
     A program may have printed exceptions that it survived. What torch marked as uncaught counts before everything else,
-    then what was printed last.
+    then what was printed last. Of a rank that a signal ended other tracebacks do not count: an uncaught exception ends
+    by an exit code, but for SIGABRT, and KeyboardInterrupt by SIGINT.
     """
     lines = text.splitlines()
-    raised = [block for block in _Reader(lines).blocks() if block.has_text and not block.is_ignored]
+    blocks = [block for block in _Reader(lines).blocks() if block.has_text and not block.is_ignored]
+    raised = [block for block in blocks if block.may_end_by(signal)]
     if not raised:
         return None
     marked = [block for block in raised if block.is_prefixed and not block.is_native]

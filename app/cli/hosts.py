@@ -271,7 +271,7 @@ LOOK_PERIOD_S = 1.0
     "--evidence",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write everything that was seen into a new file, as JSON",
+    help="Write all that the latest looks have seen into a new file, as JSON",
 )
 @click.option(
     "--dumps",
@@ -340,7 +340,7 @@ def _inspect(
     evidence: Path | None,
 ) -> ExitCode:
     """Look once, print what is found, and return the exit code; `evidence` is a file of our own."""
-    seen, code = _seen_on(wanted, see)
+    seen, rows, code = _seen_on(wanted, see)
     if evidence is not None:
         _write(evidence, seen)
     jobs = [job for job in jobs_of(seen.items()) if which is None or _is_meant(job, which)]
@@ -352,7 +352,7 @@ def _inspect(
     found = [(job, [standing_of(rank) for rank in job.ranks]) for job in jobs]
     findings = [(job, standings, finding_of(job, standings, ranks_behind(job))) for job, standings in found]
     if is_json:
-        print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen)})
+        print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen), "hosts": rows})
     else:
         for one in findings:
             click.echo("\n".join(job_lines(*one)))
@@ -374,17 +374,25 @@ def _print_dumps(directory: Path, *, is_json: bool) -> ExitCode:
     return ExitCode.VERDICT_STANDS if finding.severity is Severity.CRITICAL else ExitCode.WELL
 
 
-def _seen_on(wanted: HostsWanted, see: Callable[[AgentLink], HostSeen]) -> tuple[dict[str, HostSeen], ExitCode]:
-    """Return what each host has shown, and the exit code of the first that failed; its error is printed."""
+def _seen_on(
+    wanted: HostsWanted, see: Callable[[AgentLink], HostSeen]
+) -> tuple[dict[str, HostSeen], list[dict[str, str | None]], ExitCode]:
+    """Return what each host has shown, a row a host for `--json`, and the exit code of the first that failed.
+
+    Errors are printed.
+    """
     seen: dict[str, HostSeen] = {}
+    rows: list[dict[str, str | None]] = []
     code = ExitCode.WELL
     for host, answer in on_each(wanted.entries, wanted.python, wanted.ssh_config, see):
         if isinstance(answer, AppError):
             code = code or ExitCode(answer.exit_code)
+            rows.append({"host": host, "error": str(answer), "hint": answer.hint})
             print_line(f"rankdeck: {answer.whole}")
         else:
+            rows.append({"host": host, "error": None, "hint": ""})
             seen[host] = answer
-    return seen, code
+    return seen, rows, code
 
 
 def _is_meant(job: SeenJob, which: str) -> bool:

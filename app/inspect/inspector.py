@@ -25,6 +25,7 @@ from app.errors import HostUnreachableError, SessionError
 from app.inspect import gpus_on_host, on_host
 from app.inspect.seen import MAX_TROUBLE, GpusSeen, HostSeen, SmiSeen, jobs_of
 from app.ssh.config import THIS_MACHINE
+from app.ssh.remote_command import TOO_OLD, python_command
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text
 from app.threads import run_parallel
 from ddpcore.wire import DECODE_ERRORS
@@ -41,11 +42,12 @@ BEGIN_S = 60.0
 """Seconds for a Python to start there and to find the ranks, on a busy machine."""
 SLOWEST_BYTES_HZ = 50_000
 MAX_SEEN_BYTES = 1 << 26
+OLDEST = (3, 9)
+"""Python of what runs on a host."""
 LOOK_PERIOD_S = 1.5
 """Seconds between two looks of `HostLooks`: rows older than two seconds are shown as old."""
 _BEGIN = b"eJ"
 """First characters of a line of `on_host.show`: zlib's header."""
-RUN = "import sys; exec(compile(sys.argv.pop(1), 'rankdeck inspect', 'exec'))"
 _FIND_SPY = """import platform, shutil, site, sys
 
 {}
@@ -97,7 +99,7 @@ def look_at_host(link: AgentLink, spy: str, num_looks: int, period_s: float, *, 
     asked = [str(rank.pid) for rank in on_gpus if asks_nccl and rank.rank == 0]
     argv = (sources.getsource(gpus_on_host), str(min(rank.age_s for rank in on_gpus)), *asked)
     try:
-        gpus = _decoded(link.host, last_line(link, RUN, *argv), GpusSeen)
+        gpus = _decoded(link.host, last_line(link, *argv), GpusSeen)
     except HostUnreachableError as error:
         unseen = SmiSeen("", str(error)[:MAX_TROUBLE])
         gpus = GpusSeen(unseen, unseen)
@@ -121,13 +123,13 @@ class HostLooks:
         """
         host = self._link.host
         there, binary = _spy_there(self._link, own_py_spy())
-        arguments = (sources.getsource(on_host), there, "2", str(LOOK_PERIOD_S), "again")
-        with contextlib.closing(self._link.open_python(["-I", "-c", RUN, *arguments])) as channel:
+        command, source = python_command(sources.getsource(on_host), there, "2", str(LOOK_PERIOD_S), "again")
+        with contextlib.closing(self._link.open_python(["-I", *command])) as channel:
             self._channel = channel
             if self._is_closed:
                 return
             try:
-                channel.sendall(binary)
+                channel.sendall(source + binary)
                 channel.shutdown_write()
                 for line in _lines_of(channel):
                     take(_decoded(host, line, HostSeen))
@@ -180,7 +182,7 @@ def _seen_by(link: AgentLink, there: str, num_looks: int, period_s: float, binar
     """Return what a host shows; `there` and `binary` are the arguments and the input of `on_host.spy_of`."""
     arguments = (sources.getsource(on_host), there, str(num_looks), str(period_s))
     timeout_s = BEGIN_S + num_looks * (period_s + BEGIN_S) + len(binary) / SLOWEST_BYTES_HZ
-    return _decoded(link.host, last_line(link, RUN, *arguments, given=binary, timeout_s=timeout_s), HostSeen)
+    return _decoded(link.host, last_line(link, *arguments, given=binary, timeout_s=timeout_s), HostSeen)
 
 
 def _decoded(host: str, line: bytes | str, kind: type[Seen]) -> Seen:
@@ -215,7 +217,12 @@ def _spy_for(link: AgentLink, spy: str) -> tuple[str, bytes]:
 
 def last_line(link: AgentLink, program: str, *arguments: str, given: bytes = b"", timeout_s: float = BEGIN_S) -> str:
     """Return the last line that a program prints there; -I: no module of the directory that a login begins in."""
-    done = link.run_python(["-I", "-c", program, *arguments], timeout_s, given)
+    command, source = python_command(program, *arguments, oldest=OLDEST)
+    done = link.run_python(["-I", *command], timeout_s, source + given)
+    if done.exit_code and TOO_OLD in done.error_text:
+        version = clean_name(done.error_text.partition(TOO_OLD)[2])
+        detail = f"its {clean(link.python)} is {version}, and inspect needs {'.'.join(map(str, OLDEST))} or newer"
+        raise HostUnreachableError(link.host, detail, "name a newer one: --python")
     if done.exit_code:
         raise HostUnreachableError(
             link.host, f"its {clean(link.python)} ends with an error: {clean(done.error_text, LINE_LIMIT)}"

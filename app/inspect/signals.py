@@ -11,7 +11,7 @@ import msgspec
 
 from app.errors import AppError, HostUnreachableError, SessionError
 from app.inspect import signal_on_host
-from app.inspect.inspector import RUN, last_line
+from app.inspect.inspector import last_line
 from app.text import clean, nodes_text, ranks_text
 from app.threads import run_parallel
 from ddpcore.wire import DECODE_ERRORS
@@ -50,7 +50,7 @@ def send_signal(links: Sequence[AgentLink], targets: Sequence[Target], number: i
 
 def _send(link: AgentLink, targets: Sequence[Target], number: int) -> list[str]:
     processes = [f"{target.pid}:{target.start}:{target.uid}" for target in targets]
-    answer = last_line(link, RUN, sources.getsource(signal_on_host), str(number), *processes)
+    answer = last_line(link, sources.getsource(signal_on_host), str(number), *processes)
     try:
         return msgspec.json.decode(answer, type=list[str])
     except DECODE_ERRORS as error:

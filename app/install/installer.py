@@ -18,6 +18,7 @@ from app.fleet.agent_link import EXIT_CANNOT_EXECUTE, EXIT_NO_COMMAND
 from app.install import on_host
 from app.install.wheels import FarPython, Wheel, clash, externally_managed, failure, needed
 from app.ssh.config import THIS_MACHINE
+from app.ssh.remote_command import python_command
 from app.text import LINE_LIMIT, bytes_text, clean
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ PIP_TIMEOUT_S = 900.0
 """Seconds for pip to fetch what rankdeck requires, about 50 MB, over a slow line."""
 SLOWEST_BYTES_HZ = 50_000
 """A connection on which a wheel takes longer than at this rate has failed."""
-_BEGIN = "import sys; sys.path[:] = filter(None, sys.path); exec(compile(sys.argv.pop(1), 'rankdeck install', 'exec'))"
-"""Keeps modules of the login directory from being imported; Python's own option for it came with 3.11."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -251,7 +250,8 @@ class Installer:
             NotInstalledError: It cannot be run there, or refuses.
             HostUnreachableError: The connection broke.
         """
-        done = self._link.run_python(["-c", _BEGIN, self._source, verb, *arguments], timeout_s, given)
+        command, source = python_command(self._source, verb, *arguments)
+        done = self._link.run_python(command, timeout_s, source + given)
         host, python = self._link.host, clean(self._link.python)
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise NotInstalledError(host, f"{python} does not run there", "name one: --python")

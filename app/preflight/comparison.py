@@ -111,13 +111,18 @@ def _gpu_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
         if one.wanted.num_ranks is None:
             free_counts[one.host] = _gpus_text(count)
         elif count < one.wanted.num_ranks:
-            detail = f"{_gpus_text(count)} for {one.wanted.num_ranks} ranks of the inventory"
-            todo = f"find the lost one (nvidia-smi -L; dmesg), or write nproc = {count}" if count else "is it the host?"
-            yield one.host, Row("gpus", Health.BAD, detail, todo)
+            detail = f"{_gpus_text(count)} for the {one.wanted.num_ranks} ranks asked for"
+            yield one.host, Row("gpus", Health.BAD, detail, _FEW_GPUS.format(count) if count else _NO_GPUS)
     todo = "find the lost one (nvidia-smi -L; dmesg), or give the hosts their nproc in the inventory"
     yield from _odd_remarks("gpus", free_counts, Health.WARN, todo)
     kinds = {host: ", ".join(dict.fromkeys(names)) for host, names in gpus.items() if names}
     yield from _odd_remarks("gpu_models", kinds, Health.WARN, "the slowest sets the pace of all: leave it out?")
+
+
+_FEW_GPUS = (
+    "find the lost one (nvidia-smi -L; dmesg), ask for {} (--nproc-per-node, nproc in the inventory), or: --share-gpus"
+)
+_NO_GPUS = "is it the host? for ranks on CPUs: --env CUDA_VISIBLE_DEVICES="
 
 
 def _gpus_text(count: int) -> str:

@@ -356,7 +356,9 @@ class HostDoctor:
             if (spec := parts.get(wanted.host)) is None
             else msgspec.structs.replace(
                 wanted,
-                num_ranks=None if spec.shares_gpus else local_sizes.get(wanted.host, spec.local_world_size),
+                num_ranks=None
+                if spec.shares_gpus or _VISIBLE in spec.env
+                else local_sizes.get(wanted.host, spec.local_world_size),
                 python=spec.python,
                 workdir=spec.workdir,
             )
@@ -374,16 +376,20 @@ class HostDoctor:
         return reply.spec if isinstance(reply, Shown) else None
 
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Where a job sets it, the agents alone know how many GPUs its ranks would see, and refuse what does not fit."""
+
+
 def wanted_of(hosts: Hosts, job: Program | RunRequest | None = None) -> list[Wanted]:
     """Return what a job would use on each host: the job's own options, else those of the inventory."""
     every = [Wanted(entry.host, entry.num_ranks, "", entry.workdir) for entry in hosts.entries]
     if job is None:
         return every
-    shares_gpus = not isinstance(job, Program) and job.shares_gpus
+    is_free = not isinstance(job, Program) and (job.shares_gpus or _VISIBLE in dict(job.env))
     return [
         msgspec.structs.replace(
             wanted,
-            num_ranks=None if shares_gpus else job.num_ranks or wanted.num_ranks,
+            num_ranks=None if is_free else job.num_ranks or wanted.num_ranks,
             python=job.python,
             workdir=job.workdir or wanted.workdir,
         )

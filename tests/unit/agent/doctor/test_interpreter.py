@@ -98,6 +98,35 @@ def test_a_slow_import_is_not_waited_for_and_what_was_said_counts(tmp_path: Path
     assert detail.startswith("torch 2.13.0 cannot be imported")
 
 
+@pytest.mark.parametrize(("import_s", "status"), [(2.0, Health.BAD), (25.0, Health.WARN)])
+def test_gpus_that_torch_waits_for_are_no_fault_of_its_import(tmp_path: Path, import_s: float, status: Health) -> None:
+    said = f'{{"python": "3.11.9", "torch": "2.13.0", "is_imported": true, "import_s": {import_s}}}'
+    hangs = program(tmp_path / "python", f"echo '{said}'; sleep 600 & wait")
+
+    rows = rows_of(ask_interpreter(hangs, 0.5))
+
+    assert rows["torch"][0] is Health.OK
+    assert rows["torch_gpus"][:2] == (status, "torch cannot look at the GPUs: no answer within 0 s")
+
+
+def test_gpus_that_end_the_interpreter_are_no_fault_of_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = """
+import os
+from types import SimpleNamespace as Some
+__version__ = "2.13.0"
+version, distributed = Some(cuda="12.9", hip=None), Some(is_available=lambda: False)
+cuda = Some(is_available=lambda: os._exit(3))
+"""
+    with_torch(tmp_path, monkeypatch, fake)
+
+    rows = rows_of(ask_interpreter(sys.executable, ANSWER_S))
+
+    assert "cannot be imported" not in rows["torch"][1]
+    assert rows["torch_gpus"][:2] == (Health.BAD, "torch cannot look at the GPUs: exit code 3")
+
+
 @pytest.mark.parametrize(
     ("found", "row", "status"),
     [

@@ -670,9 +670,10 @@ def test_an_elastic_job_is_not_begun_again_by_the_agent() -> None:
 
 
 @pytest.mark.parametrize("later_s", [0.5, 30.0], ids=["at once", "after the 30 s that ranks get"])
-def test_ranks_that_a_launcher_has_passed_sigint_to_are_no_cause(later_s: float) -> None:
+@pytest.mark.parametrize("raised", [("KeyboardInterrupt", ""), ("OSError: handled", "KeyboardInterrupt")])
+def test_ranks_that_a_launcher_has_passed_sigint_to_are_no_cause(later_s: float, raised: tuple[str, str]) -> None:
     job = job_in(JobState.RUNNING)
-    job.handle(WorkerExited(2, None, 2, left("KeyboardInterrupt")), 5.0)
+    job.handle(WorkerExited(2, None, 2, FoundFailure(FailureText(*raised))), 5.0)
     asked = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 2"
     job.handle(job.launcher_ended(1, left(asked, rank=-1)), 5.0 + later_s)
     cause = job.status(40.0).root_cause

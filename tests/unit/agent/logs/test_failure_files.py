@@ -93,19 +93,19 @@ def test_files_that_say_nothing_are_no_failure(tmp_path: Path, kind: str) -> Non
         case "quiet":
             path.write_text("all is well\n")
     assert find_failure(tmp_path, 0) is None
-    assert first_failure(tmp_path, range(2)) is None
+    assert first_failure(tmp_path, range(2), {}) is None
 
 
 def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\nOSError: of the launcher\n")
-    found = first_failure(tmp_path, range(2))
+    found = first_failure(tmp_path, range(2), {})
     assert found is not None
     assert (found.rank, found.text.exception) == (-1, "OSError: of the launcher")
     (tmp_path / "rank-0.stderr.log").write_text(CHAIN)
     path = error_file(tmp_path, 1, of_torchelastic(CHAIN))
     error_file(tmp_path, 2, of_torchelastic(CHAIN))
     os.utime(path, (1, 1))
-    found = first_failure(tmp_path, range(3))
+    found = first_failure(tmp_path, range(3), {})
     assert found is not None
     assert found.rank == 1
 
@@ -113,17 +113,45 @@ def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Pat
 def test_a_launcher_that_got_sigint_comes_before_the_ranks_that_it_passed_it_on_to(tmp_path: Path) -> None:
     interrupted = "Traceback (most recent call last):\n  x\nKeyboardInterrupt\n"
     (tmp_path / "rank-0.stderr.log").write_text(interrupted)
-    found = first_failure(tmp_path, range(2))
+    found = first_failure(tmp_path, range(2), {})
     assert found is not None
     assert (found.rank, found.text.exception) == (0, "KeyboardInterrupt")
     (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\napi.SignalException: got 2\n")
-    found = first_failure(tmp_path, range(2))
+    found = first_failure(tmp_path, range(2), {})
     assert found is not None
     assert found.rank == -1
     (tmp_path / "rank-1.stderr.log").write_text(CHAIN)
-    found = first_failure(tmp_path, range(2))
-    assert found is not None
-    assert found.rank == 1
+    for codes, rank in (({}, -1), ({1: -15}, -1), ({1: 1}, 1)):
+        found = first_failure(tmp_path, range(2), codes)
+        assert found is not None
+        assert found.rank == rank, "what the launcher has ended has survived what it printed"
+
+
+MARKED = "".join(f"[rank0]: {line}\n" for line in CHAIN.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "signal", "outer"),
+    [
+        (CHAIN, None, "RuntimeError: no data"),
+        (CHAIN, 9, None),
+        (CHAIN, 11, None),
+        (CHAIN, 2, None),
+        (CHAIN, 6, "RuntimeError: no data"),
+        (MARKED + CHAIN, 9, "RuntimeError: no data"),
+        (CHAIN.replace("RuntimeError: no data", "KeyboardInterrupt"), 2, "KeyboardInterrupt"),
+        (CHAIN.replace("RuntimeError: no data", "KeyboardInterrupt"), 9, None),
+        (CHAIN + "Fatal Python error: Segmentation fault\n", 11, ""),
+    ],
+)
+def test_an_exception_that_a_rank_survived_is_not_what_a_signal_ended_it_of(
+    tmp_path: Path, text: str, signal: int | None, outer: str | None
+) -> None:
+    (tmp_path / "rank-0.stderr.log").write_text(text + "step 7\n")
+    found = find_failure(tmp_path, 0, signal)
+    assert (found and found.text.outer) == outer
+    error_file(tmp_path, 0, of_torchelastic(CHAIN))
+    assert find_failure(tmp_path, 0, signal) is not None
 
 
 def test_a_rank_without_an_exception_has_its_last_line(tmp_path: Path) -> None:

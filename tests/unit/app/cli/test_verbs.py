@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import COMMANDS, OF_OTHERS, rankdeck
-from app.errors import UsageError
+from app.errors import ExitCode, HostUnreachableError, UsageError
+from app.inspect.seen import HostSeen
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -106,3 +108,16 @@ def test_options_of_inspect_that_would_do_nothing_are_refused(options: str, why:
 
     assert isinstance(caught, UsageError)
     assert str(caught).startswith(why)
+
+
+def test_inspect_says_as_json_which_hosts_it_could_not_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [("h1", HostSeen([], {}, "me", True, None)), ("h2", HostUnreachableError("h2", "it sleeps", "wake it"))]
+    monkeypatch.setattr("app.cli.hosts.on_each", lambda *_: answers)
+
+    done = CliRunner().invoke(rankdeck, ["inspect", "--no-config", "--json", "--host", "h1", "--host", "h2"])
+
+    assert done.exit_code == ExitCode.UNREACHABLE
+    assert json.loads(done.stdout)["hosts"] == [
+        {"host": "h1", "error": None, "hint": ""},
+        {"host": "h2", "error": "h2: it sleeps", "hint": "wake it"},
+    ]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.errors import SessionError
+from app.errors import HostUnreachableError, SessionError
 from app.fleet.local_link import LocalLink
-from app.inspect import on_host, signal_on_host
+from app.inspect import inspector, on_host, signal_on_host
+from app.inspect.inspector import last_line
 from app.inspect.outside_view import Target
 from app.inspect.signal_on_host import ANOTHER, GONE, SENT, send, start_of
 from app.inspect.signals import send_signal
@@ -79,9 +80,18 @@ def test_a_host_whose_python_fails_is_named() -> None:
         send_signal([LocalLink("/bin/false")], [target], signal.SIGCONT)
 
 
+def test_a_host_whose_python_is_too_old_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "OLDEST", (99, 1))
+    with pytest.raises(HostUnreachableError) as refused:
+        last_line(LocalLink(), "print('a later syntax'")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert str(refused.value).endswith(f" is {version}, and inspect needs 99.1 or newer")
+    assert refused.value.hint == "name a newer one: --python"
+
+
 @pytest.mark.parametrize("module", [on_host, signal_on_host], ids=lambda module: module.__name__)
 def test_what_runs_on_a_host_is_of_its_python_and_the_standard_library_alone(module: ModuleType) -> None:
-    tree = ast.parse(inspect.getsource(module), feature_version=(3, 9))
+    tree = ast.parse(inspect.getsource(module), feature_version=inspector.OLDEST)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}

@@ -78,7 +78,7 @@ def test_what_is_bad_of_itself_stays_beside_what_is_odd() -> None:
 
     assert [detail for host, name, detail in unwell(found) if (host, name) == (H1, "gpus")] == [
         "GPU 3 is lost, of 8",
-        "7 GPUs for 8 ranks of the inventory",
+        "7 GPUs for the 8 ranks asked for",
     ]
 
 
@@ -103,17 +103,18 @@ def test_a_host_without_rankdeck_is_reached_all_the_same() -> None:
     ]
 
 
-def test_fewer_gpus_than_the_inventory_has_ranks_are_bad() -> None:
+def test_fewer_gpus_than_ranks_are_bad() -> None:
     found = compare([answers(H1, num_ranks=8), answers(H2, num_ranks=8, gpus=["H100"] * 7), answers(H3, num_ranks=4)])
 
-    assert ("h2", "gpus", "7 GPUs for 8 ranks of the inventory") in unwell(found)
+    assert ("h2", "gpus", "7 GPUs for the 8 ranks asked for") in unwell(found)
+    assert found.problems[0].endswith("ask for 7 (--nproc-per-node, nproc in the inventory), or: --share-gpus)")
     assert found.exit_code is ExitCode.JOB_FAILED
     assert not any(name == "gpus" for host, name, _ in unwell(found) if host != H2)
 
 
 def test_a_host_without_gpus_among_others_is_told_so() -> None:
     with_ranks = compare([answers(H1), answers(H2), answers(H3, num_ranks=8, gpus=[])])
-    assert unwell(with_ranks) == [(H3, "gpus", "no GPUs for 8 ranks of the inventory")]
+    assert unwell(with_ranks) == [(H3, "gpus", "no GPUs for the 8 ranks asked for")]
 
     free = compare([answers(H1), answers(H2), answers(H3, gpus=[])])
     assert unwell(free) == [(H3, "gpus", "no GPUs; the others have 8 GPUs")]

@@ -83,6 +83,11 @@ class Replay:
         return " ".join(filter(None, (where, how, "" if self._speed == 1.0 else f"x{self._speed:g}")))
 
     @property
+    def is_behind(self) -> bool:
+        """Whether it is on its way to a later moment."""
+        return self._is_searching or self._playback.at_s < self._goal_s
+
+    @property
     def stall_s(self) -> float:
         """Seconds from which a wait is a stall."""
         return self._thresholds.stall_s

@@ -26,6 +26,10 @@ class Player(Protocol):
     num_rewinds: int
     """Number of jumps back; data collected from the session before the last one is invalid."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last view was made before the moment that is due, or wanted, was reached."""
+
     def pause(self) -> None:
         """Pause, or resume; at the end, restart from the beginning."""
 

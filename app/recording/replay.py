@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
-    from app.recording.events import EventLog
+    from app.recording.events import Event, EventLog
     from app.recording.history import History
     from app.recording.records import Recording
     from app.view.view import View
@@ -154,9 +154,9 @@ class Replay:
         """Figures of the job up to this moment of the recording."""
         return self._playback.history
 
-    def time_text(self, at_s: float) -> str:
-        """Return a moment by its place in the recording."""
-        return clock_text(max(0.0, at_s - BEGIN_S))
+    def time_text(self, event: Event) -> str:
+        """Return when an event was by its place in the recording."""
+        return clock_text(max(0.0, event.at_s - BEGIN_S))
 
     async def inject(self, fault: Fault) -> str:
         """Refuse.

@@ -19,7 +19,7 @@ from app.diagnosis.rank_facts import CONNECTING, NODE_STATES
 from app.text import LINE_LIMIT, clean, nodes_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -101,6 +101,8 @@ class Event(msgspec.Struct, frozen=True):
     """A clean sentence."""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about."""
+    wall_offset_s: float = 0.0
+    """Seconds from that clock to the wall clock when the event was added."""
 
     @property
     def rank(self) -> int | None:
@@ -140,7 +142,9 @@ class EventLog:
         now_s: Time of the last view.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wall_offset: Callable[[], float] = float) -> None:
+        """`wall_offset` returns the seconds from the clock of the views to the wall clock, 0 where there is none."""
+        self._wall_offset = wall_offset
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.num_dropped = 0
         self.begun_s: float | None = None
@@ -173,14 +177,15 @@ class EventLog:
             past: What happened up to its last view, which is later than `began_s`: up to there it prevails.
             began_s: When this log began.
         """
-        whole = EventLog()
+        whole, offset_s = EventLog(self._wall_offset), self._wall_offset()
         own = list(self._news_since(past))
         if len(past):
             missing = f", without {nodes_text(past.unreported)}" if past.unreported else ""
             reach_s = began_s - (began_s if past.begun_s is None else past.begun_s)
             sentence = f"attached; above are the nodes' last {seconds_text(reach_s)}{missing}"
-            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence))
-        events = sorted((*past._events, *own), key=lambda event: event.at_s)
+            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence, wall_offset_s=offset_s))
+        before = (msgspec.structs.replace(event, wall_offset_s=offset_s) for event in past._events)
+        events = sorted((*before, *own), key=lambda event: event.at_s)
         whole._events.extend(events)
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
         whole.now_s = whole._reached_back_s = self.now_s
@@ -245,7 +250,7 @@ class EventLog:
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
         is_late = bool(self._events) and now_s < self._events[-1].at_s
-        event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks))
+        event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks), self._wall_offset())
         self._events.append(event)
         if is_late:
             self._events = deque(sorted(self._events, key=lambda event: event.at_s), maxlen=MAX_EVENTS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -75,7 +76,11 @@ class IncidentRecorder:
             return
         self._incidents.see_alive(live)
         self._last_observed = (list(verdicts), now_s)
-        for incident in self._incidents.begun(self._last_observed[0], now_s):
+        was_limited = self._incidents.is_limited
+        begun = self._incidents.begun(self._last_observed[0], now_s)
+        if self._incidents.is_limited and not was_limited:
+            self._add_notice(f"no evidence of this is kept: {MAX_INCIDENTS} incidents within an hour are the limit")
+        for incident in begun:
             task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
             self._tasks.add(task)
             task.add_done_callback(self._on_done)
@@ -172,7 +177,8 @@ SETTLE_S = 1.0
 AGAIN_S = 600.0
 """Seconds between two incidents of one kind and job."""
 MAX_INCIDENTS = 20
-"""Limit of incidents of one session."""
+"""Limit of incidents of one session within `LIMITED_S`."""
+LIMITED_S = 3600.0
 
 
 class Incident(NamedTuple):
@@ -188,15 +194,21 @@ class Incident(NamedTuple):
 
 
 class Incidents:
-    """Follows the verdicts."""
+    """Follows the verdicts.
+
+    Attributes:
+        is_limited: Whether the last incident that became certain is left out: there were too many before it.
+    """
 
     def __init__(self) -> None:
+        self.is_limited = False
         self._since_s: dict[tuple[str, int, Cause], float] = {}
         self._kept_at_s: dict[tuple[str, int, Cause], float] = {}
         self._begun_at_s: dict[tuple[str, int], float] = {}
         """When the last incident of an attempt was found: what follows within `AFTER_S` is in its file."""
         self._seen_alive: set[tuple[str, int]] = set()
-        self._num_begun = 0
+        self._latest_s: deque[float] = deque(maxlen=MAX_INCIDENTS)
+        """When the last incidents of all were found."""
 
     def see_alive(self, attempts: Iterable[tuple[str, int]]) -> None:
         """Take which attempts of jobs have not ended: one that ended unseen leaves nothing to keep."""
@@ -212,16 +224,19 @@ class Incidents:
         self._since_s = {key: self._since_s.get(key, now_s) for key in critical}
         found = []
         for key, verdict in critical.items():
-            is_new = now_s - self._kept_at_s.get(key, float("-inf")) >= AGAIN_S
-            if is_new and now_s - self._since_s[key] >= SETTLE_S and self._num_begun < MAX_INCIDENTS:
-                self._kept_at_s[key] = now_s
-                if now_s - self._begun_at_s.get(key[:2], float("-inf")) < AFTER_S:
-                    continue
-                self._begun_at_s[key[:2]] = now_s
-                self._num_begun += 1
-                found.append(Incident(*key, sentence(verdict), _stood_s(verdict)))
-            elif not is_new:
+            if now_s - self._kept_at_s.get(key, float("-inf")) < AGAIN_S:
                 self._kept_at_s[key] = now_s  # one that lasts is one
+            elif now_s - self._since_s[key] < SETTLE_S:
+                continue
+            elif now_s - self._begun_at_s.get(key[:2], float("-inf")) < AFTER_S:
+                self._kept_at_s[key] = now_s
+            elif len(self._latest_s) == MAX_INCIDENTS and now_s - self._latest_s[0] < LIMITED_S:
+                self.is_limited = True  # one that lasts is kept later
+            else:
+                self._kept_at_s[key] = self._begun_at_s[key[:2]] = now_s
+                self._latest_s.append(now_s)
+                self.is_limited = False
+                found.append(Incident(*key, sentence(verdict), _stood_s(verdict)))
         return found
 
 

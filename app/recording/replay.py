@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
-    from app.recording.events import EventLog
+    from app.recording.events import Event, EventLog
     from app.recording.history import History
     from app.recording.records import Recording
     from app.view.view import View
@@ -81,6 +81,11 @@ class Replay:
         else:
             how = "the end" if playback.is_over else "paused" if self._is_paused else ""
         return " ".join(filter(None, (where, how, "" if self._speed == 1.0 else f"x{self._speed:g}")))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is on its way to a later moment."""
+        return self._is_searching or self._playback.at_s < self._goal_s
 
     @property
     def stall_s(self) -> float:
@@ -149,9 +154,9 @@ class Replay:
         """Figures of the job up to this moment of the recording."""
         return self._playback.history
 
-    def time_text(self, at_s: float) -> str:
-        """Return a moment by its place in the recording."""
-        return clock_text(max(0.0, at_s - BEGIN_S))
+    def time_text(self, event: Event) -> str:
+        """Return when an event was by its place in the recording."""
+        return clock_text(max(0.0, event.at_s - BEGIN_S))
 
     async def inject(self, fault: Fault) -> str:
         """Refuse.

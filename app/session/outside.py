@@ -21,7 +21,7 @@ from app.model.unreachable_reason import UnreachableReason
 from app.recording.events import EventLog
 from app.recording.history import History
 from app.session.audit import AuditedAction
-from app.session.session import Session
+from app.session.session import Session, wall_offset_s
 from app.text import LINE_LIMIT, clean, nodes_text
 from app.threads import in_daemon_thread
 from app.view.rows import Headline
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from app.fleet.agent_link import AgentLink
     from app.inspect.outside_view import Target
     from app.inspect.seen import HostSeen
+    from app.recording.events import Event
     from app.session.hosts import HostDoctor, HostQuestions
     from app.session.options import SessionOptions
     from app.stacks.groups import NodeStacks
@@ -93,7 +94,7 @@ class OutsideSession:
         self._begin()
 
     def _begin(self) -> None:
-        self.events, self.history = EventLog(), History()
+        self.events, self.history = EventLog(wall_offset_s), History()
         self._following = Following()
         self._seen_s: dict[str, float] = {}
         """When each host was last looked at."""
@@ -132,7 +133,7 @@ class OutsideSession:
             return False
         with self._lock:
             self._number, self._picture = self._number + 1, None
-            self.events = EventLog()
+            self.events = EventLog(wall_offset_s)
         self._is_new.set()
         return True
 
@@ -247,8 +248,8 @@ class OutsideSession:
         """Return the sentences of the other session."""
         return self._before.drain_notices()
 
-    def time_text(self, at_s: float) -> str:
-        return self._before.time_text(at_s)
+    def time_text(self, event: Event) -> str:
+        return self._before.time_text(event)
 
     async def inject(self, fault: Fault) -> str:
         """Refuse.

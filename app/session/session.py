@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from app.model.new_nodes import NewNodes
     from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
+    from app.recording.events import Event
     from app.recording.records import Record
     from app.session.control import JobStarter
     from app.session.hosts import HostDoctor, HostQuestions
@@ -158,7 +159,7 @@ class Session:
             lambda: self._fleet, list(self._directories), self.log_done, self.audit, addresses
         )
         """Acts on the jobs; usable after `connect`."""
-        self.events = EventLog()
+        self.events = EventLog(wall_offset_s)
         """Events since this session began."""
         self.history = History()
         """Past figures of its jobs."""
@@ -326,7 +327,7 @@ class Session:
         """Yield the latest attempt of each job that an agent has launched more than once."""
         for job in self._cluster.jobs.values():
             if job.attempt and job.assignments and not job.together.is_adopted and math.isfinite(job.started_s):
-                node, at = self._cluster.node_names[min(job.assignments)], self.time_text(job.started_s)
+                node, at = self._cluster.node_names[min(job.assignments)], _time_text(job.started_s + wall_offset_s())
                 yield Begun(job.job_id, job.attempt, node, job.started_s, at, not job.is_ended())
 
     def drain_dated_logs(self) -> list[tuple[float, str, LogLine]]:
@@ -343,11 +344,9 @@ class Session:
             self.events.add_event(notice, time.monotonic(), *kind)
         return notices
 
-    def time_text(self, at_s: float) -> str:
-        """Return a moment by this machine's clock, with its day instead of its seconds where that is over a day ago."""
-        age_s = time.monotonic() - at_s
-        at = datetime.fromtimestamp(time.time() - age_s)  # noqa: TID251, DTZ006 - for users, in their own time zone
-        return f"{at:%H:%M:%S}" if age_s < 86_400.0 else f"{at:%m-%d %H:%M}"
+    def time_text(self, event: Event) -> str:
+        """Return when an event was by this machine's wall clock, as that stood when the event was added."""
+        return _time_text(event.at_s + event.wall_offset_s)
 
     @property
     def evidence_notices(self) -> list[str]:
@@ -462,6 +461,17 @@ class Session:
         for node, report, received_at_s, frame in received:
             self._logs.want(node, report.epoch, report.log_seq)
             self._keep(ReportRecord(received_at_s, node, frame))
+
+
+def wall_offset_s() -> float:
+    """Return the seconds from the monotonic to the wall clock: more after a sleep, others once the clock is set."""
+    return time.time() - time.monotonic()  # noqa: TID251 - for users
+
+
+def _time_text(wall_s: float) -> str:
+    """Return a moment of the wall clock, with its day instead of its seconds where that is over a day ago."""
+    at = datetime.fromtimestamp(wall_s)  # noqa: DTZ006 - for users, in their own time zone
+    return f"{at:%H:%M:%S}" if time.time() - wall_s < 86_400.0 else f"{at:%m-%d %H:%M}"  # noqa: TID251 - the same
 
 
 def _stack_records(answers: Sequence[NodeStacks]) -> list[StacksRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.errors import AppError
+from app.errors import AppError, UsageError
 from app.inventory.program import Again
 from app.view.actions import JobAction
 from app.view.summary import ENDED
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from app.inventory.program import Program
     from app.tui.dialogs.control import Wish
     from app.tui.personal_app import PersonalApp
-    from app.tui.source import Control, Outside
-
+    from app.tui.source import ConsoleSource, Control, Outside
+    from app.view.rows import JobRow, RankRow
+    from ddpcore.wire import Fault
 
 NOTHING_DONE = "Nothing was done: the right arrow leads to the button that does it."
 
@@ -31,11 +32,29 @@ async def ask_for_fault(console: PersonalApp, selected: int) -> None:
     if view is None or why_not:
         console.show_notice(why_not, "warning")
         return
-    fault = await console.push_screen_wait(FaultScreen(ui, view, selected))
-    if fault is None:
+    job, source = view.job(), ui.source
+    chosen = await console.push_screen_wait(FaultScreen(ui, view, selected))
+    if chosen is None:
         console.show_notice(NOTHING_DONE)
     else:
-        await _do(console, ui.source.inject(fault))
+        await _do(console, _inject(source, chosen[0], (job, chosen[1])))
+
+
+async def _inject(source: ConsoleSource, fault: Fault, asked: tuple[JobRow | None, RankRow]) -> str:
+    """Inject a fault into a rank, unless it is no longer the process that the user was asked about.
+
+    Raises:
+        AppError: It was refused or failed.
+    """
+    view = source.view()
+    rows = view.ranks([fault.rank])
+    if not rows or _process(view.job(), rows[0]) != _process(*asked):
+        raise UsageError(f"rank {fault.rank} is no longer the process that you were asked about", "ask again")
+    return await source.inject(fault)
+
+
+def _process(job: JobRow | None, row: RankRow) -> tuple[str, int | None, str, int | None]:
+    return job.job_id if job else "", job.attempt if job else None, row.node, row.pid
 
 
 async def ask_for_control(console: PersonalApp) -> None:

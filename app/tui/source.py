@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from app.inspect.outside_view import Target
     from app.inventory.program import Again, Program
     from app.preflight.findings import Preflight, Step
-    from app.recording.events import EventLog
+    from app.recording.events import Event, EventLog
     from app.recording.history import History
     from app.ssh.questions import Question
     from app.stacks.groups import NodeStacks
@@ -25,6 +25,10 @@ class Player(Protocol):
 
     num_rewinds: int
     """Number of jumps back; data collected from the session before the last one is invalid."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last view was made before the moment that is due, or wanted, was reached."""
 
     def pause(self) -> None:
         """Pause, or resume; at the end, restart from the beginning."""
@@ -217,7 +221,7 @@ class ConsoleSource(Protocol):
     def history(self) -> History:
         """History of the job's figures until now."""
 
-    def time_text(self, at_s: float) -> str:
+    def time_text(self, event: Event) -> str:
         """Return the time of an event as clean text: the clock time, or the position in a recording."""
 
     async def inject(self, fault: Fault) -> str:

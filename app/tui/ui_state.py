@@ -202,9 +202,11 @@ class UiState:
         began_s = time.thread_time()
         self.latest_view = view = self.source.view()
         frames = math.ceil((time.thread_time() - began_s) / LOOK_FRAC / FRAME_S)
-        self._next_look = self.tick + max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
-        if self.source.player is not None:
-            self._follow(self.source.player)
+        frames = max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
+        if (player := self.source.player) is not None:
+            frames = 1 if player.is_behind else FRAMES_PER_VIEW  # what playing takes, its speed decides
+            self._follow(player)
+        self._next_look = self.tick + frames
         if self.frozen_s is None:
             self.view = view
         else:

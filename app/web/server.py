@@ -72,7 +72,6 @@ class WebConsole(Server):
         self._argv = tuple(argv)
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         self._cookie = secrets.token_urlsafe(TOKEN_BYTES)
-        self._cookie_name = "rankdeck"
         self._pages: set[asyncio.Task[Any]] = set()
         """A task for each page, until its console has ended."""
 
@@ -84,8 +83,6 @@ class WebConsole(Server):
         """
         server_socket = socket.create_server((LOOPBACK, port))
         port = server_socket.getsockname()[1]
-        # A browser sends a cookie to every port of a machine: two servers must not take each other's.
-        self._cookie_name = f"rankdeck-{port}"
         runner = web.AppRunner(await self._make_app(), handle_signals=False, shutdown_timeout=CLOSE_S, access_log=None)
         await runner.setup()
         try:
@@ -158,17 +155,19 @@ class WebConsole(Server):
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Accept or refuse a request, and set the headers that keep its answer from going elsewhere."""
+        host = request.headers.get("Host", "")
+        cookie_name = _cookie_name(host)
         knock = Knock(
-            host=request.headers.get("Host", ""),
+            host=host,
             origin=request.headers.get("Origin"),
             token=request.query.get("token"),
-            cookie=request.cookies.get(self._cookie_name),
+            cookie=request.cookies.get(cookie_name),
             is_socket="upgrade" in request.headers.get("Connection", "").lower() or request.path == "/ws",
         )
         verdict = answer(knock, self.token, self._cookie)
         if verdict is Answer.TAKE_COOKIE:
             response: web.StreamResponse = web.Response(status=303, headers={"Location": "/", **_HEADERS})
-            response.set_cookie(self._cookie_name, self._cookie, httponly=True, samesite="Strict", path="/")
+            response.set_cookie(cookie_name, self._cookie, httponly=True, samesite="Strict", path="/")
             return response
         if verdict is not Answer.COME_IN:
             return web.Response(status=403, text=f"{verdict.value}\n", headers=_HEADERS)
@@ -176,6 +175,16 @@ class WebConsole(Server):
         if not response.prepared:
             response.headers.update(_HEADERS)
         return response
+
+
+def _cookie_name(host: str) -> str:
+    """Return the name of the cookie for a `Host` header.
+
+    A browser sends a cookie to every port of a machine, and two servers must not take each other's: the port is the one
+    that the browser knows, since `ssh -L` may lead from two ports of one machine to the same one of two others.
+    """
+    port = host.rpartition(":")[2]
+    return f"rankdeck-{port}" if port.isascii() and port.isdigit() else "rankdeck"
 
 
 async def _paint(page: web.WebSocketResponse, output: asyncio.StreamReader) -> None:

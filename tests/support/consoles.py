@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.errors import AppError
     from app.fleet.start_progress import StartProgress
     from app.inventory.program import Program
+    from app.recording.events import Event
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource, Doctor, Outside, Questions
@@ -162,8 +163,8 @@ class SimSource:
         self.history.observe(view)
         return view
 
-    def time_text(self, at_s: float) -> str:
-        return f"{int(at_s) // 60:02}:{int(at_s) % 60:02}"
+    def time_text(self, event: Event) -> str:
+        return f"{int(event.at_s) // 60:02}:{int(event.at_s) % 60:02}"
 
     def print(self, node: str, rank: int, text: str, stream: str = "stdout", job_id: str = "") -> None:
         """Let a rank print a line; -1 is the launcher."""

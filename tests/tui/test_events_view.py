@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from app.diagnosis.causes import Severity
-from app.recording.events import MAX_EVENTS, EventKind
+from app.recording.events import MAX_EVENTS, EventKind, EventLog
 from app.recording.replay import Replay
-from app.session.session import Session
+from app.session.session import Session, wall_offset_s
 from app.tui.views.events import EventsView
 from tests.support.consoles import TalkingSource, desk
 from tests.support.recordings import Watch, frozen_recording
@@ -19,6 +20,9 @@ from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.recording.events import Event
     from tests.support.consoles import Desk
 
 SIZES = ((80, 24), (120, 35))
@@ -94,12 +98,13 @@ async def test_what_is_read_stays_where_it_is_while_old_events_are_dropped() -> 
 class PlainSource(TalkingSource):
     """Tells times as a session does."""
 
-    def time_text(self, at_s: float) -> str:
-        return Session.time_text(cast("Session", self), at_s)
+    def time_text(self, event: Event) -> str:
+        return Session.time_text(cast("Session", self), event)
 
 
 async def test_an_event_of_days_ago_has_its_day_and_the_columns_stay_aligned() -> None:
     source = PlainSource(SimCluster())
+    source.events = EventLog(wall_offset_s)
     now_s = time.monotonic()
     source.events.add_event("thing of then", now_s - 3 * 86_400.0)
     source.events.add_event("thing of now", now_s)
@@ -109,6 +114,23 @@ async def test_an_event_of_days_ago_has_its_day_and_the_columns_stay_aligned() -
         assert re.search(r" \d\d-\d\d \d\d:\d\d  ", then)
         assert re.search(r"\d\d:\d\d:\d\d     ", now)
         assert then.index("thing") == now.index("thing")
+
+
+def test_what_was_said_keeps_its_time_while_the_machine_sleeps_and_its_clock_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session, now_s = Session({"gpu1": tmp_path}), int(time.time()) + 0.9  # noqa: TID251 - what users see
+    times = []
+    for wall_s in (now_s, now_s + 8 * 3600.0, now_s + 8 * 3600.0 - 5.0):  # before and after a sleep, and set back
+        monkeypatch.setattr("time.time", lambda wall_s=wall_s: wall_s)
+        session.log_done("rank 2 on gpu1 thawed")
+        times.append(f"{datetime.fromtimestamp(wall_s):%H:%M:%S}")  # noqa: DTZ006 - as above
+        assert [session.time_text(event) for event in reversed(list(session.events.latest_first()))] == times
+
+    past = EventLog()
+    past.add_event("node gpu1: up", time.monotonic() - 60.0, EventKind.NODE)
+    log = session.events.reaching_back(past, time.monotonic())
+    assert session.time_text(log[0]) == f"{datetime.fromtimestamp(wall_s - 60.0):%H:%M:%S}"  # noqa: DTZ006 - as above
 
 
 async def test_the_wheel_moves_the_window_and_stops_following() -> None:

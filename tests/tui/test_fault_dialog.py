@@ -110,6 +110,22 @@ async def test_a_refusal_is_told_and_the_console_lives_on(refusal: Exception, wo
         assert console.console.active == "barriers"
 
 
+async def test_an_answer_to_a_question_about_another_attempt_does_nothing() -> None:
+    source = frozen_source()
+    async with desk(source) as console:
+        await console.press("F", "home", "down", "down", "enter", "enter")
+        assert "Kill rank 2, pid 4002, on demo-1?" in told(console.text())
+        source.sim.next_attempt()
+        source.run(3.0)
+        await console.press("right", "enter")
+
+        assert source.injected == []
+        assert "Not done: rank 2 is no longer the process that you were asked about (ask again)" in told(console.text())
+        await console.frames()
+        await console.press("F", "right", "enter")
+        assert source.injected == [Fault(FaultKind.FREEZE, 0)]
+
+
 async def test_a_job_without_faults_is_not_offered_them_and_the_key_says_how_to_allow_them() -> None:
     sim = SimCluster()
     sim.run_to_step(5)

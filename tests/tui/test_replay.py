@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import TYPE_CHECKING
+
 from agent.wire.logs import LogLine
 from app.recording.records import LinesRecord
-from app.recording.replay import Replay
+from app.recording.replay import MAX_FRAME_S, Replay
+from app.tui.actions import Keymap
+from app.tui.theme import Look
+from app.tui.ui_state import UiState
 from tests.support.consoles import desk
 from tests.support.recordings import Watch, frozen_recording, recording_of
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    import pytest
 
 
 async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
@@ -104,3 +113,20 @@ async def test_who_has_scrolled_up_follows_the_lines_again_once_the_recording_ha
         watch.now_s += 2.0
         await console.frames(4)
         assert "10 new below, End follows" in console.text()
+
+
+def test_a_replay_that_is_behind_goes_on_at_each_frame_and_one_that_keeps_up_at_every_second_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However much time of a core playing takes; each look here takes as long as a frame may."""
+    monkeypatch.setattr("time.thread_time", count(step=MAX_FRAME_S).__next__)
+    replay = Replay(frozen_recording(), clock=count(step=MAX_FRAME_S).__next__)
+    ui = UiState(Look(), replay, Keymap())
+    replay.pause()
+    replay.skip(10.0)
+    assert [ui.take_frame() for _ in range(10)] == [True] * 10
+    assert "seeking" in replay.title
+    while replay.is_behind:
+        assert ui.take_frame()
+    assert "0:10/" in replay.title
+    assert [ui.take_frame() for _ in range(4)] == [False, True] * 2

@@ -148,7 +148,7 @@ def _verdicts() -> Group:
     return Group(*parts)
 
 
-class FaultScreen(DialogScreen[Fault]):
+class FaultScreen(DialogScreen["tuple[Fault, RankRow]"]):
     """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
     def __init__(self, ui: UiState, view: View, selected: int) -> None:
@@ -202,9 +202,12 @@ class FaultScreen(DialogScreen[Fault]):
         self.query_one(following).focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Return the fault only when it was confirmed."""
-        chosen = self._chosen() if event.button.id == "fault-yes" else None
-        self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
+        """Return the fault, and the rank as it was shown, only when it was confirmed."""
+        if event.button.id != "fault-yes" or (chosen := self._chosen()) is None:
+            self.dismiss(None)
+            return
+        harm, row = chosen
+        self.dismiss((Fault(harm.kind, row.rank, factor=harm.factor), row))
 
     def _chosen(self) -> tuple[Harm, RankRow] | None:
         kind = self.query_one("#fault-kinds", OptionList).highlighted

@@ -55,12 +55,12 @@ class EventsView(FilteredView):
         event = self.event
         if event is None:
             return super().copied
-        return "an event", f"{self.ui.source.time_text(event.at_s)}  {event.kind}  {event.text}"
+        return "an event", f"{self.ui.source.time_text(event)}  {event.kind}  {event.text}"
 
     def row(self, index: int) -> Line:
         event, palette = self._event(index), self.look.palette
         style = self.look.severity_style(event.severity)
-        at = self.ui.source.time_text(event.at_s)
+        at = self.ui.source.time_text(event)
         line = self.line().put(" ").cell(at, self._time_width, palette.muted).put("  ")
         age = seconds_cell(max(0.0, self._log.now_s - event.at_s))
         line.cell(age, AGE_WIDTH, palette.faint, is_right=True).put("  ")
@@ -96,7 +96,7 @@ class EventsView(FilteredView):
     @property
     def _time_width(self) -> int:
         """Width of the longest time: that of the first event, which has its day once it is old."""
-        return max(TIME_WIDTH, len(self.ui.source.time_text(self._event(0).at_s)))
+        return max(TIME_WIDTH, len(self.ui.source.time_text(self._event(0))))
 
     def _event(self, index: int) -> Event:
         return self._log[self._shown[index] - self._log.num_dropped]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.diagnosis.causes import Cause, Severity
-from app.recording.incident_recorder import AFTER_S, AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
+from app.recording.incident_recorder import AFTER_S, AGAIN_S, LIMITED_S, MAX_INCIDENTS, SETTLE_S, Incidents
 from tests.support.recordings import verdict
 
 
@@ -56,8 +56,26 @@ def test_causes_that_follow_at_once_are_in_the_file_of_the_first() -> None:
 def test_a_session_that_goes_on_failing_does_not_fill_the_disk() -> None:
     incidents = Incidents()
     incidents.see_alive(("demo", attempt) for attempt in range(100))
-    num_kept = 0
+    num_kept, limited = 0, []
     for attempt in range(3 * MAX_INCIDENTS):
         incidents.begun([verdict(attempt=attempt)], 10.0 * attempt)
         num_kept += len(incidents.begun([verdict(attempt=attempt)], 10.0 * attempt + 5.0))
+        limited.append(incidents.is_limited)
     assert num_kept == MAX_INCIDENTS
+    assert limited == [False] * MAX_INCIDENTS + [True] * 2 * MAX_INCIDENTS
+
+    lasting = [verdict(attempt=3 * MAX_INCIDENTS)]
+    assert incidents.begun(lasting, LIMITED_S) == incidents.begun(lasting, LIMITED_S + 4.9) == []
+    assert [one.attempt for one in incidents.begun(lasting, LIMITED_S + 5.0)] == [3 * MAX_INCIDENTS]
+    assert not incidents.is_limited
+
+
+def test_incidents_far_from_each_other_are_kept_for_as_long_as_a_session_lasts() -> None:
+    incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
+    num_kept = 0
+    for attempt in range(2 * MAX_INCIDENTS):
+        for second in (0.0, SETTLE_S):
+            begun = incidents.begun([verdict(attempt=attempt)], 1.1 * LIMITED_S / MAX_INCIDENTS * attempt + second)
+            num_kept += len(begun)
+    assert num_kept == 2 * MAX_INCIDENTS

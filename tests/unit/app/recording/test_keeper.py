@@ -117,6 +117,19 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
     assert len(kept_in(tmp_path)) == 2
 
 
+async def test_that_none_is_kept_because_there_were_too_many_is_said_once(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_recorder, "MAX_INCIDENTS", 1)
+    reconnector = struck(session, tmp_path)
+    for now_s in (30.0, 30.0 + SETTLE_S, 35.0):
+        reconnector.observe([verdict(attempt=1)], [("demo", 1)], now_s)
+
+    assert reconnector.drain_notices() == ["no evidence of this is kept: 1 incidents within an hour are the limit"]
+    await reconnector.close()
+    assert len(kept_in(tmp_path)) == 1
+
+
 async def test_a_file_about_two_incidents_is_named_once_at_the_end(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

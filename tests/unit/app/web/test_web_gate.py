@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.hosts import served_command
 from app.errors import UsageError
 from app.web.access import LOOPBACK_NAMES, Answer, Knock, answer
+from app.web.server import WebConsole
 
 TOKEN = "the-secret"
 COOKIE = "another secret"
@@ -83,6 +86,24 @@ def test_nobody_comes_in_without_the_secret_nor_a_socket_from_another_page(asked
         assert not asked.is_socket
     if verdict in {Answer.COME_IN, Answer.TAKE_COOKIE}:
         assert any(name in asked.host.lower() for name in LOOPBACK_NAMES)
+
+
+async def test_two_servers_whose_own_ports_are_the_same_keep_their_cookies_apart_in_one_browser() -> None:
+    """`ssh -L` leads to them from two ports of the machine with the browser."""
+    at_port = {9001: WebConsole(["rankdeck"], "one"), 9002: WebConsole(["rankdeck"], "two")}
+    jar: dict[str, str] = {}
+
+    async def page(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text="come in")
+
+    async def ask(port: int, path: str) -> web.StreamResponse:
+        sent = {"Host": f"127.0.0.1:{port}", "Cookie": "; ".join(f"{name}={value}" for name, value in jar.items())}
+        return await at_port[port]._guard(make_mocked_request("GET", path, sent), page)
+
+    for port, server in at_port.items():
+        taken = await ask(port, f"/?token={server.token}")
+        jar.update({name: cookie.value for name, cookie in taken.cookies.items()})
+    assert [(await ask(port, "/")).status for port in at_port] == [200, 200]
 
 
 def test_a_page_only_looks_on_unless_control_is_asked_for() -> None:

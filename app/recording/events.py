@@ -136,13 +136,14 @@ class EventLog:
 
     Attributes:
         num_dropped: Number of older events that are no longer kept.
+        num_late: Number of events that were added in front of others, whose places changed.
         begun_s: Time of the first view; None before it.
         now_s: Time of the last view.
     """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self.num_dropped = 0
+        self.num_dropped = self.num_late = 0
         self.begun_s: float | None = None
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
@@ -248,6 +249,7 @@ class EventLog:
         event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks))
         self._events.append(event)
         if is_late:
+            self.num_late += 1
             self._events = deque(sorted(self._events, key=lambda event: event.at_s), maxlen=MAX_EVENTS)
         return event
 

@@ -162,8 +162,8 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     if is_json:
         now_s = time.monotonic()
         rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
-        unsaid = {"at_s", "wall_offset_s"}
-        print_json({"events": [{key: value for key, value in row.items() if key not in unsaid} for row in rows]})
+        clocks = {"at_s", "wall_offset_s"}
+        print_json({"events": [{key: value for key, value in row.items() if key not in clocks} for row in rows]})
         return
     times = [session.time_text(event) for event in found]
     width = max(map(len, times), default=0)

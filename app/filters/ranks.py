@@ -84,13 +84,13 @@ class RankSelection:
         self._is_first_search = False
 
     def update(self, view: View, wish: RankWish) -> None:
-        """Update the ranks as often as rows may move, and immediately after a change of wish, job or verdict."""
+        """Update the ranks as often as rows may move, and immediately after a change of wish, job, size or verdict."""
         table, job = view.rank_table, view.job()
         if table is None or job is None:
             self.__init__()  # type: ignore[misc]  # restart
             return
         culprits = tuple(tuple(verdict.culprits) for verdict in view.verdicts())
-        context = (wish.is_problems_only and culprits, job.job_id, job.attempt)
+        context = (wish.is_problems_only and culprits, job.job_id, job.attempt, table.num_ranks)
         is_new = wish is not self._wish or context != self._context
         if is_new:
             self._wish, self._context = wish, context

@@ -138,6 +138,7 @@ class EventLog:
 
     Attributes:
         num_dropped: Number of older events that are no longer kept.
+        num_late: Number of events that were added in front of others, whose places changed.
         begun_s: Time of the first view; None before it.
         now_s: Time of the last view.
     """
@@ -146,7 +147,7 @@ class EventLog:
         """`wall_offset` returns the seconds from the clock of the views to the wall clock, 0 where there is none."""
         self._wall_offset = wall_offset
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self.num_dropped = 0
+        self.num_dropped = self.num_late = 0
         self.begun_s: float | None = None
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
@@ -253,6 +254,7 @@ class EventLog:
         event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks), self._wall_offset())
         self._events.append(event)
         if is_late:
+            self.num_late += 1
             self._events = deque(sorted(self._events, key=lambda event: event.at_s), maxlen=MAX_EVENTS)
         return event
 

@@ -24,6 +24,8 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from agent.wire.signals import Signal
     from app.diagnosis.because.comparison import RankSignals
     from app.diagnosis.diagnoser import JobDiagnosis
@@ -117,6 +119,11 @@ class JobPace:
         severity, text = self._sentence()
         pace = self._pace
         return PaceSummary(severity, text, pace.window_s, shown, len(self._order), pace.longest_wait_s)
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """Ranks in the order of the rows."""
+        return self._order
 
     def rows(self, wanted: Sequence[int]) -> list[PaceRow]:
         """Return the rows at these places in the order, the costliest rank first."""

@@ -49,6 +49,10 @@ def view_of(console: Desk) -> EventsView:
     return console.console.query_one(EventsView)
 
 
+def things(console: Desk) -> list[str]:
+    return re.findall(r"thing \d+|\w+ is hot|(?:rank )?\w+ is slow", console.text())
+
+
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_a_night_looks_as_before(size: tuple[int, int]) -> None:
     source = TalkingSource(SimCluster())
@@ -93,6 +97,32 @@ async def test_what_is_read_stays_where_it_is_while_old_events_are_dropped() -> 
         await console.frames()
         assert [line for line in console.lines() if "thing" in line or "late " in line] == before
         assert "older dropped" in console.text()
+
+
+async def test_an_event_of_before_comes_to_its_place_and_what_is_read_stays_where_it_is() -> None:
+    source = TalkingSource(SimCluster())
+    source.events.add_event("job a: running", 100.0, EventKind.JOB)
+    for number in range(60):
+        source.events.add_event(f"thing {number}", 190.0 + number, EventKind.CHECKPOINT)
+    source.events.add_event("rank 3 is slow", 300.0, EventKind.VERDICT, Severity.WARNING)
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        await console.press("pageup", "up")
+        before, chosen = things(console), view_of(console).event
+        source.events.add_event("its GPU is hot", 140.0, EventKind.CAUSE, Severity.WARNING)
+        assert view_of(console).event is chosen, "also before the next frame"
+        await console.frames()
+        assert (things(console), view_of(console).event) == (before, chosen)
+
+        view_of(console).take_filter("kind=checkpoint")
+        source.events.add_event("its disk is slow", 130.0, EventKind.CAUSE, Severity.WARNING)
+        await console.frames()
+        assert "EVENTS  60 of " in console.text()
+        assert view_of(console).event is chosen
+        await console.press("escape", "p", "end")
+        source.events.add_event("its link is slow", 120.0, EventKind.CAUSE, Severity.WARNING)
+        await console.frames()
+        assert things(console) == ["link is slow", "disk is slow", "GPU is hot", "rank 3 is slow"]
 
 
 class PlainSource(TalkingSource):

@@ -125,6 +125,26 @@ async def test_a_line_of_the_grid_is_few_segments(source: SimSource) -> None:
         assert max(len(list(strip)) for strip in rendered) < 12
 
 
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+@pytest.mark.parametrize("keys", [("2",), ("v",), ("2", "slash", *"rank=3", "enter"), ("v", "slash", *"demo", "enter")])
+async def test_a_job_may_go_on_with_other_ranks(sizes: tuple[int, int], keys: tuple[str, ...]) -> None:
+    views = []
+    for size in sizes:
+        sim = SimCluster(ranks_per_node=size)
+        sim.run(1)
+        views.append(sim.view())
+    async with desk(SimSource(lambda: views[0])) as console:
+        await console.press(*keys, "end")
+        del views[0]
+        await console.frames()
+        ranks = console.console.query_one(RanksView)
+        num_shown = 1 if "=" in keys else 2 * sizes[1]
+
+        assert ranks.num_rows == (1 if ranks.is_grid else num_shown)
+        assert ranks.selected_rank == (3 if "=" in keys else min(2 * sizes[0], 2 * sizes[1]) - 1)
+        assert f"RANK {ranks.selected_rank}" in console.text()
+
+
 def test_cells_are_found_where_they_are_painted() -> None:
     look = Look()
     states = np.full(1000, STATE_CODE[RankState.RUNNING], np.int8)

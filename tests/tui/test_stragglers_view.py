@@ -11,7 +11,7 @@ from agent.wire.signals import Signal
 from app.cli import listing
 from app.diagnosis.causes import Severity
 from app.tui.theme import Look
-from app.tui.views.stragglers import _paint_phase
+from app.tui.views.stragglers import StragglersView, _paint_phase
 from app.tui.widgets.drawing import Line
 from app.view.pace import JobPace, PaceRow
 from app.view.plain_tables import straggler_lines
@@ -143,6 +143,36 @@ async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> N
         r"\u25b8 +6  demo-1 .* \d\d % +\d+ % +\d+ % +\d+ % .*\u25b4 \d\d % .*bytegpt\.py:\d+ in \w+", headings[1]
     )
     assert re.search(r"shares of the last 1\d s of undisturbed training", text)
+
+
+async def test_the_selection_stays_with_the_rank_that_was_chosen() -> None:
+    source = slowed_source()
+    async with desk(source, (120, 35)) as console:
+        await console.show("stragglers")
+        view = console.console.query_one(StragglersView)
+        assert view.selected_rank == 6
+        await console.press("down", "down", "down")
+        chosen = view.selected_rank
+        assert chosen is not None
+        source.sim.slow(chosen, 8.0)
+        source.run(20)
+        await console.frames()
+
+        assert (view.selected, view.selected_rank) == (0, chosen), "it is the costliest now"
+        assert f"SIGNALS OF RANK {chosen}" in console.text() or f"\u25b8   {chosen}  " in console.text()
+        await console.press("down")
+        assert view.selected_rank == 6
+
+
+async def test_without_rows_no_rank_is_selected() -> None:
+    views = [slowed_source().view(), starting_source().view()]
+    async with desk(SimSource(lambda: views[0]), (80, 24)) as console:
+        await console.show("stragglers")
+        del views[0]
+        await console.frames()
+        await console.press("down", "enter")
+
+        assert "Nothing here is about one rank." in console.text()
 
 
 async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None:

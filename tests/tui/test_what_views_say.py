@@ -194,6 +194,24 @@ async def test_before_the_job_overview_tells_what_the_session_did() -> None:
         assert "agents demo-0 and demo-1 are up" in console.text()
 
 
+@pytest.mark.parametrize("height", [15, 24])
+@pytest.mark.parametrize("num_lines", [0, 40])
+async def test_before_the_job_overview_keeps_the_latest_sentences_and_lines_in_sight(
+    height: int, num_lines: int
+) -> None:
+    source = SimSource(SimCluster().view)
+    for number in range(40):
+        source.notice(f"sentence {number}.")
+    for number in range(num_lines):
+        source.print("demo-0", -1, f"line {number}.")
+    async with desk(source, (80, height)) as console:
+        shown = [int(number) for number in re.findall(r" · sentence (\d+)\.", console.text())]
+        assert shown == list(range(shown[0], 40))
+        assert f"\n and {shown[0]} earlier\n" in console.text()
+        assert len(shown) == height - 9 - 4 * bool(num_lines), "and no row is left over"
+        assert ("line 39." in console.text()) is bool(num_lines)
+
+
 async def test_a_notice_is_shown_whole_or_its_first_clause_or_its_beginning() -> None:
     async with desk(starting_source(), (160, 35)) as console:
         assert console.lines()[-1].endswith("torchrun started on 2 nodes; importing torch takes some seconds")

@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 from app.diagnosis.causes import RankState
 from app.manual import markdown
 from app.tui.actions import available
-from app.tui.dialogs.control import DialogScreen
+from app.tui.dialogs.control import ChoiceList, DialogScreen
 from app.tui.widgets.drawing import GRID_FROM
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
@@ -166,8 +166,8 @@ class FaultScreen(DialogScreen["tuple[Fault, RankRow]"]):
             ranks.append(Option(Text("others: select one in the Ranks view first"), disabled=True))
         body = Vertical(
             Horizontal(
-                OptionList(*kinds, id="fault-kinds", markup=False),
-                OptionList(*ranks, id="fault-ranks", markup=False),
+                ChoiceList(*kinds, id="fault-kinds", markup=False),
+                ChoiceList(*ranks, id="fault-ranks", markup=False),
                 id="fault-lists",
             ),
             Static("", id="fault-sentence", classes="sentence", markup=False),

@@ -64,6 +64,9 @@ YES_KEYS = "Enter does it, Esc does nothing"
 FIELD_KEYS = "Enter goes on, Esc does nothing"
 """Keys in a field, whose cursor the right arrow moves."""
 
+MIN_TALL = 20
+"""Lines of a screen from which whole dialogs fit; in a shorter one their lists scroll, above the buttons."""
+
 Result = TypeVar("Result")
 
 
@@ -75,6 +78,7 @@ class DialogScreen(ModalScreen[Result | None]):
         field_keys: The same, in a field.
     """
 
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (MIN_TALL, "-tall")]  # noqa: RUF012 - mypy wants no ClassVar
     keys = "right arrow, then Enter: do it; Enter goes on, Esc does nothing"
     field_keys = FIELD_KEYS
 
@@ -140,7 +144,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
             titles[0] = "Start again"
         titles += [ANOTHER_TITLE] if self._starter is not None else []
         body = Vertical(
-            OptionList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
+            ChoiceList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
             Horizontal(
                 Static("with ranks:", id="control-label", markup=False),
                 Input(str(self._job.world_size), type="integer", max_length=6, compact=True, id="control-ranks"),
@@ -259,6 +263,13 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         yes.disabled = not self._has_ended
         yes.refresh(layout=True)
         self.show_keys()
+
+
+class ChoiceList(OptionList):
+    """A list that keeps the marked choice in sight when its room changes."""
+
+    def on_resize(self) -> None:
+        self.scroll_to_highlight()
 
 
 LABEL = "look at the hosts first, as rankdeck doctor does"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -66,7 +66,7 @@ class QuestionScreen(ModalScreen[None]):
         notes = [Static(self._shown(line), classes="question-note", markup=False) for line in self._question.notes]
         lines = [Static(self._shown(line), markup=False) for line in self._question.lines]
         field = AnswerInput(password=not self._question.is_shown, max_length=MAX_CHARS, compact=True, id="answer")
-        body = Vertical(*notes, *lines, field, classes="dialog wide question")
+        body = VerticalScroll(*notes, *lines, field, classes="dialog wide question", can_focus=False)
         body.border_title = self._shown(f"To reach {self._question.host}")
         what = "" if self._question.is_shown else "; what is typed is not shown"
         body.border_subtitle = self._shown(f"Enter answers, Esc: not now{what}")

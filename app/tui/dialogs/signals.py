@@ -11,7 +11,7 @@ from textual.widgets import Button, OptionList, Static
 from textual.widgets.option_list import Option
 
 from app.text import nodes_text, ranks_text
-from app.tui.dialogs.control import DialogScreen
+from app.tui.dialogs.control import ChoiceList, DialogScreen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
 
     def compose(self) -> ComposeResult:
         body = Vertical(
-            OptionList(*(Option(Text(choice.title)) for choice in self._choices), id="signal-deeds", markup=False),
+            ChoiceList(*(Option(Text(choice.title)) for choice in self._choices), id="signal-deeds", markup=False),
             Static("", id="signal-sentence", classes="sentence", markup=False),
             self.buttons("signal"),
             classes="dialog",

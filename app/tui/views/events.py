@@ -31,9 +31,9 @@ class EventsView(FilteredView):
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "events")
         self.is_following = True
-        self._shown: list[int] = []
-        """Numbers of the shown events, counted from the first event ever."""
-        self._num_looked_at = 0
+        self._shown: list[tuple[int, Event]] = []
+        """The shown events, each with its number, counted from the first event ever."""
+        self._num_looked_at = self._num_late = 0
         self._log = ui.events
         """Events that `_shown` counts; a replay that goes back replaces them immediately, before it is painted."""
         self._is_wish_new = False
@@ -44,7 +44,7 @@ class EventsView(FilteredView):
 
     @property
     def event(self) -> Event | None:
-        return self._event(self.selected) if self._shown else None
+        return self._shown[self.selected][1] if self._shown else None
 
     @property
     def selected_rank(self) -> int | None:
@@ -58,7 +58,7 @@ class EventsView(FilteredView):
         return "an event", f"{self.ui.source.time_text(event)}  {event.kind}  {event.text}"
 
     def row(self, index: int) -> Line:
-        event, palette = self._event(index), self.look.palette
+        (_, event), palette = self._shown[index], self.look.palette
         style = self.look.severity_style(event.severity)
         at = self.ui.source.time_text(event)
         line = self.line().put(" ").cell(at, self._time_width, palette.muted).put("  ")
@@ -75,7 +75,7 @@ class EventsView(FilteredView):
         if self.is_following:
             self.selected = max(0, self.num_rows - 1)
         self.head = [self._title(self._log)]
-        self.foot = self._details(self._event(self.selected)) if self._shown else []
+        self.foot = self._details(self._shown[self.selected][1]) if self._shown else []
         if self.is_following:
             self.top = self._last_top
 
@@ -96,39 +96,33 @@ class EventsView(FilteredView):
     @property
     def _time_width(self) -> int:
         """Width of the longest time: that of the first event, which has its day once it is old."""
-        return max(TIME_WIDTH, len(self.ui.source.time_text(self._event(0))))
-
-    def _event(self, index: int) -> Event:
-        return self._log[self._shown[index] - self._log.num_dropped]
+        return max(TIME_WIDTH, len(self.ui.source.time_text(self._shown[0][1])))
 
     def _look_at_new(self) -> None:
-        """Add new events that match, and remove dropped ones."""
+        """Add new events that match, and remove dropped ones; match all again when events have other numbers."""
         log = self.ui.events
         end = log.num_dropped + len(log)
-        if self._is_wish_new or self._log is not log:
-            selected = self._place_in(log)
+        kept: list[int] = []
+        if self._is_wish_new or self._log is not log or self._num_late != log.num_late:
+            kept = [self._number_in(log, row) for row in (self.selected, self.top)]
             self._is_wish_new, self._log, self._shown, self._num_looked_at = False, log, [], log.num_dropped
-        else:
-            selected = -1
-        num_gone = bisect_left(self._shown, log.num_dropped)
+            self._num_late = log.num_late
+        num_gone = bisect_left(self._shown, log.num_dropped, key=_number)
         del self._shown[:num_gone]
         self.selected, self.top = max(0, self.selected - num_gone), max(0, self.top - num_gone)
         for number in range(max(self._num_looked_at, log.num_dropped), end):
             event = log[number - log.num_dropped]
             if is_event_shown(event, self.filter, is_problems_only=self.is_problems_only):
-                self._shown.append(number)
+                self._shown.append((number, event))
         self._num_looked_at = end
-        if selected >= 0:
-            self.selected = bisect_left(self._shown, selected)
+        if kept:
+            self.selected, self.top = (bisect_left(self._shown, number, key=_number) for number in kept)
 
-    def _place_in(self, log: EventLog) -> int:
-        """Return the number of the selected event in a log, which may have older events added in front."""
-        if self.selected >= len(self._shown):
+    def _number_in(self, log: EventLog, row: int) -> int:
+        """Return the number of a row's event in a log, which may have older events added in front."""
+        if row >= len(self._shown):
             return 0
-        number = self._shown[self.selected]
-        if log is self._log or number < self._log.num_dropped:
-            return number
-        event = self._event(self.selected)
+        number, event = self._shown[row]
         return next((log.num_dropped + place for place in range(len(log)) if log[place] is event), number)
 
     def _title(self, log: EventLog) -> Line:
@@ -157,3 +151,7 @@ class EventsView(FilteredView):
         heading = self.line().put(" IN FULL", palette.heading)
         heading.fit(width, palette.heading)
         return [heading, *(self.line().put("  ").put(line) for line in lines)]
+
+
+def _number(shown: tuple[int, Event]) -> int:
+    return shown[0]

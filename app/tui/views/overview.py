@@ -34,14 +34,14 @@ class OverviewView(LineView):
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "overview")
         self._num_hidden = 0
-        """Log lines above those shown, at most `MAX_HIDDEN_LINES`."""
+        """Log lines above those shown, at most `MAX_HIDDEN_LINES`; before the first rank, sentences left out."""
 
     def build(self) -> None:
         """Make all lines; they always fit the window."""
         view = self.ui.view
         if view is None or not view.num_ranks:
             self.lines = self._start(view)
-            self.num_free_lines = self.size.height - len(self.lines)
+            self.num_free_lines = self.size.height - len(self.lines) - self._num_hidden
             return
         height = self.size.height
         nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
@@ -64,14 +64,20 @@ class OverviewView(LineView):
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
         if (progress := self.ui.opening) is not None:
             lines = self._opening(progress)
-        if self.ui.notices:
-            lines.append(self.heading(self._title("SESSION")))
-        for notice in self.ui.notices:
-            lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
-        room = self.size.height - len(lines)
-        logs = self.ui.logs
         # While no job is shown, the lines of every job are another job's.
-        return lines + (self._log(self.size.width, room) if len(logs) and not logs.has_other_jobs("") else [])
+        has_log = bool(len(self.ui.logs)) and not self.ui.logs.has_other_jobs("")
+        notices = list(self.ui.notices)
+        room = max(2, self.size.height - len(lines) - 1 - has_log * (1 + MIN_LOG_LINES))
+        shown = notices[-(room - (len(notices) > room)) :]
+        num_earlier = len(notices) - len(shown)
+        if notices:
+            lines.append(self.heading(self._title("SESSION")))
+        if num_earlier:
+            lines.append(self.line().put(f" and {num_earlier:,} earlier", palette.muted))
+        lines += [self.line().put(f" {glyphs.dot} ", palette.accent).put(notice) for notice in shown]
+        log = self._log(self.size.width, self.size.height - len(lines)) if has_log else []
+        self._num_hidden = num_earlier
+        return lines + log
 
     def _opening(self, progress: Progress) -> list[Line]:
         """Return a line a node that is being reached, with what it does."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from app.diagnosis.causes import Severity
 from app.text import percent_text, seconds_cell
 from app.tui.widgets.columns import PERCENT_WIDTH, Column, Table, cells, figure, place_columns
@@ -14,6 +16,8 @@ from app.view.pace import window_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from app.tui.ui_state import UiState
     from app.tui.widgets.drawing import Line
@@ -49,19 +53,25 @@ SHORT_NAMES = {
 
 
 class StragglersView(LineView):
-    """A row per rank, the costliest first; what a rank does more than the others is marked."""
+    """A row per rank, the costliest first; what a rank does more than the others is marked.
+
+    The first row is selected until the user moves the selection; from then on it stays with the rank.
+    """
 
     has_selection = counts_free_lines = True
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "stragglers")
         self._table: Table[PaceRow] | None = None
-        self._num_rows = 0
+        self._ranks: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Rank of each row."""
+        self._rank = -1
+        """Rank that the user has selected, -1 before; while it has no row, the rank at its place is selected."""
         self._rows: dict[int, PaceRow] = {}
 
     @property
     def num_rows(self) -> int:
-        return self._num_rows
+        return len(self._ranks)
 
     def row(self, index: int) -> Line:
         row = self._rows.get(index)
@@ -72,30 +82,42 @@ class StragglersView(LineView):
 
     @property
     def selected_rank(self) -> int | None:
-        row = self._rows.get(self.selected)
-        return super().selected_rank if row is None else row.rank
+        return int(self._ranks[self.selected]) if self.selected < len(self._ranks) else None
+
+    def move(self, rows: int) -> None:
+        """Move the selection; from now on it stays with the rank."""
+        if self.num_rows:
+            self._rank = int(self._ranks[max(0, min(self.num_rows - 1, self.selected + rows))])
+        super().move(rows)
 
     def build(self) -> None:
         view = self.known
-        self.head, self.foot, self._num_rows = [], [], 0
+        self.head, self.foot = [], []
         pace = view.pace if view is not None else None
+        self._ranks = pace.ranks if pace is not None else np.zeros(0, np.int64)
         if view is None or pace is None:
             self.head = self.nothing_yet("TIME OF EACH RANK", "Once a job runs: which rank costs the others time.")
             return
         summary = pace.summary()
-        self._num_rows = summary.num_rows
+        self._find_selected()
         columns = _columns(summary, view, self.size.width)
         self._table = Table(self.look, columns, self.size.width)
         self.head = [self._title(summary), self._sentence(summary)]
-        if self._num_rows:
+        if self.num_rows:
             self.head.append(self.heading(self._table.heading()))
-            window = range(self.top, min(self._num_rows, self.top + self.size.height))
+            window = range(self.top, min(self.num_rows, self.top + self.size.height))
             self._rows = dict(zip(window, pace.rows(window), strict=False))
             signals = [] if self.selected_rank is None else pace.signals(self.selected_rank)
             legend = self._legend(has_signals=bool(signals), has_where="WHERE" in self._table.titles)
             free = self.size.height - len(self.head) - len(legend)
             # The panel takes what the rows leave, and a part of their room where there are many.
-            self.foot = [*self._signals(signals, max(free - self._num_rows, free // 2)), *legend]
+            self.foot = [*self._signals(signals, max(free - self.num_rows, free // 2)), *legend]
+
+    def _find_selected(self) -> None:
+        """Find the row of the selected rank, and keep it where it is on the screen."""
+        found, before = np.flatnonzero(self._ranks == self._rank), self.selected
+        self.selected = int(found[0]) if len(found) else max(0, min(before, self.num_rows - 1))
+        self.top = max(0, self.top + self.selected - before)
 
     def _title(self, summary: PaceSummary) -> Line:
         palette = self.look.palette

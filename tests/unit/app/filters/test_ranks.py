@@ -166,6 +166,20 @@ def test_a_new_culprit_is_among_the_problems_at_once() -> None:
     assert 1 in selection.ranks.tolist()
 
 
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+@pytest.mark.parametrize("text", ["", "rank=6", "demo-1", "!frozen"])
+def test_a_job_that_goes_on_with_other_ranks_is_looked_at_at_once(text: str, sizes: tuple[int, int]) -> None:
+    before, after = (SimCluster(ranks_per_node=size) for size in sizes)
+    for sim in (before, after):
+        sim.run(1)
+    selection, wanted = RankSelection(), wish(text)
+    selection.update(before.view(), wanted)
+
+    selection.update(after.view(), wanted)
+
+    assert selection.ranks.tolist() == shown(after.view(), wanted)
+
+
 def test_there_is_nothing_to_show_without_a_job() -> None:
     selection = RankSelection()
     selection.update(frozen().view(), wish())

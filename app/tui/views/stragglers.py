@@ -82,7 +82,7 @@ class StragglersView(LineView):
 
     @property
     def selected_rank(self) -> int | None:
-        return int(self._ranks[self.selected]) if self.selected < len(self._ranks) else None
+        return int(self._ranks[self.selected]) if self.selected < len(self._ranks) else super().selected_rank
 
     def move(self, rows: int) -> None:
         """Move the selection; from now on it stays with the rank."""

@@ -16,10 +16,13 @@ import paramiko
 from app.errors import AnswerNeededError, HostUnreachableError, LoginRefusedError
 from app.ssh.config import METHODS
 from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part, public_part_of
+from app.ssh.known_hosts import fingerprint
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from paramiko.agent import AgentKey
 
     from app.ssh.config import SshSettings
     from app.ssh.keys import Keyring, PublicPart
@@ -104,10 +107,10 @@ class _Login:
             self._check(error)
             return list(METHODS)
 
-    def by_keys(self, keys_of_agent: Sequence[paramiko.PKey]) -> Iterator[MethodsLeft]:
+    def by_keys(self, keys_of_agent: Sequence[AgentKey]) -> Iterator[MethodsLeft]:
         """Offer keys: those of ssh-agent, those of unlocked files, then those that a passphrase unlocks."""
         for key in keys_of_agent:
-            yield from self._offer(key, f"{key.get_name()} of ssh-agent")
+            yield from self._offer(key, f"{key.get_name()} {key.comment or fingerprint(key.asbytes())} of ssh-agent")
         for file in self._settings.identity_files:
             try:
                 if Path(file).exists():

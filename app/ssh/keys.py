@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from paramiko.agent import AgentSSH
+from paramiko.agent import AgentKey, AgentSSH
 from paramiko.auth_handler import AuthHandler
 from paramiko.pkey import UnknownKeyType
 
@@ -143,19 +143,22 @@ def _load(file: str, passphrase: str | None) -> paramiko.PKey:
 
 
 @contextlib.contextmanager
-def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
-    """Lend the agent's keys; with IdentitiesOnly, those that an identity file names."""
+def agent_keys(settings: SshSettings) -> Iterator[list[AgentKey]]:
+    """Lend the agent's keys: those that an identity file names, in that order, then others unless IdentitiesOnly.
+
+    A host hangs up after a few keys. Source: sshd_config(5), MaxAuthTries; OpenSSH sshconnect2.c, pubkey_prepare.
+    """
     path = agent_socket(settings, os.environ)
     if not path:
         yield []
         return
     agent = _Agent(path)
     try:
-        keys: list[paramiko.PKey] = list(agent.get_keys())
-        if settings.identities_only:
-            wanted = {public_part(file) for file in settings.identity_files}
-            keys = [key for key in keys if PublicPart(key.get_name(), key.asbytes()) in wanted]
-        yield keys
+        keys = list(agent.get_keys())
+        wanted = [public_part(file) for file in settings.identity_files]
+        named = [key for part in dict.fromkeys(wanted) for key in keys if public_part_of(key) == part]
+        others = [] if settings.identities_only else [key for key in keys if public_part_of(key) not in wanted]
+        yield named + others
     finally:
         agent.close()
 

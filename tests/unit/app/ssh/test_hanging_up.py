@@ -1,4 +1,4 @@
-"""A host that hangs up while keys are offered: refused by its own words, or lost."""
+"""A host that hangs up while keys are offered: refused by its own words, or lost. In which order keys are offered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import msgspec
 import paramiko
 import pytest
 
@@ -109,3 +110,68 @@ def test_a_key_in_two_places_is_offered_once(keys: list[Path]) -> None:
         authenticate(client, settings(*keys[:2]), Keyring(Nobody()), asks=False)
 
     assert server.num_tried == 1
+
+
+class Agent:
+    """An ssh-agent; `keys` by their comments."""
+
+    def __init__(self, door: Path, keys: dict[str, paramiko.PKey]) -> None:
+        self.is_asked, self.may_sign = threading.Event(), threading.Event()
+        self.may_sign.set()
+        self._keys = keys
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(door))
+        self.listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with self.listener.accept()[0] as client:
+            while head := client.recv(4):
+                request = paramiko.Message(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
+                answer = paramiko.Message()
+                if request.get_byte() == b"\x0b":
+                    answer.add_byte(b"\x0c")
+                    answer.add_int(len(self._keys))
+                    for comment, key in self._keys.items():
+                        answer.add_string(key.asbytes())
+                        answer.add_string(comment)
+                else:
+                    self.is_asked.set()
+                    self.may_sign.wait(WAIT_S)
+                    blob, data = request.get_binary(), request.get_binary()
+                    (signer,) = (key for key in self._keys.values() if key.asbytes() == blob)
+                    answer.add_byte(b"\x0e")
+                    answer.add_string(signer.sign_ssh_data(data).asbytes())
+                with contextlib.suppress(OSError):  # nobody waits any more
+                    client.sendall(len(answer.asbytes()).to_bytes(4, "big") + answer.asbytes())
+
+
+@contextlib.contextmanager
+def agent(folder: Path, *comments: str) -> Iterator[Agent]:
+    keys: dict[str, paramiko.PKey] = {comment: paramiko.ECDSAKey.generate() for comment in comments}
+    for comment, key in keys.items():
+        (folder / f"{comment}.pub").write_text(f"{key.get_name()} {key.get_base64()} {comment}")
+    daemon = Agent(folder / "agent", keys)
+    with closing(daemon.listener):
+        yield daemon
+        daemon.may_sign.set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered"), [({}, ["third", "first"]), ({"identities_only": True}, ["third", "second"])]
+)
+def test_keys_of_ssh_agent_that_a_file_names_are_offered_first_and_named_in_a_refusal(
+    tmp_path: Path, changes: dict[str, bool], offered: list[str]
+) -> None:
+    files = [tmp_path / name for name in ("third", "missing", *(["second"] if changes else []))]
+    wanted = msgspec.structs.replace(settings(*files), identity_agent=str(tmp_path / "agent"), **changes)
+
+    with (
+        agent(tmp_path, "first", "second", "third"),
+        entering(TOO_MANY) as (client, _),
+        pytest.raises(LoginRefusedError) as caught,
+    ):
+        authenticate(client, wanted, Keyring(Nobody()), asks=False)
+
+    names = ", ".join(f"ecdsa-sha2-nistp256 {comment} of ssh-agent" for comment in offered)
+    assert f"hangs up after {names}: Too many" in str(caught.value)

@@ -24,6 +24,7 @@ from paramiko.auth_handler import AuthHandler
 from paramiko.pkey import UnknownKeyType
 
 from app.ssh.config import state_of
+from app.ssh.questions import ANSWER_WITHIN_S
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.way import agent_socket
 from app.text import LINE_LIMIT, clean
@@ -169,7 +170,7 @@ class _Agent(AgentSSH):
     def __init__(self, path: str) -> None:
         super().__init__()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(AGENT_TIMEOUT_S)
+        connection.settimeout(ANSWER_WITHIN_S if _signing else AGENT_TIMEOUT_S)
         try:
             connection.connect(path)
             self._connect(connection)  # type: ignore[attr-defined]
@@ -179,7 +180,27 @@ class _Agent(AgentSSH):
         connection.settimeout(None)  # a user may have to confirm a signature: the login has a limit of its own
 
     def close(self) -> None:
+        if (connection := self._conn) is not None:  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes up a thread that waits for a signature
         self._close()  # type: ignore[attr-defined]
+
+    def _send_message(self, message: object) -> tuple[int, paramiko.Message]:
+        if self.get_keys():  # else it asks for these
+            _signing.add(self)
+        try:
+            return super()._send_message(message)  # type: ignore[misc,no-any-return]
+        finally:
+            _signing.discard(self)
+
+
+_signing: set[AgentSSH] = set()
+"""Agents whose signature is awaited; a user may have to touch a key or confirm, and ssh-agent serves nobody else."""
+
+
+def is_signing(key: AgentKey) -> bool:
+    """Return whether a signature with a key is awaited from ssh-agent."""
+    return key.agent in _signing
 
 
 MAX_KEY_BYTES = 1 << 20

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import msgspec
 import paramiko
 import pytest
 
-from app.errors import LoginRefusedError
+from app.errors import HostUnreachableError, LoginRefusedError
 from app.ssh.authentication import authenticate
 from app.ssh.config import SshSettings
 from app.ssh.keys import Keyring
@@ -34,6 +35,8 @@ class Refusing(paramiko.ServerInterface):
 
     def __init__(self, stream: socket.socket, words: tuple[int, bytes] | None) -> None:
         self.num_tried = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._words = words
         self._stream = stream
         self.transport = paramiko.Transport(stream)
@@ -47,6 +50,7 @@ class Refusing(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         del username, key
         self.num_tried += 1
+        self.may_answer.wait(WAIT_S)
         if self.num_tried == MAX_TRIES:
             if self._words is not None:
                 farewell = paramiko.Message()
@@ -175,3 +179,32 @@ def test_keys_of_ssh_agent_that_a_file_names_are_offered_first_and_named_in_a_re
 
     names = ", ".join(f"ecdsa-sha2-nistp256 {comment} of ssh-agent" for comment in offered)
     assert f"hangs up after {names}: Too many" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("late", "error", "text"),
+    [
+        ("user", LoginRefusedError, "takes none of our keys .*token of ssh-agent"),
+        ("agent", HostUnreachableError, "token of ssh-agent has not signed in"),
+        ("host", TimeoutError, None),
+    ],
+)
+def test_a_user_has_time_to_touch_a_key_of_ssh_agent_and_the_host_has_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, error: type[Exception], text: str | None
+) -> None:
+    monkeypatch.setattr("app.ssh.authentication.ANSWER_WITHIN_S", 0.5 if late == "agent" else WAIT_S)
+    wanted = msgspec.structs.replace(settings(), identity_agent=str(tmp_path / "agent"))
+
+    with agent(tmp_path, "token") as daemon, entering(None) as (client, server):
+        client.auth_timeout, began_s = 1.0, time.monotonic()
+        if late == "host":
+            server.may_answer.clear()
+        else:
+            daemon.may_sign.clear()
+        if late == "user":
+            threading.Timer(1.3, daemon.may_sign.set).start()
+        with pytest.raises(error, match=text):
+            authenticate(client, wanted, Keyring(Nobody()), asks=False)
+        assert daemon.is_asked.is_set()
+        assert time.monotonic() - began_s < WAIT_S / 2
+        server.may_answer.set()

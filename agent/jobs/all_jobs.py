@@ -15,7 +15,7 @@ import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.adopted import AdoptedJobs
-from agent.jobs.job import Job
+from agent.jobs.job import KILL_AGAIN_S, Job
 from agent.jobs.launch import Launch, boot_clock_s
 from agent.jobs.lifecycle import (
     Answer,
@@ -44,7 +44,7 @@ from agent.jobs.lifecycle import (
 )
 from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import OutsideLooks, StackTaker
-from agent.jobs.rank_watch import RankWatch, StoreListeners
+from agent.jobs.rank_watch import RankWatch, StoreListeners, undying
 from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
 from agent.logs.full_disk import FullDisks
@@ -220,7 +220,10 @@ class Jobs:
             if launch.shim and (begun := launch.next_round()):
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
-            self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s))
+            killed_s = None if launch.job.has_ended else launch.job.killed_s
+            is_late = killed_s is not None and now_s - killed_s >= KILL_AGAIN_S
+            stuck = undying(self._watch.workers.pids(launch.job_id)) if is_late else ""
+            self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s, stuck))
         self.adopted.tick()
         for adopted in self.adopted:
             self._outside.tick(adopted)

@@ -63,6 +63,7 @@ from agent.jobs.root_cause import (
     failure_of_launcher,
     failure_of_worker,
     first_of,
+    killed_text,
     launcher_end_text,
     worker_end_text,
 )
@@ -138,6 +139,8 @@ class Job(msgspec.Struct, dict=True):
     def __post_init__(self) -> None:
         self._is_past = self.has_ended
         self._workers: dict[int, SeenWorker] = {}
+        self.killed_s: float | None = None  # time of this attempt's first SIGKILL
+        self.last_tick = Ticked()
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     def of_another_boot(self, now_s: float) -> Job:
@@ -169,7 +172,10 @@ class Job(msgspec.Struct, dict=True):
                 self.stop_began_s = now_s
             if after is JobState.RUNNING:
                 self.started_s = now_s
-        return self._effects(before, event, now_s)
+        effects = self._effects(before, event, now_s)
+        if self.killed_s is None and any(isinstance(effect, KillTree) for effect in effects):
+            self.killed_s = now_s
+        return effects
 
     def status(self, now_s: float) -> JobStatus:
         """Return the job as a console sees it."""
@@ -392,6 +398,7 @@ class Job(msgspec.Struct, dict=True):
             self.failure, self.cause = failure, worker_end_text(event)
 
     def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
+        self.last_tick = tick
         if self.state is JobState.PREPARED:
             return [*_TAKE_BACK] if now_s - self.since_s >= UNCOMMITTED_S else []
         if self.restart_at_s is not None:
@@ -429,7 +436,7 @@ class Job(msgspec.Struct, dict=True):
         self.spec = msgspec.structs.replace(self.spec, attempt=self.spec.attempt + 1, faults=[])
         self.num_restarts += 1
         self._forget_ranks()
-        self.kill_at_s, self.terminate_at_s = None, None
+        self.kill_at_s, self.terminate_at_s, self.killed_s = None, None, None
 
     def _forget_ranks(self) -> None:
         self._workers.clear()
@@ -453,21 +460,23 @@ QUIET_START_S = 10.0
 
 def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
     """Return what a job is waiting for, or why it ended; `workers` have been seen in this attempt."""
+    killed = "" if job.killed_s is None else killed_text(now_s - job.killed_s, job.last_tick.undying)
     match job.state:
+        case JobState.STOPPING if killed:
+            return f"stopping by {killed}"
         case JobState.STOPPING if job.terminate_at_s is not None:
             return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"
         case JobState.STOPPING:
             return f"stopping by SIGTERM; what is left in {_left(job.kill_at_s, now_s)} is killed"
         case JobState.RESTARTING:
-            left = job.spec.max_restarts - job.num_restarts
-            return (
-                f"{job.cause}; restarts in {_left(job.restart_at_s, now_s)}, "
-                f"{left} of {job.spec.max_restarts} restarts left"
-            )
+            left = f"{job.spec.max_restarts - job.num_restarts} of {job.spec.max_restarts} restarts left"
+            if job.last_tick.has_leftovers and now_s >= (job.restart_at_s or now_s):
+                return f"{job.cause}; restarts once the rest is gone, {left}; ending it by {killed or 'SIGKILL'}"
+            return f"{job.cause}; restarts in {_left(job.restart_at_s, now_s)}, {left}"
         case JobState.FAILED | JobState.LOST:
             return job.cause
         case JobState.RUNNING:
-            return _running(job, workers, now_s)
+            return f"{job.cause}; ending the others by {killed}" if killed else _running(job, workers, now_s)
         case _:
             return ""
 

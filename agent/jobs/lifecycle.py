@@ -150,6 +150,8 @@ class Ticked(msgspec.Struct, frozen=True):
     """Processes of this node's jobs are being killed and are not gone yet."""
     abandoned_s: float = 0.0
     """Seconds for which this node's ranks have made no progress and nobody watched."""
+    undying: str = ""
+    """A rank that SIGKILL has not ended, and what the kernel shows of it; empty where none is known."""
 
 
 Event: TypeAlias = (

@@ -31,13 +31,19 @@ Address = tuple[int, str]
 """Address family and host."""
 
 CONNECT_S = 3.0
-"""Two lost SYNs; a console waits ten seconds for the whole answer."""
+"""Two lost SYNs; a console waits ten seconds for the whole answer, and what is prepared later nobody takes back."""
+RESOLVE_S = 6.0
+"""Seconds for a name: glibc asks the next name server after 5 s. Source: resolv.conf(5), timeout."""
 
 
 async def resolve(host: str) -> Address | Refused:
     """Return the address that a job's store is to listen on."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(RESOLVE_S):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        why = f"{host} was not resolved in {RESOLVE_S:.0f} s: a name server does not answer this node"
+        return Refused(RefusalReason.BAD_ADDRESS, why)
     except (OSError, UnicodeError):
         return Refused(RefusalReason.BAD_ADDRESS, f"{host} is not a name or address that this node knows")
     family, _, _, _, (address, *_) = found[0]

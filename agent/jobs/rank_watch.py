@@ -23,11 +23,11 @@ from agent.logs.failure_files import reported_exit_codes
 from agent.logs.log_tail import LogTail, log_path
 from agent.machine.host import interface_of
 from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StorePortSeen, WorkerSeen
-from agent.processes.worker_sampler import WorkerSampler, worker_ended
+from agent.processes.worker_sampler import WorkerSampler, has_uninterruptible_thread, kernel_facts, worker_ended
 from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
@@ -113,6 +113,16 @@ class RankWatch:
     def close(self) -> None:
         self.workers.close()
         self.logs.close()
+
+
+def undying(pids: Mapping[int, int]) -> str:
+    """Return the first rank in state D, which no signal ends, and where it waits; empty where none is."""
+    for rank, pid in pids.items():
+        if has_uninterruptible_thread(pid):
+            facts = kernel_facts(pid)
+            where = f" in {facts.wchan}" if facts and facts.state == "D" and facts.wchan else ""
+            return f"pid {pid} (rank {rank}) does not die: state D{where}"
+    return ""
 
 
 def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[WorkerEnded]:

@@ -44,6 +44,16 @@ def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
     return f"the launcher exited with code {event.exit_code}"
 
 
+REBOOT_S = 60.0
+"""Seconds after SIGKILL from which state D is taken to last."""
+
+
+def killed_text(killed_for_s: float, undying: str) -> str:
+    """Return since when SIGKILL has not ended all, and what is waited for: `undying` is that of `Ticked`."""
+    end = "; the node may need a reboot" if undying and killed_for_s >= REBOOT_S else ""
+    return f"SIGKILL, sent {killed_for_s:.0f} s ago; {undying or 'waiting for what is left'}{end}"
+
+
 def signal_name(number: int) -> str:
     """Return a signal's name; real-time signals have only numbers."""
     try:

@@ -8,14 +8,26 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paramiko
+from paramiko.agent import AgentKey
 
 from app.errors import AnswerNeededError, HostUnreachableError, LoginRefusedError
 from app.ssh.config import METHODS
-from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part, public_part_of
+from app.ssh.keys import (
+    KeyLockedError,
+    KeyQuery,
+    KeyUnreadableError,
+    agent_keys,
+    is_signing,
+    public_part,
+    public_part_of,
+)
+from app.ssh.known_hosts import fingerprint
+from app.ssh.questions import ANSWER_WITHIN_S
 from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -29,6 +41,8 @@ REPLY_TIMEOUT_S = 10.0
 """Seconds for the host to reply to an answer."""
 INTERVIEW_S = 3600.0
 """Seconds for one keyboard-interactive login; each answer has less, and sshd allows less in all (LoginGraceTime)."""
+POLL_S = 0.1
+"""Seconds between looks at whether ssh-agent has signed; paramiko looks as often for an answer."""
 MAX_ROUNDS = 16
 """Rounds of questions in one keyboard-interactive login."""
 MAX_FIELDS = 16
@@ -104,10 +118,11 @@ class _Login:
             self._check(error)
             return list(METHODS)
 
-    def by_keys(self, keys_of_agent: Sequence[paramiko.PKey]) -> Iterator[MethodsLeft]:
+    def by_keys(self, keys_of_agent: Sequence[AgentKey]) -> Iterator[MethodsLeft]:
         """Offer keys: those of ssh-agent, those of unlocked files, then those that a passphrase unlocks."""
         for key in keys_of_agent:
-            yield from self._offer(key, f"{key.get_name()} of ssh-agent")
+            name = f"{key.get_name()} {key.comment or fingerprint(key.asbytes())} of ssh-agent"
+            yield from self._offer(key, name)
         for file in self._settings.identity_files:
             try:
                 if Path(file).exists():
@@ -195,9 +210,29 @@ class _Login:
         if part in self._offered:  # sshd counts attempts, also those with the same key
             return
         self._offered.add(part)
-        left = self._taken(lambda: self._transport.auth_publickey(self._settings.user, key))
+        left = self._taken(lambda: self._sign(key))
         if left is not None:
             yield left
+
+    def _sign(self, key: paramiko.PKey) -> MethodsLeft:
+        """Sign with a key; for one of ssh-agent a user has time to touch it or to confirm, which is not the host's."""
+        transport, answered = self._transport, threading.Event()
+        if not isinstance(key, AgentKey):
+            return transport.auth_publickey(self._settings.user, key)
+        began_s = signed_s = time.monotonic()
+        transport.auth_publickey(self._settings.user, key, answered)
+        while transport.is_active() and not answered.wait(POLL_S):
+            now_s = time.monotonic()
+            if is_signing(key):
+                signed_s = now_s
+                if now_s - began_s >= ANSWER_WITHIN_S:
+                    detail = f"{self._tried[-1]} has not signed in {ANSWER_WITHIN_S:.0f} s"
+                    hint = "touch the key, or confirm its use, in that time"
+                    raise HostUnreachableError(self._settings.alias, detail, hint)
+            elif now_s - signed_s >= transport.auth_timeout:
+                raise TimeoutError
+        assert transport.auth_handler is not None
+        return transport.auth_handler.wait_for_response(answered)
 
     def _would_be_taken(self, file: str) -> bool:
         """Return whether to ask for a passphrase: the host would accept the key, or its public part is unknown."""

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from paramiko.agent import AgentSSH
+from paramiko.agent import AgentKey, AgentSSH
 from paramiko.auth_handler import AuthHandler
 from paramiko.pkey import UnknownKeyType
 
 from app.ssh.config import state_of
+from app.ssh.questions import ANSWER_WITHIN_S
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.way import agent_socket
 from app.text import LINE_LIMIT, clean
@@ -143,19 +144,22 @@ def _load(file: str, passphrase: str | None) -> paramiko.PKey:
 
 
 @contextlib.contextmanager
-def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
-    """Lend the agent's keys; with IdentitiesOnly, those that an identity file names."""
+def agent_keys(settings: SshSettings) -> Iterator[list[AgentKey]]:
+    """Lend the agent's keys: those that an identity file names, in that order, then others unless IdentitiesOnly.
+
+    A host hangs up after a few keys. Source: sshd_config(5), MaxAuthTries; OpenSSH sshconnect2.c, pubkey_prepare.
+    """
     path = agent_socket(settings, os.environ)
     if not path:
         yield []
         return
     agent = _Agent(path)
     try:
-        keys: list[paramiko.PKey] = list(agent.get_keys())
-        if settings.identities_only:
-            wanted = {public_part(file) for file in settings.identity_files}
-            keys = [key for key in keys if PublicPart(key.get_name(), key.asbytes()) in wanted]
-        yield keys
+        keys = list(agent.get_keys())
+        wanted = [public_part(file) for file in settings.identity_files]
+        named = [key for part in dict.fromkeys(wanted) for key in keys if public_part_of(key) == part]
+        others = [] if settings.identities_only else [key for key in keys if public_part_of(key) not in wanted]
+        yield named + others
     finally:
         agent.close()
 
@@ -166,7 +170,7 @@ class _Agent(AgentSSH):
     def __init__(self, path: str) -> None:
         super().__init__()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(AGENT_TIMEOUT_S)
+        connection.settimeout(ANSWER_WITHIN_S if _signing else AGENT_TIMEOUT_S)
         try:
             connection.connect(path)
             self._connect(connection)  # type: ignore[attr-defined]
@@ -176,7 +180,27 @@ class _Agent(AgentSSH):
         connection.settimeout(None)  # a user may have to confirm a signature: the login has a limit of its own
 
     def close(self) -> None:
+        if (connection := self._conn) is not None:  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes up a thread that waits for a signature
         self._close()  # type: ignore[attr-defined]
+
+    def _send_message(self, message: object) -> tuple[int, paramiko.Message]:
+        if self.get_keys():  # else it asks for these
+            _signing.add(self)
+        try:
+            return super()._send_message(message)  # type: ignore[misc,no-any-return]
+        finally:
+            _signing.discard(self)
+
+
+_signing: set[AgentSSH] = set()
+"""Agents whose signature is awaited; a user may have to touch a key or confirm, and ssh-agent serves nobody else."""
+
+
+def is_signing(key: AgentKey) -> bool:
+    """Return whether a signature with a key is awaited from ssh-agent."""
+    return key.agent in _signing
 
 
 MAX_KEY_BYTES = 1 << 20

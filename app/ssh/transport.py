@@ -337,8 +337,11 @@ def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None])
         raise TimeoutError
 
 
-_PLAINER = {"No existing session": "the connection ended during the login: the host may hang, or limit logins"}
-"""Clearer texts for errors of paramiko. Source: paramiko/transport.py, 5.1."""
+_PLAINER = {
+    "No existing session": "the connection ended during the login: the host may hang, or limit logins",
+    "key cannot be used for signing": "ssh-agent does not sign: it is locked, or the use of the key was declined",
+}
+"""Clearer texts for errors of paramiko. Source: paramiko/transport.py and agent.py, 5.1."""
 
 
 @contextlib.contextmanager

@@ -209,6 +209,39 @@ def test_a_stop_is_patient_for_the_grace_period_and_then_kills_until_it_is_over(
     assert job.handle(Ticked(), 200.0) == []
 
 
+UNDYING = "pid 7 (rank 3) does not die: state D in nfs_wait"
+
+
+def test_what_sigkill_does_not_end_is_said_and_no_kill_is_announced_again() -> None:
+    job, sent = job_in(JobState.RUNNING), "stopping by SIGKILL, sent"
+    job.handle(StopReceived(), 100.0)
+    assert job.handle(Ticked(), 110.0) == [OVERDUE]
+    assert job.status(113.0).detail == f"{sent} 3 s ago; waiting for what is left"
+    assert job.handle(Ticked(undying=UNDYING), 120.0) == [OVERDUE]
+    assert job.status(121.0).detail == f"{sent} 11 s ago; {UNDYING}"
+    assert job.status(170.0).detail == f"{sent} 60 s ago; {UNDYING}; the node may need a reboot"
+    job.handle(Ticked(), 180.0)
+    assert job.status(180.0).detail == f"{sent} 70 s ago; waiting for what is left"
+
+
+def test_what_a_failed_rank_leaves_alive_is_said_while_it_runs_and_before_a_restart() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(3), WorkerExited(2, 1, None), max_restarts=1)
+    assert job.handle(Ticked(), 100.0) == [OVERDUE]
+    job.handle(Ticked(undying=UNDYING), 104.0)
+    ending = f"ending the others by SIGKILL, sent 4 s ago; {UNDYING}"
+    assert job.status(104.0).detail == f"rank 2 exited with code 1; {ending}"
+    job.handle(job.launcher_ended(None), 110.0)
+    job.handle(Ticked(has_leftovers=True), 110.0)
+    assert job.status(110.0).detail == "rank 2 exited with code 1; restarts in 1 s, 1 of 1 restarts left"
+    job.handle(Ticked(has_leftovers=True, undying=UNDYING), 120.0)
+    waits = "restarts once the rest is gone, 1 of 1 restarts left; ending it by SIGKILL, sent 20 s ago"
+    assert job.status(120.0).detail == f"rank 2 exited with code 1; {waits}; {UNDYING}"
+    assert job.handle(Ticked(), 121.0) == [RestartAttempt(1)]
+    job.handle(LauncherStarted(), 121.0)
+    job.handle(StopReceived(), 121.0)
+    assert job.status(121.0).detail.startswith("stopping by SIGTERM")
+
+
 def test_a_kill_does_not_wait_and_overtakes_a_stop() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 0.0)

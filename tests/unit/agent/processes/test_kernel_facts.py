@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from agent.jobs.rank_watch import undying
 from agent.processes.worker_sampler import has_uninterruptible_thread, kernel_facts
 from tests.support.waiting import until
 
@@ -56,6 +57,7 @@ def test_a_thread_that_nobody_can_stop_is_seen_whichever_it_is(tmp_path: Path) -
     process = subprocess.Popen([sys.executable, "-c", SPAWNS, str(pipe)])
     try:
         until(lambda: has_uninterruptible_thread(process.pid), 30.0, "a thread waits for its child")
+        assert undying({0: os.getpid(), 3: process.pid}) == f"pid {process.pid} (rank 3) does not die: state D"
         os.close(os.open(pipe, os.O_WRONLY))
         assert process.wait(30.0) == 0
     finally:
@@ -63,3 +65,4 @@ def test_a_thread_that_nobody_can_stop_is_seen_whichever_it_is(tmp_path: Path) -
         process.wait()
     assert not has_uninterruptible_thread(process.pid)
     assert not has_uninterruptible_thread(os.getpid())
+    assert undying({0: os.getpid(), 3: process.pid}) == ""

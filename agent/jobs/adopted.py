@@ -156,6 +156,12 @@ class AdoptedJobs:
         """Return the status of every job, in the order of their first reports."""
         return [run.job.status(now_s) for run in self]
 
+    @property
+    def running_pids(self) -> set[int]:
+        """Pids of ranks that have not ended, and of their launchers."""
+        ranks = {one.pid for run in self for one in run.job.members.values() if not one.has_ended}
+        return ranks | {run.launcher.pid for run in self if run.launcher and run.launcher.is_running}
+
     def num_unseen(self) -> int:
         """Return how many launchers under `rankdeck exec` run ranks of which no job here knows yet."""
         known = {run.launcher.pid for run in self if run.launcher is not None}

@@ -20,7 +20,7 @@ from agent.jobs.adopted_job import Action, AdoptedJob
 from agent.jobs.launch import ask_rank, listens
 from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
-from agent.processes.foreign_launcher import Launcher, launcher_pid_of, marked_launchers
+from agent.processes.foreign_launcher import Launcher, ancestors, launcher_pid_of, lowest_launchers, marked_launchers
 from agent.processes.mute_ranks import has_ranks, mute_ranks, unreported_ranks
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.codec import is_job_id
@@ -73,6 +73,7 @@ class AdoptedRun:
         self.job = job
         self.ranks_dir = ranks_dir
         self.launcher = launcher
+        self.launcher_id = launcher and launcher.identity
         self._last_request_id = 0
         self.looks = _Looks(job.started_s)
 
@@ -348,15 +349,37 @@ class AdoptedJobs:
                 case Action.ASK_TO_STOP:
                     self._ask_all(run, StopTraining(run.new_request_id()))
                 case Action.END_LAUNCHER if run.launcher:
-                    run.launcher.terminate()
+                    self._end_launcher(run, Launcher.terminate)
                 case Action.KILL:
-                    if run.launcher:
-                        run.launcher.kill_tree()
+                    self._end_launcher(run, Launcher.kill_tree)
                     self._signal_all(run, signal.SIGKILL)
                 case _:
                     self._signal_all(run, signal.SIGTERM)
             if action in {Action.END_LAUNCHER, Action.END_RANKS}:
                 self._signal_all(run, signal.SIGCONT)  # a frozen rank hears nothing
+
+    def _end_launcher(self, run: AdoptedRun, end: Callable[[Launcher], None]) -> None:
+        """End a job's launcher; of one that has other jobs, what is this job's alone."""
+        launcher = run.launcher
+        if launcher is None or not launcher.is_running:
+            return
+        pids, others = {launcher.pid}, self._other_pids(run)
+        if self._is_shared(run) or any(launcher.pid in ancestors(pid) for pid in others):
+            pids = lowest_launchers(launcher.pid, self.pids(run.job_id).values(), others)
+        run.job.leaves_launcher = launcher.pid not in pids
+        for pid in pids:
+            with contextlib.suppress(OSError), contextlib.closing(Launcher(pid)) as lowest:
+                end(lowest)
+
+    def _is_shared(self, run: AdoptedRun) -> bool:
+        """Return whether a launcher is known to have started another job, too."""
+        ids = [one.launcher_id for one in self if one is not run]
+        return run.launcher_id is not None and run.launcher_id in ids
+
+    def _other_pids(self, run: AdoptedRun) -> set[int]:
+        """Return the processes of other jobs' ranks."""
+        pids = {pid for one in self if one is not run for pid in self.pids(one.job_id).values()}
+        return pids - set(self.pids(run.job_id).values())
 
     def _signal_all(self, run: AdoptedRun, number: signal.Signals) -> None:
         for rank in run.ranks:

@@ -37,6 +37,7 @@ MAX_WHY_CHARS = 1024
 RIVAL_S = 5.0
 """Seconds after its last report for which a second process of a rank is shown."""
 
+_LEFT = "its launcher has other jobs and goes on"
 
 INTERRUPTED_CODE = 128 + Signals.SIGINT
 """Exit code of a shell, and by custom of a program, that SIGINT has ended."""
@@ -130,6 +131,8 @@ class AdoptedJob:
         self.failure: Failure | None = None
         self.is_interrupted = False
         """SIGINT has ended it, as Ctrl-C sends it to the launcher and the ranks."""
+        self.leaves_launcher = False
+        """Its end is not that of its launcher, which has other jobs."""
         self._due: deque[tuple[float, Action]] = deque()
         """What is done next, and when, if the job has not ended by then."""
         self._stop_began_s: float | None = None
@@ -351,7 +354,7 @@ class AdoptedJob:
 
     def _detail(self, now_s: float) -> str:
         if self.has_ended or self.cause:
-            return self.cause
+            return self.cause or _LEFT * self.leaves_launcher
         if self.is_stopping and self._due:
             due_s, action = self._due[0]
             what = {
@@ -359,7 +362,8 @@ class AdoptedJob:
                 Action.END_RANKS: "SIGTERM for each rank",
                 Action.KILL: "SIGKILL",
             }[action]
-            return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s"
+            left = f"; {_LEFT}" * self.leaves_launcher
+            return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s{left}"
         if self._rival is not None and now_s - self._rival[0] < RIVAL_S:
             _, rank, pid = self._rival
             return f"two processes report as rank {rank}: {self.members[rank].pid}, and {pid}, which is left out"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import ProbeRequest, RankReport
 
 MAX_JOBS = 32
-"""Jobs known at a time: a report of one more is dropped."""
+"""Jobs known at a time: one more takes the place of one without a process, else its report is dropped."""
 MAX_ENDED_JOBS = 8
 """Ended jobs that are still reported."""
 FIRST_LOOK_S, LONGEST_PAUSE_S = 5.0, 60.0
@@ -200,7 +200,9 @@ class AdoptedJobs:
             exit_code = None if launcher is None or is_running else launcher.exit_code
             if is_running and run.looks.are_due(now_s):
                 self._look_for_mute(run, now_s)
-            self._carry_out(run, run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code))
+            is_shared = is_running and self._is_shared(run)
+            actions = run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code, is_shared=is_shared)
+            self._carry_out(run, actions)
             if run.job.state is not before:
                 self._on_change()
             if run.job.has_ended:
@@ -229,7 +231,7 @@ class AdoptedJobs:
         return self._workers.pids(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that has ended, with what its probes have left."""
+        """Drop a job of which no rank runs, with what its probes have left."""
         run = self._runs.pop(job_id)
         run.close()
         self._workers.forget(job_id)
@@ -256,7 +258,11 @@ class AdoptedJobs:
         """Begin a job, or another run of it, by its first rank."""
         before = self._runs.get(first.job_id)
         if before is None and len(self._runs) >= MAX_JOBS:
-            return False
+            idle_runs = (run for run in self if run.job.is_idle)
+            idle = min(idle_runs, key=lambda run: not run.job.has_ended, default=None)
+            if idle is None:
+                return False
+            self.forget(idle.job_id)
         if before is not None:
             before.close()
         self._workers.forget(first.job_id)

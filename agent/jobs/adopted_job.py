@@ -32,6 +32,8 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL."""
 LAUNCHER_END_S = 3.0
 """Seconds that a job goes on without a process of a rank, while its launcher lives: it may start the ranks again."""
+RESTART_S = 60.0
+"""Seconds for which it may have none and start its ranks again, while a launcher lives that has started another job."""
 MAX_WHY_CHARS = 1024
 """Longest text of the reasons why ranks have no probe."""
 RIVAL_S = 5.0
@@ -152,6 +154,11 @@ class AdoptedJob:
         return self.state in ENDED_STATES
 
     @property
+    def is_idle(self) -> bool:
+        """True while no rank of it has a process."""
+        return all(member.has_ended for member in self.members.values())
+
+    @property
     def is_stopping(self) -> bool:
         """True once it was asked to end and has not ended."""
         return self.state is JobState.STOPPING
@@ -240,20 +247,25 @@ class AdoptedJob:
         self._due = deque([(now_s, Action.KILL)])
         return self._what_is_due(now_s)
 
-    def tick(self, now_s: float, *, lives_launcher: bool, exit_code: int | None) -> list[Action]:
+    def tick(
+        self, now_s: float, *, lives_launcher: bool, exit_code: int | None, is_shared: bool = False
+    ) -> list[Action]:
         """Let time pass; return what is to be done.
 
         Args:
             now_s: Now.
             lives_launcher: Whether its launcher runs, as far as one is known.
             exit_code: Exit code of a launcher that has ended; negative is a signal, None is unknown.
+            is_shared: Whether its launcher has started another job, too, so that it may outlive this one.
         """
         if self.has_ended:
             return []
-        if any(not member.has_ended for member in self.members.values()):
+        if not self.is_idle:
             self._idle_since_s = None
             return self._what_is_due(now_s)
         self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
+        patience_s = LAUNCHER_END_S if self.is_stopping else RESTART_S
+        lives_launcher = lives_launcher and not (is_shared and now_s - self._idle_since_s >= patience_s)
         # An interrupt is reported before the end: what ended since then, ended by it.
         if not self._note_interrupt(exit_code, self._idle_since_s) and not lives_launcher:
             self._end(exit_code, now_s)

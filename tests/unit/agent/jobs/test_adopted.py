@@ -104,3 +104,30 @@ async def test_the_end_of_one_job_leaves_the_others_of_its_launcher_and_that(
     assert all(map(is_alive, [*pids["b"], launchers["b"], sweep.pid]))
     assert "goes on" in run.job.status(0.0).detail
     jobs.close()
+
+
+async def test_the_jobs_of_a_launcher_that_lives_on_make_room_for_its_next_ones(
+    sweep: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.jobs.adopted.MAX_JOBS", 3)
+    jobs = AdoptedJobs(NodeState("node", "epoch", "host", 1, 1), tmp_path, (), lambda *_: None, lambda: None)
+    assert sweep.stdout is not None
+    pids = [int(line.split()[1]) for line in sweep.stdout.read().decode().splitlines()]
+
+    def begin(number: int) -> bool:
+        report = rank_report(0, 1, job_id=f"trial-{number}", pid=pids[number], is_adopted=True)
+        return jobs.take(report, pids[number]) is not None
+
+    assert [begin(number) for number in range(4)] == [True, True, True, False], "all run"
+    for pid in pids[:2]:
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(10.0):
+        while sum(run.job.is_idle for run in jobs) < 2:
+            await asyncio.sleep(0.01)
+            jobs.tick()
+    assert begin(3)
+    assert [run.job_id for run in jobs] == ["trial-1", "trial-2", "trial-3"]
+    monkeypatch.setattr("agent.jobs.adopted_job.RESTART_S", 0.0)
+    jobs.tick()
+    assert [run.job.has_ended for run in jobs] == [True, False, False]
+    jobs.close()

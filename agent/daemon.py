@@ -310,9 +310,9 @@ class Daemon:
             case GetStacks(job_id=job_id, is_native=is_native):
                 return await self._jobs.stacks(job_id, is_native=is_native)
             case FindLeftovers():
-                return Leftovers(await asyncio.to_thread(find_leftovers))
+                return Leftovers(await asyncio.to_thread(find_leftovers, self._jobs.adopted.running_pids))
             case CleanLeftovers():
-                return await _clean(command)
+                return await _clean(command, self._jobs.adopted.running_pids)
             case ReadLog():
                 # Also of a job that is no longer known, but on disk.
                 return read_log(self._state_dir.jobs_dir / command.job_id, command)
@@ -401,8 +401,8 @@ class Daemon:
         return History([PastReport(past.seq, past.age_s, decode_node_report(past.frame)) for past in found])
 
 
-async def _clean(command: CleanLeftovers) -> Leftovers | Refused:
-    wanted = chosen(await asyncio.to_thread(find_leftovers), command.names)
+async def _clean(command: CleanLeftovers, watched: set[int]) -> Leftovers | Refused:
+    wanted = chosen(await asyncio.to_thread(find_leftovers, watched), command.names)
     foreign = [item for item in wanted if not item.is_ours]
     if foreign and not command.is_confirmed:
         return Refused(

@@ -20,7 +20,7 @@ from agent.jobs.adopted_job import Action, AdoptedJob
 from agent.jobs.launch import ask_rank, listens
 from agent.jobs.lifecycle import KillReceived, StopReceived
 from agent.node_state.observations import JobAdmitted, JobForgotten, JobGrown, WorkerSeen
-from agent.processes.foreign_launcher import Launcher, launcher_pid_of, marked_launchers
+from agent.processes.foreign_launcher import Launcher, ancestors, launcher_pid_of, lowest_launchers, marked_launchers
 from agent.processes.mute_ranks import has_ranks, mute_ranks, unreported_ranks
 from agent.processes.worker_sampler import WorkerSampler, worker_ended
 from agent.wire.codec import is_job_id
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ddpcore.wire import ProbeRequest, RankReport
 
 MAX_JOBS = 32
-"""Jobs known at a time: a report of one more is dropped."""
+"""Jobs known at a time: one more takes the place of one without a process, else its report is dropped."""
 MAX_ENDED_JOBS = 8
 """Ended jobs that are still reported."""
 FIRST_LOOK_S, LONGEST_PAUSE_S = 5.0, 60.0
@@ -73,6 +73,7 @@ class AdoptedRun:
         self.job = job
         self.ranks_dir = ranks_dir
         self.launcher = launcher
+        self.launcher_id = launcher and launcher.identity
         self._last_request_id = 0
         self.looks = _Looks(job.started_s)
 
@@ -156,6 +157,12 @@ class AdoptedJobs:
         """Return the status of every job, in the order of their first reports."""
         return [run.job.status(now_s) for run in self]
 
+    @property
+    def running_pids(self) -> set[int]:
+        """Pids of ranks that have not ended, and of their launchers."""
+        ranks = {one.pid for run in self for one in run.job.members.values() if not one.has_ended}
+        return ranks | {run.launcher.pid for run in self if run.launcher and run.launcher.is_running}
+
     def num_unseen(self) -> int:
         """Return how many launchers under `rankdeck exec` run ranks of which no job here knows yet."""
         known = {run.launcher.pid for run in self if run.launcher is not None}
@@ -193,7 +200,9 @@ class AdoptedJobs:
             exit_code = None if launcher is None or is_running else launcher.exit_code
             if is_running and run.looks.are_due(now_s):
                 self._look_for_mute(run, now_s)
-            self._carry_out(run, run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code))
+            is_shared = is_running and self._is_shared(run)
+            actions = run.job.tick(now_s, lives_launcher=is_running, exit_code=exit_code, is_shared=is_shared)
+            self._carry_out(run, actions)
             if run.job.state is not before:
                 self._on_change()
             if run.job.has_ended:
@@ -222,7 +231,7 @@ class AdoptedJobs:
         return self._workers.pids(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that has ended, with what its probes have left."""
+        """Drop a job of which no rank runs, with what its probes have left."""
         run = self._runs.pop(job_id)
         run.close()
         self._workers.forget(job_id)
@@ -249,7 +258,11 @@ class AdoptedJobs:
         """Begin a job, or another run of it, by its first rank."""
         before = self._runs.get(first.job_id)
         if before is None and len(self._runs) >= MAX_JOBS:
-            return False
+            idle_runs = (run for run in self if run.job.is_idle)
+            idle = min(idle_runs, key=lambda run: not run.job.has_ended, default=None)
+            if idle is None:
+                return False
+            self.forget(idle.job_id)
         if before is not None:
             before.close()
         self._workers.forget(first.job_id)
@@ -342,15 +355,37 @@ class AdoptedJobs:
                 case Action.ASK_TO_STOP:
                     self._ask_all(run, StopTraining(run.new_request_id()))
                 case Action.END_LAUNCHER if run.launcher:
-                    run.launcher.terminate()
+                    self._end_launcher(run, Launcher.terminate)
                 case Action.KILL:
-                    if run.launcher:
-                        run.launcher.kill_tree()
+                    self._end_launcher(run, Launcher.kill_tree)
                     self._signal_all(run, signal.SIGKILL)
                 case _:
                     self._signal_all(run, signal.SIGTERM)
             if action in {Action.END_LAUNCHER, Action.END_RANKS}:
                 self._signal_all(run, signal.SIGCONT)  # a frozen rank hears nothing
+
+    def _end_launcher(self, run: AdoptedRun, end: Callable[[Launcher], None]) -> None:
+        """End a job's launcher; of one that has other jobs, what is this job's alone."""
+        launcher = run.launcher
+        if launcher is None or not launcher.is_running:
+            return
+        pids, others = {launcher.pid}, self._other_pids(run)
+        if self._is_shared(run) or any(launcher.pid in ancestors(pid) for pid in others):
+            pids = lowest_launchers(launcher.pid, self.pids(run.job_id).values(), others)
+        run.job.leaves_launcher = launcher.pid not in pids
+        for pid in pids:
+            with contextlib.suppress(OSError), contextlib.closing(Launcher(pid)) as lowest:
+                end(lowest)
+
+    def _is_shared(self, run: AdoptedRun) -> bool:
+        """Return whether a launcher is known to have started another job, too."""
+        ids = [one.launcher_id for one in self if one is not run]
+        return run.launcher_id is not None and run.launcher_id in ids
+
+    def _other_pids(self, run: AdoptedRun) -> set[int]:
+        """Return the processes of other jobs' ranks."""
+        pids = {pid for one in self if one is not run for pid in self.pids(one.job_id).values()}
+        return pids - set(self.pids(run.job_id).values())
 
     def _signal_all(self, run: AdoptedRun, number: signal.Signals) -> None:
         for rank in run.ranks:

@@ -32,11 +32,14 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL."""
 LAUNCHER_END_S = 3.0
 """Seconds that a job goes on without a process of a rank, while its launcher lives: it may start the ranks again."""
+RESTART_S = 60.0
+"""Seconds for which it may have none and start its ranks again, while a launcher lives that has started another job."""
 MAX_WHY_CHARS = 1024
 """Longest text of the reasons why ranks have no probe."""
 RIVAL_S = 5.0
 """Seconds after its last report for which a second process of a rank is shown."""
 
+_LEFT = "its launcher has other jobs and goes on"
 
 INTERRUPTED_CODE = 128 + Signals.SIGINT
 """Exit code of a shell, and by custom of a program, that SIGINT has ended."""
@@ -130,6 +133,8 @@ class AdoptedJob:
         self.failure: Failure | None = None
         self.is_interrupted = False
         """SIGINT has ended it, as Ctrl-C sends it to the launcher and the ranks."""
+        self.leaves_launcher = False
+        """Its end is not that of its launcher, which has other jobs."""
         self._due: deque[tuple[float, Action]] = deque()
         """What is done next, and when, if the job has not ended by then."""
         self._stop_began_s: float | None = None
@@ -147,6 +152,11 @@ class AdoptedJob:
     def has_ended(self) -> bool:
         """True when no process of it is left."""
         return self.state in ENDED_STATES
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no rank of it has a process."""
+        return all(member.has_ended for member in self.members.values())
 
     @property
     def is_stopping(self) -> bool:
@@ -237,20 +247,25 @@ class AdoptedJob:
         self._due = deque([(now_s, Action.KILL)])
         return self._what_is_due(now_s)
 
-    def tick(self, now_s: float, *, lives_launcher: bool, exit_code: int | None) -> list[Action]:
+    def tick(
+        self, now_s: float, *, lives_launcher: bool, exit_code: int | None, is_shared: bool = False
+    ) -> list[Action]:
         """Let time pass; return what is to be done.
 
         Args:
             now_s: Now.
             lives_launcher: Whether its launcher runs, as far as one is known.
             exit_code: Exit code of a launcher that has ended; negative is a signal, None is unknown.
+            is_shared: Whether its launcher has started another job, too, so that it may outlive this one.
         """
         if self.has_ended:
             return []
-        if any(not member.has_ended for member in self.members.values()):
+        if not self.is_idle:
             self._idle_since_s = None
             return self._what_is_due(now_s)
         self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
+        patience_s = LAUNCHER_END_S if self.is_stopping else RESTART_S
+        lives_launcher = lives_launcher and not (is_shared and now_s - self._idle_since_s >= patience_s)
         # An interrupt is reported before the end: what ended since then, ended by it.
         if not self._note_interrupt(exit_code, self._idle_since_s) and not lives_launcher:
             self._end(exit_code, now_s)
@@ -351,7 +366,7 @@ class AdoptedJob:
 
     def _detail(self, now_s: float) -> str:
         if self.has_ended or self.cause:
-            return self.cause
+            return self.cause or _LEFT * self.leaves_launcher
         if self.is_stopping and self._due:
             due_s, action = self._due[0]
             what = {
@@ -359,7 +374,8 @@ class AdoptedJob:
                 Action.END_RANKS: "SIGTERM for each rank",
                 Action.KILL: "SIGKILL",
             }[action]
-            return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s"
+            left = f"; {_LEFT}" * self.leaves_launcher
+            return f"stopping; {what} in {max(0.0, due_s - now_s):.0f} s{left}"
         if self._rival is not None and now_s - self._rival[0] < RIVAL_S:
             _, rank, pid = self._rival
             return f"two processes report as rank {rank}: {self.members[rank].pid}, and {pid}, which is left out"

@@ -20,6 +20,7 @@ import psutil
 from agent.errors import MetricPatternError, StateDirError
 from agent.logs.line_metrics import LineMetrics
 from agent.machine.host import interface_of
+from agent.processes.shim_process import is_shim_alive
 from agent.state_dir import check_socket_path
 from agent.wire.commands import RefusalReason, Refused
 from agent.wire.secret_mask import masked_argv
@@ -128,7 +129,7 @@ def make_job_dir(path: Path, last_rank: int) -> Refused | None:
     except StateDirError as error:
         return Refused(RefusalReason.MALFORMED, f"the job id is too long for this agent: {error}")
     except FileExistsError:
-        return Refused(RefusalReason.JOB_EXISTS, f"{path} exists already: choose a higher attempt, or another job id")
+        return _kept_attempt(path)
     except OSError as error:
         return Refused(RefusalReason.NO_SPACE, f"cannot make {path}: {error.strerror}")
     if free_bytes < MIN_FREE_BYTES:
@@ -138,6 +139,18 @@ def make_job_dir(path: Path, last_rank: int) -> Refused | None:
             f"{free_bytes >> 20} MiB are free at {path}, logs want {MIN_FREE_BYTES >> 20}: make room",
         )
     return None
+
+
+def _kept_attempt(path: Path) -> Refused:
+    """Return the refusal of an attempt that has a directory: with the one after them all, unless one still runs."""
+    kept = [one for one in path.parent.iterdir() if one.name.isascii() and one.name.isdigit()]
+    if any(map(is_shim_alive, kept)):
+        text = (
+            f"{path} exists already, and an attempt unknown to this agent still runs: end it, or choose another job id"
+        )
+        return Refused(RefusalReason.JOB_EXISTS, text)
+    free = 1 + max(int(one.name) for one in kept)
+    return Refused(RefusalReason.JOB_EXISTS, f"{path} exists already: choose attempt {free}, or another job id", free)
 
 
 async def find_store(spec: JobSpec) -> Address | Refused:

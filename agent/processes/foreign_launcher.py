@@ -1,8 +1,10 @@
 """Launchers that are not ours: found above a rank, watched by a pidfd, ended with what they have started.
 
-`rankdeck exec` leaves its pid in the environment, and is the launcher from then on. Without it the launcher is the
-rank's highest ancestor that was started with the launch plug-in on its PYTHONPATH, below any shell: whose environment
-`eval "$(rankdeck env)"` has prepared goes on living when its job ends.
+`rankdeck exec` leaves its pid in the environment, and is the launcher from then on. Without it the launcher is
+torchrun, which starts its ranks itself, else the rank's highest ancestor that was started with the launch plug-in on
+its PYTHONPATH, below any shell: one whose environment `eval "$(rankdeck env)"` has prepared lives on when its job ends.
+
+A launcher may have several jobs, as a sweep does. One of them then ends without it, by `lowest_launchers`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from agent.processes.shim_process import environ_of, exit_status
 from ddpcore.wire_launch import ENV_EXEC_PID, EXEC_SUFFIX, LAUNCH_PLUGIN_DIR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 _PLUGIN = os.fsencode("/".join(LAUNCH_PLUGIN_DIR.parts[-2:]))
 _SHELLS = frozenset({b"bash", b"dash", b"fish", b"ksh", b"sh", b"tcsh", b"zsh"})
+_OF_TORCHRUN = b"TORCHELASTIC_RUN_ID"
 _PARENT, _STARTED, _EXIT_CODE = 1, 19, 49
 """Indices behind the name in /proc/PID/stat. Source: proc_pid_stat(5)."""
 
@@ -39,6 +42,11 @@ class Launcher:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._started_ticks = b"".join(shim.stat_fields(pid)[_STARTED : _STARTED + 1])
+
+    @property
+    def identity(self) -> tuple[int, bytes]:
+        """Its pid and start time, which no other process shares."""
+        return self.pid, self._started_ticks
 
     @property
     def is_running(self) -> bool:
@@ -110,7 +118,30 @@ def launcher_pid_of(rank_pid: int) -> int:
         if _name_of(pid) in _SHELLS or not is_prepared(environ_of(pid)):
             break
         found = pid
+        if _OF_TORCHRUN in environ:
+            break
     return found
+
+
+def lowest_launchers(launcher_pid: int, ranks: Collection[int], others: Collection[int]) -> set[int]:
+    """Return what ends one job of a launcher that has several: pids of processes that end with what they have started.
+
+    The lowest process below the launcher, or itself, that has started all ranks and none of the others; else the ranks.
+
+    Args:
+        launcher_pid: The launcher.
+        ranks: Processes of the job's ranks that run.
+        others: Those of other jobs. What a rank has started is its own.
+    """
+    lines = {pid: [pid, *ancestors(pid)] for pid in {*ranks, *others}}
+    shared = {pid for other in others if not set(lines[other]) & set(ranks) for pid in lines[other]}
+    own = []
+    for rank in ranks:
+        line = lines[rank]
+        line = line[: line.index(launcher_pid) + 1 if launcher_pid in line else 1]
+        own.append(line[1:] if _OF_TORCHRUN in environ_of(rank) and len(line) > 1 else line)
+    lowest = next((pid for pid in own[0] if all(pid in line for line in own)), None) if own else None
+    return set(ranks) if lowest is None or lowest in shared else {lowest}
 
 
 def ancestors(pid: int) -> Iterator[int]:

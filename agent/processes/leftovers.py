@@ -26,9 +26,10 @@ from agent.processes.shim_process import environ_of, is_launcher, is_shim
 from agent.wire.commands import Leftover
 from agent.wire.secret_mask import masked_argv
 from ddpcore.wire import ENV_INBOX, ENV_JOB_ID, ENV_LOG_DIR
+from ddpcore.wire_launch import ENV_EXEC_PID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from collections.abc import Set as AbstractSet
 
 ANYBODYS = ""
@@ -152,9 +153,9 @@ INIT_NAMES = frozenset({"systemd", "init", "tini", "dumb-init"})
 _MAX_TEXT = 500
 
 
-def find_leftovers() -> list[Leftover]:
-    """Return all leftovers of earlier runs: processes first, then shared memory."""
-    return [*_leftover_processes(), *_leftover_shared_memory()]
+def find_leftovers(watched: Collection[int] = ()) -> list[Leftover]:
+    """Return all leftovers of earlier runs: processes first, then shared memory; none of `watched` and below them."""
+    return [*_leftover_processes(watched), *_leftover_shared_memory()]
 
 
 def chosen(found: list[Leftover], names: list[str]) -> list[Leftover]:
@@ -176,12 +177,12 @@ def clean(wanted: list[Leftover]) -> list[Leftover]:
     return cleaned
 
 
-def _leftover_processes() -> Iterator[Leftover]:
+def _leftover_processes(watched: Collection[int]) -> Iterator[Leftover]:
     uid = os.geteuid()
     facts: dict[int, ProcessFacts] = {}
     for process in psutil.process_iter():
         try:
-            if process.uids().real == uid and (found := _facts(process)):
+            if process.uids().real == uid and (found := _facts(process, watched)):
                 facts[process.pid] = found
         except psutil.Error:
             continue  # gone
@@ -210,7 +211,7 @@ def _leftover_processes() -> Iterator[Leftover]:
             continue  # gone
 
 
-def _facts(process: psutil.Process) -> ProcessFacts | None:
+def _facts(process: psutil.Process, watched: Collection[int]) -> ProcessFacts | None:
     fields = stat_fields(process.pid)
     if not fields or fields[0] in b"ZX":
         return None
@@ -220,10 +221,12 @@ def _facts(process: psutil.Process) -> ProcessFacts | None:
         pid=process.pid,
         parent_pid=int(fields[1]),
         started_ticks=int(fields[19]),
-        is_watchful=process.pid == os.getpid()
+        is_watchful=process.pid in {os.getpid(), *watched}
+        or environ.get(ENV_EXEC_PID) == str(process.pid)
         or is_shim(process.pid)
         or is_launcher(Path(environ.get(ENV_LOG_DIR, "/")), process.pid),
-        job_id=environ.get(ENV_JOB_ID, "")[:64],
+        # `rankdeck exec` and `env` name a job too, in whole shells; an agent's inbox has only what it has launched.
+        job_id=environ.get(ENV_JOB_ID, "")[:64] if ENV_INBOX in environ else "",
         rank=int(rank) if rank.isdigit() else None,
     )
 

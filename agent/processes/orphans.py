@@ -1,7 +1,8 @@
 """Which processes and which shared memory nobody watches over any more, judged by the kernel's facts of all of them.
 
-A process is a leftover of rankdeck's if it carries a job's marks and no living shim is above it. It is a leftover of
-somebody else's launcher if it carries a rank, and the topmost of its ancestors that does has lost its parent.
+A process is a leftover of rankdeck's if it carries the mark of an agent's job and nobody above it watches it. It is a
+leftover of somebody else's launcher if it carries a rank, and the topmost of its ancestors that does has lost its
+parent.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class ProcessFacts(msgspec.Struct, frozen=True):
     parent_pid: int
     started_ticks: int
     is_watchful: bool
-    """A shim, or this agent: it watches what is below it."""
+    """A shim, this agent, or what somebody still waits for or watches: what is below it is no leftover."""
     job_id: str
-    """Job id of rankdeck's mark; empty without one."""
+    """Job id of an agent's mark; empty without one."""
     rank: int | None
     """Value of torchrun's variable RANK."""
 

@@ -255,12 +255,14 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
     """Number of jobs that are killed with it, in the same reply, where it was asked to."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, tag="refused", omit_defaults=True):
     """The command is not carried out, and nothing has changed."""
 
     reason: RefusalReason
     message: LongText
     """Message: what happened, to which job or rank, and what to do."""
+    next_attempt: Count | None = None
+    """Attempt that is free, where a job has ended that this node does not know any more, and its logs are kept."""
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):

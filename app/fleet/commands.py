@@ -107,7 +107,7 @@ def taken(node: str, reply: Reply) -> Reply:
         AgentRefusedError: It is one.
     """
     if isinstance(reply, Refused):
-        raise AgentRefusedError(node, reply.reason.value, clean(reply.message, LINE_LIMIT))
+        raise AgentRefusedError(node, reply.reason.value, clean(reply.message, LINE_LIMIT), reply.next_attempt)
     return reply
 
 

@@ -191,7 +191,9 @@ def next_number(job_id: str, reports: Iterable[NodeReport]) -> int:
     return 1 + max(attempts, default=-1)
 
 
-def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = "") -> dict[str, JobSpec]:
+def job_specs(
+    request: RunRequest, hosts: Sequence[JobHost], master_addr: str = "", free_attempt: int = 0
+) -> dict[str, JobSpec]:
     """Return the job spec of each host, the first host first.
 
     Args:
@@ -199,9 +201,10 @@ def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = 
         hosts: In the order in which they get their ranks.
         master_addr: Address of the first host. Ignored for a single host: its ranks meet on its loopback, which nobody
             else can reach.
+        free_attempt: Lowest attempt that it may be; the hosts keep logs of those below.
     """
     patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
-    attempt = next_number(request.job_id, (host.report for host in hosts))
+    attempt = max(free_attempt, next_number(request.job_id, (host.report for host in hosts)))
     local_sizes = [_num_ranks(request, host) for host in hosts]
     return {
         host.entry.host: JobSpec(

@@ -289,7 +289,10 @@ class RemoteSession(Session):
             await asyncio.sleep(POLL_S)
 
     async def _start_on_hosts(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> dict[str, JobSpec]:
-        """Start a job at the first master address that its nodes reach; return the spec of each node."""
+        """Start a job at the first master address that its nodes reach; return the spec of each node.
+
+        Each host may once name a later attempt: it keeps logs of a job of this name that it no longer reports.
+        """
         job_hosts = []
         for link, entry in zip(self._hosts.links, self._hosts.entries, strict=True):
             if link.place is None:
@@ -297,14 +300,18 @@ class RemoteSession(Session):
             job_hosts.append(JobHost(entry, link.place, reports[link.host]))
         named = [request.master_addr] if request.master_addr else []
         address, *others = named or master_addrs(self._hosts.names, self._hosts.addresses)
+        attempt, names_left = 0, len(job_hosts)
         while True:
-            specs = job_specs(request, job_hosts, address)
+            specs = job_specs(request, job_hosts, address, attempt)
             try:
                 await self._start_own_job(specs)
             except AgentRefusedError as error:
-                if error.reason != RefusalReason.UNREACHABLE or not others:
+                if error.reason == RefusalReason.UNREACHABLE and others:
+                    address, *others = others
+                elif names_left and error.next_attempt is not None:
+                    attempt, names_left = max(attempt, error.next_attempt), names_left - 1
+                else:
                     raise
-                address, *others = others
             else:
                 return specs
 

@@ -97,11 +97,11 @@ class AdoptedInTheWorld(RuleBasedStateMachine):
         self.carry_out(actions)
         assert self.job.has_ended or Action.KILL in actions
 
-    @rule(passed_s=st.floats(0.0, MAX_TICK_S), code=st.sampled_from([None, 0, 1, -15, -2]))
-    def tick(self, passed_s: float, code: int | None) -> None:
+    @rule(passed_s=st.floats(0.0, MAX_TICK_S), code=st.sampled_from([None, 0, 1, -15, -2]), is_shared=st.booleans())
+    def tick(self, passed_s: float, code: int | None, is_shared: bool) -> None:
         self.now_s += passed_s
-        exit_code = None if self.lives_launcher else code
-        self.carry_out(self.job.tick(self.now_s, lives_launcher=self.lives_launcher, exit_code=exit_code))
+        lives, exit_code = self.lives_launcher, None if self.lives_launcher else code
+        self.carry_out(self.job.tick(self.now_s, lives_launcher=lives, exit_code=exit_code, is_shared=is_shared))
         if self.wanted_s is not None and not self.job.has_ended and self.now_s > self.wanted_s + SAVE_S + 2 * GRACE_S:
             assert self.killed_s is not None, "who does not end is killed"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.jobs.adopted_job import RIVAL_S, AdoptedJob
+from agent.jobs.adopted_job import LAUNCHER_END_S, RESTART_S, RIVAL_S, AdoptedJob
 from agent.jobs.root_cause import TOGETHER_S
 from agent.wire.jobs import JobState
 from tests.support.node_reports import rank_report
@@ -168,3 +168,17 @@ def test_an_interrupt_is_shown_from_its_beginning_with_the_ranks_that_have_it_an
     )
     assert job.is_succeeded_by(report(0, 20))
     assert not job.is_succeeded_by(report(0, 10))
+
+
+@pytest.mark.parametrize(("is_stopped", "patience_s"), [(False, RESTART_S), (True, LAUNCHER_END_S)])
+def test_a_job_ends_before_a_launcher_that_has_begun_another_one(is_stopped: bool, patience_s: float) -> None:
+    job = job_of_two()
+    if is_stopped:
+        job.stop(0.0, is_agreed=True)
+    for rank in (0, 1):
+        job.rank_ended(rank, 0, None, 1.0)
+    for now_s, is_shared in ((1.0, True), (0.9 + patience_s, True), (1.0 + patience_s, False)):
+        job.tick(now_s, lives_launcher=True, exit_code=None, is_shared=is_shared)
+        assert not job.has_ended
+    job.tick(1.0 + patience_s, lives_launcher=True, exit_code=None, is_shared=True)
+    assert job.state is (JobState.STOPPED if is_stopped else JobState.SUCCEEDED)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import msgspec
 import pytest
 
@@ -9,7 +12,7 @@ from agent.wire.commands import Prepare, decode_command, encode_command
 from agent.wire.jobs import JobSpec, JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import WIRE_VERSION, NodeReport
-from app.errors import HostsBusyError, UsageError
+from app.errors import AgentRefusedError, HostsBusyError, UsageError
 from app.fleet.agent_link import AgentPlace
 from app.inventory.inventory import HostEntry
 from app.inventory.program import check_command, check_job_id, make_job_id
@@ -22,6 +25,10 @@ from app.session.remote_job import (
     node_of_rank,
     only_running_job,
 )
+from app.session.remote_session import RemoteSession
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=WIRE_VERSION)
 
@@ -193,6 +200,31 @@ def test_each_host_has_its_share_its_directory_and_its_python() -> None:
     assert [spec.python for spec in specs.values()] == ["/opt/python", "/usr/bin/python3", "/opt/python"]
     everywhere = job_specs(RunRequest(("t.py",), "t", num_ranks=4, workdir="/w"), hosts, "10.0.0.5").values()
     assert {(spec.local_world_size, spec.workdir) for spec in everywhere} == {(4, "/w")}
+
+
+@pytest.mark.parametrize("gives_in", [True, False])
+async def test_each_host_names_once_the_attempt_after_those_that_it_has_kept(gives_in: bool) -> None:
+    kept = {"h1": 2, "h2": 7}
+    tried: list[int] = []
+
+    async def start(specs: Mapping[str, JobSpec]) -> None:
+        tried.append(specs["h1"].attempt)
+        for node, attempt in kept.items():
+            if not gives_in or tried[-1] < attempt:
+                raise AgentRefusedError(node, "job_exists", "it is there", attempt)
+
+    links = [SimpleNamespace(host=node, place=PLACE) for node in kept]
+    hosts = SimpleNamespace(links=links, entries=[*map(HostEntry, kept)], names=[*kept])
+    session = cast("RemoteSession", SimpleNamespace(_hosts=hosts, _start_own_job=start))
+    request = RunRequest(("t.py",), "t", master_addr="10.0.0.5")
+    starting = RemoteSession._start_on_hosts(session, request, {node: report(4) for node in kept})
+    if not gives_in:
+        with pytest.raises(AgentRefusedError, match="it is there"):
+            await starting
+        assert tried == [0, 2, 2]
+        return
+    specs = await starting
+    assert (tried, {spec.attempt for spec in specs.values()}) == ([0, 2, 7], {7})
 
 
 def test_a_rank_is_looked_for_on_the_node_that_has_it() -> None:

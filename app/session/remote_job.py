@@ -327,7 +327,7 @@ def next_split(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, take
     if count < first.num_nodes and not takes_any:
         raise UsageError(
             f"only {count} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
-            "name the others, too; to go on without them: rankdeck restart --on-these-hosts",
+            "name the others, or wait until they are reached; to go on without them: rankdeck restart --on-these-hosts",
         )
     local_sizes: Sequence[int] = [statuses[node].local_world_size for node in nodes]
     wanted = sum(local_sizes) if num_ranks is None else num_ranks

@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
+from app.errors import UsageError
 from app.fleet.host_link import Access, HostLink
 from app.session.remote_session import RemoteSession
 from tests.support.hosts import Network
@@ -228,7 +229,15 @@ class Nemesis:
     async def _restart(self) -> None:
         """Begin the next attempt of the job, as a user does; no process of the one before it is left (I2)."""
         before = {one.process for one in await self.watch.do(self.watch.job.processes, self.watch.hosts)}
-        await self.watch.session.job_control.restart(self.watch.job.job_id, is_immediate=True)
+        deadline_s = time.monotonic() + GREEN_S
+        while True:
+            try:
+                await self.watch.session.job_control.restart(self.watch.job.job_id, is_immediate=True)
+                break
+            except UsageError:  # a connection is being made again: a node cannot be asked yet
+                if time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(0.5)
         self.num_restarts += 1
         number = len(self.network.hosts)
 

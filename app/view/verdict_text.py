@@ -415,10 +415,11 @@ def _straggler(verdict: Verdict) -> list[str]:
         return [
             f"{who(verdict)} {holds} the others up",
             _victims(verdict),
-            *(because_parts(verdict) or [nothing_differs_text(verdict)]),
+            *because_parts(verdict),
             on_gpu,
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),
+            nothing_differs_text(verdict),
         ]
     return slow_parts(verdict, who(verdict))
 

@@ -345,8 +345,8 @@ def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:
         return request
     variables = own_variables(os.environ, link.agent_environ())
     if names := sorted(variables.keys() - dict(request.env).keys()):
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        print_line(f"rankdeck: the agent is of another shell; from this one: {', '.join(names[:MAX_NAMED])}{more}")
+        named = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else "")
+        print_line(f"rankdeck: the agent was started from another shell; the job gets from this one: {named}")
     return msgspec.structs.replace(request, env=(*variables.items(), *request.env))
 
 

@@ -195,7 +195,8 @@ def test_a_program_has_the_variables_of_the_shell_that_starts_it(
 
     assert asked.python == str(directory / "venv/bin/python")
     assert dict(asked.env) == ({} if is_new else {"CUDA_VISIBLE_DEVICES": "1"}) | {"LR": "1"}
-    assert ("from this one: CUDA_VISIBLE_DEVICES" in capsys.readouterr().err) is not is_new
+    told = "started from another shell; the job gets from this one: CUDA_VISIBLE_DEVICES"
+    assert (told in capsys.readouterr().err) is not is_new
 
 
 @pytest.mark.parametrize(("num_hosts", "is_changed"), [(1, True), (2, False)])

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from app.cli.options import (
 )
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
-from app.errors import AppError, HostsBusyError, UsageError
+from app.errors import AgentRefusedError, AppError, HostsBusyError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.jobs import is_variable
 from app.inventory.program import (
@@ -60,7 +61,7 @@ from app.view.actions import AT_START, parse_fault
 from ddpcore.wire_launch import rehearsal_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from app.fleet.agent_link import AgentLink
     from app.inventory.jobs import JobEntry
@@ -235,7 +236,24 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     )
     if job["rehearses"]:
         print_line("rankdeck: a rehearsal on the CPU: cuda is the CPU, nccl is gloo (rankdeck help rehearsal)")
-    _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
+    try:
+        _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
+    except AgentRefusedError as error:
+        if error.reason in {"no_script", "no_workdir"}:
+            error.hint = _slip(wanted, job["workdir"], command) or error.hint
+        raise
+
+
+def _slip(wanted: HostsWanted, workdir: str, command: Sequence[str]) -> str:
+    """Return what was typed amiss where a host lacks the program: a `~` for this shell, or a host; empty if neither."""
+    home, program = Path("~").expanduser(), command[0]
+    if THIS_MACHINE not in wanted.names and home.is_absolute() and Path(workdir).is_relative_to(home):
+        there = Path("~") / Path(workdir).relative_to(home)
+        return f"if ~ was typed, this shell has expanded it; quote it: --workdir {shlex.quote(clean(str(there)))}"
+    is_before_program = any(word == "-m" or word.endswith(".py") for word in command[1:])
+    if wanted.is_named and is_before_program and not program.endswith(".py") and "/" not in program:
+        return f"if {clean(program)} is a host: --host {clean(program)}, one --host for each"
+    return ""
 
 
 @click.command()

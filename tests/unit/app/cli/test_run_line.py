@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
-from app.errors import UsageError
+from app.errors import AgentRefusedError, UsageError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.local_link import LocalLink
 from app.session.options import SessionOptions
@@ -159,6 +159,35 @@ def test_what_rankdeck_starts_itself_is_to_be_left_out(started: list[Started], t
         run(*typed.split())
 
     assert (str(refused.value), started) == (line, [])
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason", "hint"),
+    [
+        ("--host a --workdir {home}/my/proj t.py", "no_script", "expanded it; quote it: --workdir '~/my/proj'"),
+        ("--host a --workdir {home} t.py", "no_workdir", "expanded it; quote it: --workdir '~'"),
+        ("--host a b c t.py", "no_script", "if b is a host: --host b, one --host for each"),
+        ("--host a b -m pkg.t", "no_script", "if b is a host: --host b, one --host for each"),
+        ("--host a --workdir {home}/my/proj t.py", "no_space", ""),
+        ("--host a --workdir {home}er t.py", "no_script", "--workdir names another directory there"),
+        ("--host localhost --workdir {home}/proj t.py", "no_script", "--workdir names another directory there"),
+        ("--host a t.py u.py", "no_script", "--workdir names another directory there"),
+        ("b t.py", "no_script", "--workdir names another directory there"),
+    ],
+)
+def test_a_host_that_lacks_the_program_hints_at_what_was_typed_amiss(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, typed: str, reason: str, hint: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AgentRefusedError("a", reason, "t.py is not a file")
+
+    monkeypatch.setattr(run_command, "_start_and_watch", refuse)
+
+    with pytest.raises(AgentRefusedError) as refused:
+        run(*typed.format(home=directory).split())
+
+    assert refused.value.hint.endswith(hint)
+    assert bool(refused.value.hint) is bool(hint)
 
 
 @pytest.mark.parametrize("value", ["two", "0", "-1", "cpus"])

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
-from app.cli.inventory_file import load_inventory
+from app.cli.inventory_file import expanded, load_inventory
 from app.cli.options import (
     SESSION_OPTIONS,
     evidence_option,
@@ -239,15 +239,15 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     try:
         _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
     except AgentRefusedError as error:
-        if error.reason in {"no_script", "no_workdir"}:
-            error.hint = _slip(wanted, job["workdir"], command) or error.hint
+        if error.reason in {"no_script", "no_workdir"} and (slip := _slip(wanted, job["workdir"], command)):
+            error.hint = "; ".join([slip, *error.hint.split("; ")[1:]])  # what has become of other hosts stays
         raise
 
 
 def _slip(wanted: HostsWanted, workdir: str, command: Sequence[str]) -> str:
     """Return what was typed amiss where a host lacks the program: a `~` for this shell, or a host; empty if neither."""
-    home, program = Path("~").expanduser(), command[0]
-    if THIS_MACHINE not in wanted.names and home.is_absolute() and Path(workdir).is_relative_to(home):
+    home, program = expanded("~"), command[0]
+    if THIS_MACHINE not in wanted.names and len(home.parts) > 1 and Path(workdir).is_relative_to(home):
         there = Path("~") / Path(workdir).relative_to(home)
         return f"if ~ was typed, this shell has expanded it; quote it: --workdir {shlex.quote(clean(str(there)))}"
     is_before_program = any(word == "-m" or word.endswith(".py") for word in command[1:])

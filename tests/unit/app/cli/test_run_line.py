@@ -179,15 +179,24 @@ def test_a_host_that_lacks_the_program_hints_at_what_was_typed_amiss(
     directory: Path, monkeypatch: pytest.MonkeyPatch, typed: str, reason: str, hint: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise AgentRefusedError("a", reason, "t.py is not a file")
+        error = AgentRefusedError("a", reason, "t.py is not a file")
+        error.hint += "; n0: prepared, taken back"
+        raise error
 
     monkeypatch.setattr(run_command, "_start_and_watch", refuse)
 
     with pytest.raises(AgentRefusedError) as refused:
         run(*typed.format(home=directory).split())
 
-    assert refused.value.hint.endswith(hint)
-    assert bool(refused.value.hint) is bool(hint)
+    slip, semicolon, others = refused.value.hint.partition("; n0: prepared")
+    assert (slip.endswith(hint), bool(slip), semicolon + others) == (True, bool(hint), "; n0: prepared, taken back")
+
+
+def test_where_the_home_here_is_the_root_no_path_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = cast("HostsWanted", SimpleNamespace(names=["a"], is_named=True))
+    assert "'~/tmp'" in run_command._slip(wanted, os.path.expanduser("~/tmp"), ("t.py",))  # noqa: PTH111
+    monkeypatch.setenv("HOME", "/")
+    assert run_command._slip(wanted, "/tmp", ("t.py",)) == ""
 
 
 @pytest.mark.parametrize("value", ["two", "0", "-1", "cpus"])

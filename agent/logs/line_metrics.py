@@ -33,8 +33,8 @@ class LineMetrics:
     """The patterns of one job.
 
     Args:
-        texts: In RE2's syntax. A named group is the metric of that name; a pattern with one group and no name has the
-            loss in it.
+        texts: In RE2's syntax. A named group is the metric of that name; a pattern's only group without a name is the
+            loss, beside named ones where no pattern has a loss otherwise.
 
     Raises:
         MetricPatternError: One of them is of no use; the message gives which, and why.
@@ -42,6 +42,10 @@ class LineMetrics:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._patterns = [_compiled(text) for text in texts]
+        if not any(LOSS_METRIC in names for _, names in self._patterns):
+            for pattern, names in self._patterns:
+                if pattern.groups == len(names) + 1 <= MAX_NAMES:
+                    names[LOSS_METRIC] = min({*range(1, pattern.groups + 1)} - {*names.values()})
         self._line_step = _compiled(_LINE_STEP) if self._patterns else None
         self.loss_step: float | None = None
         """Step in the very line of the loss that was read last; None where the patterns find none."""
@@ -93,11 +97,19 @@ def _values(pattern: Any, names: dict[str, int], text: str, *, must_end_before: 
         group = match.group(number)
         if group is None or (must_end_before is not None and match.end(number) >= must_end_before):
             continue
+        if name == LOSS_METRIC and name not in pattern.groupindex and _is_shared(match, number, names):
+            continue
         try:
             values.append((name, float(group.rstrip(_BEHIND_NUMBERS))))
         except ValueError:
             continue  # a word where a number was expected: the next line may have one
     return values
+
+
+def _is_shared(match: Any, number: int, names: dict[str, int]) -> bool:
+    """Whether a group is a part of another metric, such as its decimals, or has one in it."""
+    (start, end), others = match.span(number), (match.span(other) for other in names.values() if other != number)
+    return any(start < other_end and other_start < end for other_start, other_end in others)
 
 
 def _compiled(text: str) -> tuple[Any, dict[str, int]]:

@@ -130,8 +130,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     grace_s: Seconds = 10.0
     """Seconds between SIGTERM and SIGKILL when the job is stopped."""
     metrics: Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)] = []
-    """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; one
-    group without a name is the loss. The latest value counts."""
+    """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; a
+    pattern's only group without a name is the loss. The latest value counts."""
     is_probed: bool = True
     """False leaves the ranks without a probe: they are watched from outside, by their processes and their output."""
     shares_gpus: bool = False

@@ -175,7 +175,8 @@ def takes_hosts(
                 entries = named_hosts(names, exclude, known)
                 if starts and not names and not known.hosts:
                     print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
-                command(wanted=wanted._replace(entries=entries), **how)
+                with _hinting(is_chosen=bool(names or known.hosts or has_no_files)):
+                    command(wanted=wanted._replace(entries=entries), **how)
                 return
             hub = stack.enter_context(through_relay(inventory, way, wanted.named_python, ssh_config))
             stack.callback(_print_why_ending, slurm)
@@ -191,6 +192,17 @@ def takes_hosts(
     for option in reversed((*_choice_options, *relay_options)):
         wrapped = option(wrapped)
     return wrapped
+
+
+@contextmanager
+def _hinting(*, is_chosen: bool) -> Iterator[None]:
+    """Add to the hint of an error of a missing agent that no inventory names a host, unless the hosts were chosen."""
+    try:
+        yield
+    except NoAgentError as error:
+        if not is_chosen:
+            error.hint += "; no rankdeck.toml here or above names a host, --host does"
+        raise
 
 
 def _own_host(how: Mapping[str, Any], way: str) -> tuple[str, ...]:

@@ -180,6 +180,7 @@ def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a v
         click.echo("rankdeck help TOPIC prints a topic, rankdeck help VERB a command's options.\n")
         for name in TOPICS:
             click.echo(f"  {name:<{width}}  {summary(name)}")
+        click.echo("\nrankdeck --help lists the commands.")
     elif topic in TOPICS:
         # less exits by itself and leaves the text on the screen when it fits.
         os.environ.setdefault("LESS", "-FRX")

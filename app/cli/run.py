@@ -9,6 +9,7 @@ import asyncio
 import functools
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from click.shell_completion import CompletionItem
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
-from app.cli.inventory_file import load_inventory
+from app.cli.inventory_file import expanded, load_inventory
 from app.cli.options import (
     SESSION_OPTIONS,
     evidence_option,
@@ -34,7 +35,7 @@ from app.cli.options import (
 )
 from app.cli.presenting import is_terminal, print_session, show_session
 from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
-from app.errors import AppError, HostsBusyError, UsageError
+from app.errors import AgentRefusedError, AppError, HostsBusyError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.jobs import is_variable
 from app.inventory.program import (
@@ -60,7 +61,7 @@ from app.view.actions import AT_START, parse_fault
 from ddpcore.wire_launch import rehearsal_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from app.fleet.agent_link import AgentLink
     from app.inventory.jobs import JobEntry
@@ -235,7 +236,24 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     )
     if job["rehearses"]:
         print_line("rankdeck: a rehearsal on the CPU: cuda is the CPU, nccl is gloo (rankdeck help rehearsal)")
-    _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
+    try:
+        _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
+    except AgentRefusedError as error:
+        if error.reason in {"no_script", "no_workdir"} and (slip := _slip(wanted, job["workdir"], command)):
+            error.hint = "; ".join([slip, *error.hint.split("; ")[1:]])  # what has become of other hosts stays
+        raise
+
+
+def _slip(wanted: HostsWanted, workdir: str, command: Sequence[str]) -> str:
+    """Return what was typed amiss where a host lacks the program: a `~` for this shell, or a host; empty if neither."""
+    home, program = expanded("~"), command[0]
+    if THIS_MACHINE not in wanted.names and len(home.parts) > 1 and Path(workdir).is_relative_to(home):
+        there = Path("~") / Path(workdir).relative_to(home)
+        return f"if ~ was typed, this shell has expanded it; quote it: --workdir {shlex.quote(clean(str(there)))}"
+    is_before_program = any(word == "-m" or word.endswith(".py") for word in command[1:])
+    if wanted.is_named and is_before_program and not program.endswith(".py") and "/" not in program:
+        return f"if {clean(program)} is a host: --host {clean(program)}, one --host for each"
+    return ""
 
 
 @click.command()
@@ -345,8 +363,8 @@ def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:
         return request
     variables = own_variables(os.environ, link.agent_environ())
     if names := sorted(variables.keys() - dict(request.env).keys()):
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        print_line(f"rankdeck: the agent is of another shell; from this one: {', '.join(names[:MAX_NAMED])}{more}")
+        named = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else "")
+        print_line(f"rankdeck: the agent was started from another shell; the job gets from this one: {named}")
     return msgspec.structs.replace(request, env=(*variables.items(), *request.env))
 
 

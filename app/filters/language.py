@@ -150,7 +150,8 @@ def _term_of(key: Key, comparison: str, value: str, *, is_inverse: bool, at: int
     if key.kind is KeyKind.FIGURE:
         return FigureTerm(key.name, comparison, _figure(key, value, at), is_inverse)
     if comparison != "=":
-        raise _WrongError(f"{key.name} is no figure: it goes with = or !=", at - len(comparison))
+        example = f", as in {key.name}=2-" if key.kind is KeyKind.NUMBER else ""
+        raise _WrongError(f"{key.name} is no figure: it goes with = or !={example}", at - len(comparison))
     parts = [part for part in value.split(",") if part]
     if not parts:
         raise _WrongError(f"behind {key.name}= stands {_wanted(key)}", at)

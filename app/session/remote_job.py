@@ -83,11 +83,14 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _GROUP_NAME = re.compile(r"\(\?P?<(\w+)>")
+_NO_NAME = re.compile(r"(?<!\\)\((?!\?)")
 
 
 def has_loss_pattern(patterns: Sequence[str]) -> bool:
     """Return whether one of the patterns for metrics finds the loss; see `agent.wire.jobs.JobSpec.metrics`."""
-    return any(not (names := _GROUP_NAME.findall(pattern)) or LOSS_METRIC in names for pattern in patterns)
+    return any(
+        LOSS_METRIC in _GROUP_NAME.findall(pattern) or len(_NO_NAME.findall(pattern)) == 1 for pattern in patterns
+    )
 
 
 def unknown_job_text(job_id: str, known: Sequence[str], asked: Sequence[str], away: Sequence[str] = ()) -> str:

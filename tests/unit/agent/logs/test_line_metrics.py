@@ -39,11 +39,35 @@ def test_named_groups_are_metrics_of_their_names() -> None:
     }
 
 
+STEP_AND_LOSS = r"step (?P<step>[0-9]+) loss ([0-9.]+)"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "metrics"),
+    [
+        ([STEP_AND_LOSS], {"step": 20.0, "loss": 0.5}),
+        ([r"(?P<nll>\S+) lr", r"loss (\S+) lr (?P<lr>\S+)"], {"nll": 0.5, "loss": 0.5, "lr": 0.25}),
+        # Alternatives, decimals of a named figure, and any figure beside a loss of its own are no loss.
+        ([r"(step|iter) (?P<step>\d+)"], {"step": 20.0}),
+        ([r"lr (?P<lr>\d+(\.\d+)?)"], {"lr": 0.25}),
+        ([r"(step (?P<step>\d+))"], {"step": 20.0}),
+        ([r"step (\d+) loss (?P<loss>\S+)"], {"loss": 0.5}),
+        ([r"loss (\S+)", r"step (\d+) .*lr (?P<lr>\S+)"], {"loss": 0.5, "lr": 0.25}),
+        ([r"step (\d+) loss (\S+) lr (?P<lr>\S+)"], {"lr": 0.25}),
+    ],
+)
+def test_the_only_group_without_a_name_beside_named_ones_is_the_loss(
+    patterns: list[str], metrics: dict[str, float]
+) -> None:
+    assert found(patterns, "step 20 loss 0.5 lr 0.25") == metrics
+
+
 @pytest.mark.parametrize(
     ("patterns", "lines", "step"),
     [
         ([r"step (?P<step>\d+) loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 30 loss 0.25"], 30.0),
         ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], 20.0),
+        ([STEP_AND_LOSS], ["step 20 loss 0.5"], 20.0),
         ([r"step (?P<step>\d+)", r"loss (?P<loss>\S+)"], ["step 20 loss 0.5", "step 21", "step 22"], 20.0),
         ([r"loss (?P<loss>\S+)"], ["step 20 loss 0.5"], None),
     ],

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from app.cli import hosts
 from app.cli.chosen_hosts import HostsWanted, _print_unreachable
 from app.cli.inventory_file import named_hosts
+from app.cli.main import rankdeck
 from app.errors import AppError, HostUnreachableError, NoAgentError, UsageError
 
 if TYPE_CHECKING:
@@ -79,3 +82,24 @@ def test_where_hosts_are_away_for_several_reasons_each_is_told(capsys: pytest.Ca
         _print_unreachable(away, wanted(), is_in_the_way=True)
 
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "has_inventory", "is_told"),
+    [("", False, True), ("--host localhost", False, False), ("--no-config", False, False), ("", True, False)],
+)
+def test_without_an_agent_here_the_hint_says_that_no_inventory_named_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, *, has_inventory: bool, is_told: bool
+) -> None:
+    def find_none(*_: object, **__: object) -> None:
+        raise NoAgentError("localhost", "nothing is known of jobs there", "rankdeck up localhost")
+
+    monkeypatch.setattr(hosts, "reached", find_none)
+    if not has_inventory:
+        (tmp_path / "rankdeck.toml").unlink()
+
+    error = CliRunner().invoke(rankdeck, ["status", *words.split()], standalone_mode=False).exception
+
+    assert isinstance(error, NoAgentError)
+    told = "; no rankdeck.toml here or above names a host, --host does" if is_told else ""
+    assert error.hint == f"rankdeck up localhost{told}"

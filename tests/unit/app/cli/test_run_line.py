@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
-from app.errors import UsageError
+from app.errors import AgentRefusedError, UsageError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.local_link import LocalLink
 from app.session.options import SessionOptions
@@ -161,6 +161,44 @@ def test_what_rankdeck_starts_itself_is_to_be_left_out(started: list[Started], t
     assert (str(refused.value), started) == (line, [])
 
 
+@pytest.mark.parametrize(
+    ("typed", "reason", "hint"),
+    [
+        ("--host a --workdir {home}/my/proj t.py", "no_script", "expanded it; quote it: --workdir '~/my/proj'"),
+        ("--host a --workdir {home} t.py", "no_workdir", "expanded it; quote it: --workdir '~'"),
+        ("--host a b c t.py", "no_script", "if b is a host: --host b, one --host for each"),
+        ("--host a b -m pkg.t", "no_script", "if b is a host: --host b, one --host for each"),
+        ("--host a --workdir {home}/my/proj t.py", "no_space", ""),
+        ("--host a --workdir {home}er t.py", "no_script", "--workdir names another directory there"),
+        ("--host localhost --workdir {home}/proj t.py", "no_script", "--workdir names another directory there"),
+        ("--host a t.py u.py", "no_script", "--workdir names another directory there"),
+        ("b t.py", "no_script", "--workdir names another directory there"),
+    ],
+)
+def test_a_host_that_lacks_the_program_hints_at_what_was_typed_amiss(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, typed: str, reason: str, hint: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        error = AgentRefusedError("a", reason, "t.py is not a file")
+        error.hint += "; n0: prepared, taken back"
+        raise error
+
+    monkeypatch.setattr(run_command, "_start_and_watch", refuse)
+
+    with pytest.raises(AgentRefusedError) as refused:
+        run(*typed.format(home=directory).split())
+
+    slip, semicolon, others = refused.value.hint.partition("; n0: prepared")
+    assert (slip.endswith(hint), bool(slip), semicolon + others) == (True, bool(hint), "; n0: prepared, taken back")
+
+
+def test_where_the_home_here_is_the_root_no_path_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = cast("HostsWanted", SimpleNamespace(names=["a"], is_named=True))
+    assert "'~/tmp'" in run_command._slip(wanted, os.path.expanduser("~/tmp"), ("t.py",))  # noqa: PTH111
+    monkeypatch.setenv("HOME", "/")
+    assert run_command._slip(wanted, "/tmp", ("t.py",)) == ""
+
+
 @pytest.mark.parametrize("value", ["two", "0", "-1", "cpus"])
 def test_a_number_of_ranks_is_a_number_or_a_word_of_torchrun(started: list[Started], value: str) -> None:
     with pytest.raises(click.BadParameter):
@@ -195,7 +233,8 @@ def test_a_program_has_the_variables_of_the_shell_that_starts_it(
 
     assert asked.python == str(directory / "venv/bin/python")
     assert dict(asked.env) == ({} if is_new else {"CUDA_VISIBLE_DEVICES": "1"}) | {"LR": "1"}
-    assert ("from this one: CUDA_VISIBLE_DEVICES" in capsys.readouterr().err) is not is_new
+    told = "started from another shell; the job gets from this one: CUDA_VISIBLE_DEVICES"
+    assert (told in capsys.readouterr().err) is not is_new
 
 
 @pytest.mark.parametrize(("num_hosts", "is_changed"), [(1, True), (2, False)])

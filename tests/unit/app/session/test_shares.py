@@ -147,6 +147,7 @@ def test_a_node_whose_ranks_lost_their_stopped_peers_was_stopped(
         (("(?P<loss>[0-9.]+)",), True),
         (("acc (?P<acc>[0-9.]+)",), False),
         (("acc (?P<acc>[0-9.]+)", "nll (?:=|:)([0-9.]+)"), True),
+        ((r"step (?P<step>[0-9]+) \(loss ([0-9.]+)",), True),
     ],
 )
 def test_a_pattern_finds_the_loss_by_its_name_or_without_any(patterns: tuple[str, ...], has_loss: bool) -> None:

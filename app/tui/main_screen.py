@@ -80,6 +80,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             logs.show_traceback(is_wanted=False)
             logs.take_filter(f"rank={page.rank}")
             self.console.action_show_view("logs")
+            logs.came_from_rank = True
             return
         rank = shown.selected_rank
         if rank is None:
@@ -89,12 +90,14 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view(RANK_PAGE)
 
     def action_back(self) -> None:
-        """Leave the page of a rank; elsewhere, clear the filter."""
+        """Leave the page of a rank, or clear the filter; log lines opened from that page lead back to it."""
         shown = self.console.shown
         if isinstance(shown, RankPage):
             self.console.action_show_view(shown.came_from)
         elif isinstance(shown, FilteredView):
             shown.clear()
+            if isinstance(shown, LogsView) and shown.came_from_rank:
+                self.console.action_show_view(RANK_PAGE)
 
     def action_copy(self) -> None:
         """Copy the selection, or the verdict, into the terminal's clipboard (OSC 52)."""

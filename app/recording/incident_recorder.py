@@ -95,6 +95,11 @@ class IncidentRecorder:
         """All sentences about evidence, one for each file: of several incidents that one file is about, the first."""
         return list(self._by_file.values())
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether evidence is being collected or written: closing waits for it."""
+        return bool(self._tasks)
+
     def _add_notice(self, sentence: str, path: Path | None = None) -> None:
         self._by_file.setdefault(path or sentence, sentence)
         self._notices.append(sentence)

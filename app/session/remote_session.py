@@ -162,6 +162,9 @@ class RemoteSession(Session):
             return NOT_AGAIN
         if not self._job_id:
             return "no job was seen there"
+        if self._is_ended:
+            is_keeping = self._incident_recorder is not None and self._incident_recorder.is_keeping
+            return f"the job has ended{', its evidence is being written' if is_keeping else ''}"
         return "the job goes on" if self._is_certain else "the job may run"
 
     @property

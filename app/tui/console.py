@@ -16,6 +16,7 @@ from app.tui.main_screen import keyed_screen, make_views
 from app.tui.personal_app import PersonalApp
 from app.tui.rendering import calm_collector
 from app.tui.theme import Look
+from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
 from app.tui.widgets.footer import Footer, TooSmall, is_too_small
 from app.tui.widgets.header import Header
@@ -98,6 +99,7 @@ class Console(PersonalApp):
         self.call_later(self._arrange)
 
     def action_show_view(self, name: str) -> None:
+        self.query_one(LogsView).came_from_rank &= name == self.active
         self.active = name
         if name in VIEW_NAMES:
             self._header.active = name

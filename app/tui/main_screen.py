@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.binding import Binding
 from textual.screen import Screen
 
+from app.diagnosis.verdicts import ENDS
 from app.filters.ranks import RankOrder
 from app.text import nodes_text
 from app.tui.actions import ACTIONS, VIEW_NAMES
@@ -23,6 +24,7 @@ from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
 from app.tui.views.stragglers import StragglersView
 from app.tui.widgets.line_view import FilterBar, FilteredView
+from app.view.summary import is_over
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from app.tui.personal_app import PersonalApp
     from app.tui.ui_state import UiState
     from app.tui.widgets.line_view import LineView
+    from app.view.view import View
 
 SKIP_S = 10.0
 
@@ -77,6 +80,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             logs.show_traceback(is_wanted=False)
             logs.take_filter(f"rank={page.rank}")
             self.console.action_show_view("logs")
+            logs.came_from_rank = True
             return
         rank = shown.selected_rank
         if rank is None:
@@ -86,12 +90,14 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view(RANK_PAGE)
 
     def action_back(self) -> None:
-        """Leave the page of a rank; elsewhere, clear the filter."""
+        """Leave the page of a rank, or clear the filter; log lines opened from that page lead back to it."""
         shown = self.console.shown
         if isinstance(shown, RankPage):
             self.console.action_show_view(shown.came_from)
         elif isinstance(shown, FilteredView):
             shown.clear()
+            if isinstance(shown, LogsView) and shown.came_from_rank:
+                self.console.action_show_view(RANK_PAGE)
 
     def action_copy(self) -> None:
         """Copy the selection, or the verdict, into the terminal's clipboard (OSC 52)."""
@@ -139,7 +145,8 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Show why the job failed; a second call shows the log lines again."""
         logs = self.query_one(LogsView)
         if logs.cause is None:
-            self._show_notice("No rank has failed.")
+            text = no_cause_text(self.ui.view)
+            self.console.show_until(text, lambda view: no_cause_text(view) != text, "warning")
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         self.console.action_show_view("logs")
@@ -210,6 +217,18 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _show_notice(self, text: str) -> None:
         self.console.show_notice(text, "warning")
+
+
+def no_cause_text(view: View | None) -> str:
+    """Return why there is no root cause to show; empty where there is one."""
+    job = view.job() if view is not None else None
+    if view is None or job is None:
+        return "No rank has failed."
+    if job.root_cause is not None:
+        return ""
+    if job.state != "failed" and not any(verdict.cause in ENDS for verdict in view.verdicts()):
+        return "No rank has failed."
+    return "No traceback is known." if is_over(view) else "The root cause is not known yet: the job has not ended."
 
 
 def keyed_screen(ui: UiState) -> MainScreen:

@@ -22,7 +22,7 @@ from app.tui.widgets.line_view import LineView
 from app.view.summary import is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from textual.app import App
     from textual.binding import BindingType
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from app.tui.dialogs.questions import QuestionScreen
     from app.tui.source import ConsoleSource
     from app.tui.theme import Look
+    from app.view.view import View
 
 
 class PersonalApp(KeysInOrder, PacedApp):
@@ -63,8 +64,8 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.ui = UiState(look, source, Keymap(settings.keys))
         self.active = settings.start_view
         self._question_screen: QuestionScreen | None = None
-        self._ending_text = ""
-        """Sentence of a notice about the end of the job; empty once the header shows it."""
+        self._is_overtaken: Callable[[View], bool] | None = None
+        """Whether the rows have overtaken the notice that is shown until then; None without one."""
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add a filter of colours that stock widgets use and the theme does not have."""
@@ -107,22 +108,22 @@ class PersonalApp(KeysInOrder, PacedApp):
         """Show a sentence above the keys for some seconds."""
         self.notify(self.ui.tellable(text), severity=severity, markup=False)
 
+    def show_until(self, text: str, is_overtaken: Callable[[View], bool], severity: SeverityLevel) -> None:
+        """Show a sentence for some seconds, or until the rows have overtaken it."""
+        self._is_overtaken = is_overtaken
+        self.show_notice(text, severity)
+
     def show_until_ended(self, text: str) -> None:
         """Show a sentence about the end of the job, until the first line has it or the job has ended."""
-        self._ending_text = text
-        self.show_notice(text)
+        about = text.partition("; ")[0]
+        self.show_until(text, lambda view: is_over(view) or about in view.headline().text, "information")
 
     def follow_session(self) -> None:
-        """Show the present question of a host, and take a notice away that the header has overtaken."""
+        """Show the present question of a host, and take a notice away that the rows have overtaken."""
         self._follow_questions()
-        self._drop_ended_notice()
-
-    def _drop_ended_notice(self) -> None:
         view = self.ui.view
-        if not self._ending_text or view is None:
-            return
-        if is_over(view) or self._ending_text.partition("; ")[0] in view.headline().text:
-            self._ending_text = ""
+        if view is not None and self._is_overtaken is not None and self._is_overtaken(view):
+            self._is_overtaken = None
             self.clear_notifications()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)

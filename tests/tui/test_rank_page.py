@@ -102,7 +102,11 @@ async def test_a_log_line_leads_to_who_printed_it_and_a_rank_to_what_it_prints()
         assert console.console.active == "logs"
         assert logs.filter.source == "rank=1"
         source.print("demo-0", -1, "a line of torchrun")
-        await console.press("escape")
+        await console.press("e", "escape")
+        assert "Logs >  rank 1 " in console.text()
+        assert not logs.filter
+        await console.press("enter", "2", "6", "escape")
+        assert (console.console.active, logs.filter.source) == ("logs", "")
         await console.frames()
         await console.press("enter")
         assert "Nothing here is about one rank." in console.text()

@@ -105,6 +105,24 @@ async def test_without_a_failure_there_is_nothing_to_show() -> None:
         assert "ROOT CAUSE" not in console.text()
 
 
+async def test_while_a_rank_fails_its_cause_is_not_known_yet_and_that_goes_when_it_is() -> None:
+    source = training_source(10)
+    async with desk(source, (80, 24)) as console:
+        await console.press("r")
+        source.sim.fail(1, 20)
+        await console.play(source, 6)
+        assert "rank 1 on demo-0 fails after step" in words(console)
+        assert "No rank has failed" not in words(console)
+        await console.press("r")
+        assert "The root cause is not known yet: the job has not ended." in words(console)
+        cause = RootCause(rank=1, end="exited with code 1", exception="ValueError: boom")
+        source.sim.nodes[0]._failure = Failure(source.sim.now_s, cause)
+        await console.play(source, 1)
+        assert "not known yet" not in words(console)
+        await console.press("r")
+        assert "ROOT CAUSE rank 1 on demo-0" in words(console)
+
+
 async def test_a_cause_that_is_forgotten_gives_the_lines_back() -> None:
     source = failed_source()
     async with desk(source, (80, 24)) as console:

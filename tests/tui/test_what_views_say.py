@@ -307,8 +307,12 @@ async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: b
     source.run(6)
     source.reads_loss = reads_loss
     async with desk(source, (120, 35)) as console:
-        assert ("no loss yet: no line has matched --metric" in console.text()) == reads_loss
-        assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
+        for view in ("overview", "charts"):
+            await console.show(view)
+            assert ("no loss yet: no line has matched --metric" in console.text()) == reads_loss
+            assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
+        await console.resize(80, 24)
+        assert ("--metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
 
 
 async def test_the_loss_is_drawn_once_steps_come() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.recording.events import EventKind
-from app.tui.widgets.chart_panel import PLOT_INDENT, Frame, chart_lines
+from app.tui.widgets.chart_panel import PLOT_INDENT, Frame, chart_lines, no_loss_text
 from app.tui.widgets.charts import GAP, Axis, Grid, arrange, time_axis
 from app.tui.widgets.line_view import LineView
 
@@ -51,7 +51,8 @@ class ChartsView(LineView):
                 self.head = self.nothing_yet("CHARTS", "")
             return
         drawn_of = (history, history.num_looks, len(events), events.num_dropped, self.ui.source.reading)
-        wanted = (*drawn_of, self._span, self.size, self.look.theme)
+        no_loss = "" if history.loss.curve else self.ui.source.reading or no_loss_text(self.ui)
+        wanted = (*drawn_of, no_loss, self._span, self.size, self.look.theme)
         if wanted == self._drawn:
             return
         self._drawn = wanted
@@ -63,7 +64,7 @@ class ChartsView(LineView):
         axis = time_axis(span_s, frame.plot_width, "end" if history.is_over else "now")
         self.head = [self._heading(marks)]
         self._place(grid)
-        self.lines = self._rows(history, grid, frame)
+        self.lines = self._rows(history, grid, frame, no_loss)
         padding = self.size.height - 1 - AXIS_LINES - sum(grid.heights[: grid.shown_rows])
         self.foot = [*self._axis_lines(axis, marks, grid), *(self.line() for _ in range(padding))]
 
@@ -77,13 +78,13 @@ class ChartsView(LineView):
         self.top = min(first_row, grid.rows - grid.shown_rows) * grid.heights[0]
         self._grid = grid
 
-    def _rows(self, history: JobHistory, grid: Grid, frame: Frame) -> list[Line]:
+    def _rows(self, history: JobHistory, grid: Grid, frame: Frame, no_loss: str) -> list[Line]:
         """Return all charts, row by row."""
         lines: list[Line] = []
         for row, height in enumerate(grid.heights):
             figures = history.figures[row * grid.columns : (row + 1) * grid.columns]
             charts = [
-                chart_lines(self.look, figure, history.window(figure.key, frame.begin_s), frame, height)
+                chart_lines(self.look, figure, history.window(figure.key, frame.begin_s), frame, height, no_loss)
                 for figure in figures
             ]
             for index, parts in enumerate(zip_longest(*charts)):

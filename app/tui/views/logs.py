@@ -33,6 +33,7 @@ class LogsView(FilteredView):
 
     Attributes:
         marked: Number of the line that was jumped to or clicked; None without one.
+        came_from_rank: Whether they were opened from the page of a rank, and have been shown since.
         is_collapsing: Whether lines that several ranks print alike are one row.
     """
 
@@ -45,7 +46,7 @@ class LogsView(FilteredView):
         self.shows_traceback = False
         self.side = 0
         self.marked: int | None = None
-        self.is_collapsing = False
+        self.came_from_rank = self.is_collapsing = False
         self._logs = ui.logs
         """Store whose lines the numbers here count."""
         self._matches: LogSearch | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
-from app.tui.widgets.chart_panel import HOW_TO_READ_LOSS, NO_LOSS, NO_LOSS_MATCHED, loss_panel
+from app.tui.widgets.chart_panel import loss_panel, no_loss_text
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
 from app.tui.widgets.drawing import in_step_order, log_line, prefix_width, step_style, wait_line
 from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
@@ -154,22 +154,11 @@ class OverviewView(LineView):
         chart = self._loss(width, chart_room) if chart_room >= MIN_CHART_LINES else []
         return chart + self._log(width, room - len(chart))
 
-    def _brings_loss(self) -> bool:
-        """Return whether the job may still report its loss itself: it starts, or comes to the engine's first step."""
-        view = self.ui.view
-        job = view.job() if view is not None else None
-        if view is None or job is None:
-            return False
-        return job.state == "starting" or (job.step is None and view.ends_in_step)
-
     def _loss(self, width: int, height: int) -> list[Line]:
         source, shown = self.ui.source, self.ui.history.shown
         points = shown.loss.curve if shown is not None else ()
-        without = NO_LOSS_MATCHED if source.reads_loss else HOW_TO_READ_LOSS
-        if source.player or self._brings_loss():
-            without = NO_LOSS
         at = "at" if shown is None or shown.is_loss_dated else "at about"
-        return loss_panel(self.look, points, (width, height), without, at=at, reading=source.reading)
+        return loss_panel(self.look, points, (width, height), no_loss_text(self.ui), at=at, reading=source.reading)
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

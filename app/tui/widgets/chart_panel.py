@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from app.recording.history import Window
     from app.tui.theme import Look
+    from app.tui.ui_state import UiState
     from app.view.rows import Figure
+    from app.view.view import View
 
 SCALE_WIDTH = 7
 PLOT_INDENT = SCALE_WIDTH + 1
@@ -113,8 +115,17 @@ class Frame(NamedTuple):
         )
 
 
-def chart_lines(look: Look, figure: Figure, window: Window, frame: Frame, height: int) -> list[Line]:
-    """Return the title and `height` - 1 lines of curves, each of the frame's width."""
+def chart_lines(look: Look, figure: Figure, window: Window, frame: Frame, height: int, no_loss: str = "") -> list[Line]:
+    """Return the title and `height` - 1 lines of curves, each of the frame's width.
+
+    Args:
+        look: Look of the terminal.
+        figure: The figure.
+        window: Its values of the frame's time.
+        frame: What the charts of one screen have in common.
+        height: Lines.
+        no_loss: Sentence in place of a loss that has never come; empty where one has.
+    """
     kind, palette = kind_of(figure.key), look.palette
     curves = [
         _curve(window, window.mean),
@@ -123,7 +134,9 @@ def chart_lines(look: Look, figure: Figure, window: Window, frame: Frame, height
     drawn = [point for curve in curves for point in curve.points if not math.isnan(point[1])]
     lines = [_title(look, kind, figure, window.mean[~np.isnan(window.mean)].tolist(), frame.width)]
     if not drawn:
-        lines.append(Line(look).put(f" {kind.missing} in this time", palette.faint))
+        has_none = figure.key == FigureKey.LOSS and figure.value is None
+        missing = (has_none and no_loss) or f"{kind.missing} in this time"
+        lines.append(Line(look).put(f" {missing}", palette.faint))
     else:
         _, _, low, high = bounds(drawn)
         if kind.top is not None:
@@ -202,6 +215,21 @@ def _value_style(look: Look, value: float | None) -> Style:
 NO_LOSS = "no loss yet"
 HOW_TO_READ_LOSS = f"{NO_LOSS}: --metric 'loss ([0-9.]+)' reads it"
 NO_LOSS_MATCHED = f"{NO_LOSS}: no line has matched --metric"
+
+
+def no_loss_text(ui: UiState) -> str:
+    """Return the sentence in place of a loss that has never come."""
+    if ui.source.player or _brings_loss(ui.view):
+        return NO_LOSS
+    return NO_LOSS_MATCHED if ui.source.reads_loss else HOW_TO_READ_LOSS
+
+
+def _brings_loss(view: View | None) -> bool:
+    """Return whether the job may still report its loss itself: it starts, or comes to the engine's first step."""
+    job = view.job() if view is not None else None
+    if view is None or job is None:
+        return False
+    return job.state == "starting" or (job.step is None and view.ends_in_step)
 
 
 def loss_panel(

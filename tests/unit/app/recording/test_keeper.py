@@ -6,16 +6,22 @@ import asyncio
 import os
 import time
 import zipfile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from app.cli.terminal import DESK
 from app.diagnosis.causes import Cause, Severity
 from app.errors import SessionError
 from app.recording import incident_recorder
 from app.recording.bundle import Evidence
 from app.recording.incident_recorder import SETTLE_S, IncidentRecorder
 from app.recording.records import StacksRecord
+from app.session import session as app_session
+from app.session.remote_session import RemoteSession
+from tests.support.doors import Door
+from tests.support.plain_hosts import these
 from tests.support.recordings import opening, verdict
 from tests.support.waiting import until_async
 
@@ -256,3 +262,21 @@ async def test_why_none_is_kept_is_said(session: Session, tmp_path: Path, failur
     await reconnector.close()
 
     assert reconnector.drain_notices() == [f"no evidence of this is kept: {words}"]
+
+
+async def test_who_leaves_an_ended_job_is_told_of_the_evidence_that_is_waited_for(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = RemoteSession(these(Door("h1", DESK, ("", "", False))))
+    job = SimpleNamespace(job_id="demo", state="running", allow_faults=False, loss=None)
+    monkeypatch.setattr(app_session.Session, "view", lambda _: SimpleNamespace(job=lambda: job))
+    remote.view()
+    assert remote.leaving == "the job goes on"
+    job.state = "failed"
+    remote.view()
+    assert remote.leaving == "the job has ended"
+    remote._incident_recorder = struck(session, tmp_path)
+    assert remote.leaving == "the job has ended, its evidence is being written"
+    await remote.close()
+    assert remote.leaving == "the job has ended"
+    assert len(kept_in(tmp_path)) == 1

@@ -66,8 +66,7 @@ class Console(PersonalApp):
         ui = self.ui
         self._header = Header(ui)
         self._header.active = self.active
-        self._footer = Footer(ui)
-        self._too_small = TooSmall(ui)
+        self._footer, self._too_small = Footer(ui), TooSmall(ui)
         self._views = make_views(ui)
         yield self._header
         for view in (*self._views.values(), self._too_small):
@@ -120,8 +119,7 @@ class Console(PersonalApp):
         """Ask which fault to inject, and inject it."""
         from app.tui.job_actions import ask_for_fault  # noqa: PLC0415
 
-        view = self.ui.view
-        await ask_for_fault(self, self.query_one(RanksView).follow_culprit(view) if view is not None else 0)
+        await ask_for_fault(self, self.query_one(RanksView).follow_culprit(view) if (view := self.ui.view) else 0)
 
     @work
     async def action_control(self) -> None:

@@ -44,9 +44,12 @@ for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME", "COLUMNS", "LI
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell starts what runs in its background with Ctrl-C ignored, and every program of a test would inherit that.
+# A shell starts what runs in its background with Ctrl-C ignored, nohup with SIGHUP, and every program of a test would
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LEAK_GRACE_S = 30.0
 

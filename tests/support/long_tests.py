@@ -58,6 +58,7 @@ CODE_OF_TESTS = {
     "tests/e2e/test_slurm": ("app/slurm/", "agent/wire/slurm.py", "agent/serve.py"),
     "tests/fault/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/fault/test_console_": ("app/session/", "app/fleet/", "app/ssh/"),
+    "tests/fault/test_nemesis": ("tests/fault/nemesis.py",),
     "tests/fault/test_serve": ("app/web/",),
     "tests/integration/test_adopted_jobs": ("agent/jobs/", "agent/processes/", "ddpcore/adoption.py", "ddpcore/launch"),
     "tests/integration/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),

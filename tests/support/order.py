@@ -16,10 +16,20 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WAITING = frozenset({"chaos", "e2e", "integration"})
-SECONDS = {"chaos": 6.0, "corpus": 0.9, "e2e": 3.5, "integration": 1.3, "property": 0.3, "tui": 0.8, "unit": 0.13}
+WAITING = frozenset({"chaos", "e2e", "fault", "integration"})
+SECONDS = {
+    "chaos": 6.0,
+    "corpus": 0.9,
+    "e2e": 3.5,
+    "fault": 6.0,
+    "integration": 1.3,
+    "property": 0.3,
+    "tui": 0.8,
+    "unit": 0.13,
+}
 """What a test takes on average, by its folder."""
 LONG = {
+    "tests/fault/test_nemesis.py": 310,
     "tests/corpus/generated/test_generated.py": 25,
     "tests/corpus/reported/test_reported.py": 25,
     "tests/unit/app/diagnosis/test_scenarios_standing.py": 70,

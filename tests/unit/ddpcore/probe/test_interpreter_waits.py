@@ -55,6 +55,7 @@ class Waiting:
 
     def _run(self) -> None:
         self.waits.begin()
+        time.sleep(0.001)  # the kernel counts a thread's time once it has let go of its core
         self._has_begun.set()
         self._schedstat = Path("/proc/self/schedstat").read_text().strip()
         while not self.waits.wait(self._wakes, PAUSE_S):

@@ -2,9 +2,8 @@
 
 torch writes one a rank at a time-out (`TORCH_FR_DUMP_TEMP_FILE`, by default comm_lib_trace_rank_N in torch/ of
 $XDG_CACHE_HOME or ~/.cache, of older torch /tmp/nccl_trace_rank_N), a pickle of plain values: an unpickler that refuses
-every global reads it whole. Of each group its numbered collectives are compared, at
-the first that a rank has not ended: with NCCL ranks enqueue calls ahead. Sends and receives have no numbers that ranks
-can compare.
+every global reads it whole. Of each group its numbered collectives are compared, at the first that a rank has not
+ended: with NCCL ranks enqueue calls ahead. Sends and receives have no numbers that ranks can compare.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, 2.8 to 2.13; written by gloo for the tests, not on GPUs.
 """

@@ -189,12 +189,11 @@ def balanced_sizes(
 ) -> list[int]:
     """Return how many samples of one forward each device takes; raise ValueError for an argument out of its range.
 
-    Device 0 takes `first_device_batch
-
-    accumulation_steps`, the others the rest, evenly, a remainder one by one from device 1 on. Device 0 never takes more
-    than in an even split: where its share would not be smaller, the split is even, so that a last, smaller batch of an
-    epoch does not land on device 0 alone. Example, at most 3 samples on each of three devices but only 2 on the first:
-    16 samples in two forwards of 8 are 2, 3, 3. A `first_device_batch` of 0 leaves device 0 out; None splits evenly.
+    Device 0 takes `first_device_batch // accumulation_steps`, the others the rest, evenly, a remainder one by one from
+    device 1 on. Device 0 never takes more than in an even split: where its share would not be smaller, the split is
+    even, so that a last, smaller batch of an epoch does not land on device 0 alone. Example, at most 3 samples on each
+    of three devices but only 2 on the first: 16 samples in two forwards of 8 are 2, 3, 3. A `first_device_batch` of 0
+    leaves device 0 out; None splits evenly.
 
     Source: Balanced-DataParallel, from Transformer-XL's `utils/data_parallel.py`.
     """

@@ -169,7 +169,7 @@ class StragglersView(LineView):
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
         lines = [line]
-        notes = [f"{WORSE} stands out from its peers", "signals of 0 are left out"] if has_signals else []
+        notes = [f"{WORSE} stands out from its peers", "what is 0 for all is left out"] if has_signals else []
         for note in (
             *notes,
             "COST how much less it waits than most",

@@ -191,6 +191,8 @@ class Cluster:
         """Take a node's status of jobs; return the model of each, None for those refused."""
         if node.has_adopted:
             self._drop_gone(node, report, now_s)
+        for known in self.jobs.values():
+            known.refused.pop(node.index, None)
         jobs = []
         for status in report.jobs:
             node.has_adopted = node.has_adopted or status.is_adopted

@@ -62,6 +62,7 @@ class JobModel(RankColumns):
         stop_began_s: When the stop of the job began; infinity before.
         started_s: When the attempt was started, as its nodes report; infinity while it is only prepared.
         num_ignored: Facts that were refused: ranks of other nodes, unknown members, contradictions.
+        refused: Latest status of each node that claims ranks of another node, or another size of the job.
     """
 
     def __init__(self, job_id: str, attempt: int, world_size: int, num_nodes: int) -> None:
@@ -76,6 +77,7 @@ class JobModel(RankColumns):
         self.reported_s = np.full(num_nodes, np.nan)
         self.stop_began_s = self.started_s = float("inf")
         self.num_ignored = 0
+        self.refused: dict[int, JobStatus] = {}
         self.follows_a_run = False
         """It was made of a run of a job that no agent has launched, after another run that this console saw."""
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
@@ -85,13 +87,14 @@ class JobModel(RankColumns):
     def put_assignment(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's status of the job, and which ranks are its own."""
         if (status.world_size, status.num_nodes) != (self.world_size, self._num_nodes):
-            self.num_ignored += 1
+            self._refuse(node, status)
             return
         before = self.assignments.get(node)
         if before is None or not holds_same_ranks(before.status, status):
-            places = np.array(status.own_ranks, np.int64)
-            if np.any(places >= self.world_size) or np.any(~np.isin(self.node_of[places], (-1, node))):
-                self.num_ignored += 1
+            is_whole = max(status.ranks, default=status.first_rank + status.local_world_size - 1) < self.world_size
+            places = np.array(status.own_ranks if is_whole else [], np.int64)
+            if not is_whole or np.any(~np.isin(self.node_of[places], (-1, node))):
+                self._refuse(node, status)
                 return
             self.node_of[self.node_of == node] = -1
             self.node_of[places] = node
@@ -116,6 +119,9 @@ class JobModel(RankColumns):
             known_s = self.died_at_s[~np.isnan(self.died_at_s)]
             after_s = max(since_s, float(known_s.max()) + STOP_MARGIN_S) if len(known_s) else since_s
             self.stop_began_s = after_s if status.root_cause is None else (since_s + now_s) / 2
+
+    def _refuse(self, node: int, status: JobStatus) -> None:
+        self.num_ignored, self.refused[node] = self.num_ignored + 1, status
 
     @property
     def num_nodes(self) -> int:

@@ -33,6 +33,7 @@ from app.text import (
     rate_text,
     seconds_text,
 )
+from app.view.nodes import disbelief_text
 from app.view.rows import Headline, RootCauseRow
 from app.view.verdict_text import PHASE_TEXTS, sentence, unseen_text
 from ddpcore.wire import Anomaly, Phase
@@ -80,6 +81,11 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None =
         has = "has" if len(late) == 1 else "have"
         text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
         return _line(Severity.WARNING, "; ".join(filter(None, [text, *about_job])))
+    if job is not None and job.refused:
+        node = min(job.refused)
+        return _line(
+            Severity.WARNING, f"{_names([cluster.node_names[node]])} is {disbelief_text(cluster.node_names, job, node)}"
+        )
     silent = [cluster.node_names[index] for index in np.flatnonzero((nodes.codes == CONNECTING) & concerns).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"

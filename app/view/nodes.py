@@ -78,7 +78,23 @@ def clean_names(names: tuple[str, ...]) -> list[str]:
     return [clean_name(name) for name in names]
 
 
-def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagnosis | None) -> NodeRow:
+def disbelief_text(names: Sequence[str], job: JobModel | None, node: int) -> str:
+    """Return `not believed: ranks 0 and 1 of job gpt, which it claims, run on h1`; empty of a node that is believed."""
+    status = None if job is None else job.refused.get(node)
+    if job is None or status is None:
+        return ""
+    claimed = set(status.ranks) or status.own_ranks
+    taken = [rank for rank in range(job.world_size) if rank in claimed and job.node_of[rank] not in {-1, node}]
+    if not taken:
+        return f"not believed: its part of job {clean_name(job.job_id)} does not fit the others'"
+    owners = nodes_text([clean_name(names[owner]) for owner in sorted({int(job.node_of[rank]) for rank in taken})])
+    run = "runs" if len(taken) == 1 else "run"
+    return f"not believed: {ranks_text(taken)} of job {clean_name(job.job_id)}, which it claims, {run} on {owners}"
+
+
+def node_row(
+    node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagnosis | None, disbelief: str = ""
+) -> NodeRow:
     report = node.report
     ranks = [] if job is None else job.ranks_of(node.index)
     num_running = 0
@@ -90,7 +106,7 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         node=clean_name(node.name),
         hostname="" if report is None else clean_name(report.hostname),
         state=facts.state,
-        severity=node_severity(node, facts),
+        severity=Severity.WARNING if disbelief and facts.state == "up" else node_severity(node, facts),
         ranks=ranges_text(ranks),
         num_running=num_running,
         num_ranks=len(ranks),
@@ -102,7 +118,7 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
         **msgspec.structs.asdict(HostReport() if report is None else report.host),
         age_s=facts.age_s,
-        trouble=""
+        trouble=disbelief
         if facts.state == "up" or node.unreachable_reason is None
         else clean(node.unreachable_reason.beside_name, LINE_LIMIT),
     )

@@ -28,6 +28,7 @@ from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
     are_well,
     clean_names,
+    disbelief_text,
     job_severity,
     new_nodes_text,
     node_row,
@@ -291,7 +292,8 @@ class View:
         return {node for verdict in self._verdicts for node in verdict.nodes}
 
     def _node_row(self, node: Node) -> NodeRow:
-        return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
+        disbelief = disbelief_text(self._cluster.node_names, self._job, node.index)
+        return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found, disbelief)
 
     def ranks(self, wanted: Sequence[int] | None = None) -> list[RankRow]:
         """Return rows of the wanted ranks that exist, in the order asked for; without an argument of all ranks."""

@@ -16,6 +16,7 @@ from agent.wire.relay import MAX_FRAMES_ASKED
 from agent.wire.reports import decode_node_report
 from app.fleet.report_reader import ReportReader
 from tests.support.desk import Desk, named
+from tests.support.fault_rows import measure
 from tests.support.hosts import Network, require_hosts
 from tests.support.ranks import still_runs
 from tests.support.waiting import until
@@ -69,7 +70,7 @@ async def test_a_console_that_was_stopped_shows_the_latest_paints_twenty_by_five
             until(lambda: steps() > stopped_at + STALL_STEPS, WAIT_S, "ranks go on")
             console.send_signal(signal.SIGCONT)
             shown = terminal.until_it_shows("training, step ", WAIT_S)
-            with watch.measure(31, "latest state after a stop"):
+            with measure(31, "latest state after a stop"):
                 until(lambda: shown_step(terminal.text()) > stopped_at + STALL_STEPS, WAIT_S, "the latest is shown")
             assert "Traceback" not in shown
 
@@ -77,7 +78,7 @@ async def test_a_console_that_was_stopped_shows_the_latest_paints_twenty_by_five
             until(lambda: len(terminal.text().splitlines()) <= 5, WAIT_S, "it is small")
             terminal.tmux("resize-window", "-x", "120", "-y", "35")
             terminal.until_it_shows("2 ranks training", WAIT_S)
-            with watch.measure(32, "console gone after its terminal"):
+            with measure(32, "console gone after its terminal"):
                 terminal.tmux("kill-server")
                 until(lambda: not still_runs(console), WAIT_S, "it ends")
 
@@ -119,7 +120,7 @@ async def test_a_reader_that_stood_still_takes_up_with_the_latest_report(network
             def is_up_to_date() -> bool:
                 return all(any(node == host and seq >= stalled[host] for node, seq in list(came)) for host in HOSTS)
 
-            with watch.measure(31, "latest report after a reader's stop"):
+            with measure(31, "latest report after a reader's stop"):
                 await watch.until(is_up_to_date, WAIT_S, "the latest comes")
         finally:
             may_go_on.set()
@@ -143,7 +144,8 @@ async def test_a_console_with_few_descriptors_says_so_and_never_breaks(
             env = {**os.environ, **desk.environment}
             return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
-        done = await watch.do(look)
+        with measure(34, "told", f"console, {limit} descriptors"):
+            done = await watch.do(look)
         assert "Traceback" not in done.stderr
         if limit < FILES_OF_TWO_HOSTS:
             assert done.returncode == 2

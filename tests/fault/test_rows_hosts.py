@@ -13,6 +13,7 @@ from agent.wire.commands import History, PullHistory
 from agent.wire.jobs import JobState
 from app.errors import AgentRefusedError, HostUnreachableError
 from app.fleet.host_link import Access, HostLink
+from tests.support.fault_rows import measure
 from tests.support.filesystems import AGENT_DISK_BYTES, SmallDisk, small_disk
 from tests.support.hosts import Network, require_hosts
 from tests.support.light_job import LightJob
@@ -38,19 +39,19 @@ async def test_a_power_cut_is_told_and_after_a_boot_its_job_is_lost_and_never_ru
     host = network["h2"]
     async with watched(network) as watch:
         watch.lost_ranks = {1}
-        with watch.measure(7, "lost"):
+        with measure(7, "lost"):
             await watch.do(host.cut_power)
             await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
-        with watch.measure(7, "connection given up after that"):
+        with measure(7, "connection given up after that"):
             await watch.until(lambda: not watch.links["h2"].is_alive, TOLD_S, "SSH is given up")
         assert "h2" in watch.headline
         assert watch.state("h1") == "up"
 
         await watch.do(host.boot)
         with HostLink(Access("h2", watch.python, str(network.ssh_config))) as link:
-            with watch.measure(8, "agent up"):
+            with measure(8, "agent up"):
                 await watch.do(bring_up, link)
-            with watch.measure(8, "healed"):
+            with measure(8, "healed"):
                 await watch.until_green()
         (status,) = (await watch.session.fleet.report("h2")).jobs
         assert status.state is JobState.LOST
@@ -64,19 +65,19 @@ async def test_a_host_that_stands_still_as_a_whole_is_given_up_and_green_after_i
     host = network["h2"]
     async with watched(network) as watch:
         try:
-            with watch.measure(16, "lost"):
+            with measure(16, "lost"):
                 await watch.do(host.freeze)
                 await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
             with (
                 HostLink(Access("h2", watch.python, str(network.ssh_config))) as link,
-                watch.measure(16, "new login given up"),
+                measure(16, "new login given up"),
                 pytest.raises(HostUnreachableError),
             ):
                 await watch.do(link.connect)
             assert watch.trouble("h2") != ""
         finally:
             await watch.do(host.thaw)
-        with watch.measure(16, "healed"):
+        with measure(16, "healed"):
             await watch.until_green()
 
 
@@ -92,10 +93,10 @@ async def test_a_disk_that_is_full_is_told_of_and_takes_no_job_and_the_one_that_
         host.boot()  # a host has the mounts that are there when it boots
         async with watched(network) as watch:
             specs = LightJob(network.directory, "second").specs("h1", "h2", master_addr=network["h1"].address)
-            with watch.measure(28, "told"):
+            with measure(28, "told"):
                 await watch.do(disk.fill)
                 await watch.until(lambda: "disk full" in watch.job_detail(), TOLD_S, "it is told")
-            with watch.measure(28, "a start refused"), pytest.raises(AgentRefusedError, match=r"h2 refused \(no_space"):
+            with measure(28, "a start refused"), pytest.raises(AgentRefusedError, match=r"h2 refused \(no_space"):
                 await watch.session.fleet.start(specs)
             await watch.watch_a_while()
             assert watch.job_state() == "running"
@@ -104,7 +105,7 @@ async def test_a_disk_that_is_full_is_told_of_and_takes_no_job_and_the_one_that_
             assert place is not None
 
             await watch.do(disk.empty)
-            with watch.measure(28, "healed"):
+            with measure(28, "healed"):
                 await watch.until(lambda: "disk full" not in watch.job_detail(), TOLD_S, "there is room again")
                 await watch.until_green()
             assert host.exec("ps", "-o", "args=", "-p", str(place.pid)).count("serve") == 1, "the agent lives"
@@ -167,7 +168,7 @@ async def test_a_clock_that_is_off_and_is_set_changes_no_age_and_no_order(
         await watch.do(network["h2"].exec, "kill", "-9", str(link.place.pid))
         await watch.until(lambda: "no agent" in watch.trouble("h2"), TOLD_S, "the agent is gone")
         await watch.do(link.bring_up)
-        with watch.measure(33, "healed", "the next agent has another clock"):
+        with measure(33, "healed", "the next agent has another clock"):
             await watch.until_green()
         history = await watch.session.fleet.ask("h2", PullHistory(max_age_s=1e6))
         assert isinstance(history, History)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.fault_rows import measure, note
 from tests.support.hosts import Network, require_hosts
 from tests.support.watch import SSHD, watched
 
@@ -40,7 +41,7 @@ async def test_a_silent_cut_of_two_seconds_is_at_most_a_blink(network: Network) 
         await watch.do(network["h2"].pull_cable)
         await watch.until(lambda: (watch.rows["h2"].age_s or 0) > 2, TOLD_S, "two seconds")
         await watch.do(network["h2"].plug_in_cable)
-        with watch.measure(9, "healed"):
+        with measure(9, "healed"):
             await watch.until_green()
         assert watch.said_of("connection is lost") == []
         assert watch.links["h2"].is_alive
@@ -85,16 +86,16 @@ async def test_a_host_that_is_cut_off_is_lost_with_a_reason_and_comes_back_with_
         getattr(host, what)() if isinstance(what, str) else what(host)
 
     async with watched(network) as watch:
-        with watch.measure(row, "lost", kind):
+        with measure(row, "lost", kind):
             await watch.do(call, cut)
             await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "it is lost")
-        with watch.measure(row, "connection given up after that", kind):
+        with measure(row, "connection given up after that", kind):
             await watch.until(lambda: not watch.links["h2"].is_alive, TOLD_S, "SSH is given up")
         await watch.until(lambda: watch.trouble("h2") != "", TOLD_S, "it says why")
         assert "h2" in watch.headline
         assert watch.state("h1") == "up"
         await watch.do(call, heal)
-        with watch.measure(row, "healed", kind):
+        with measure(row, "healed", kind):
             await watch.until_green()
         num = len(watch.said_of("h2", "the connection is back"))
         assert num == 1, watch.said
@@ -116,7 +117,7 @@ async def test_five_percent_of_loss_and_jitter_make_no_host_flap(network: Networ
         assert watch.said_of("connection is lost") == []
         for host in network.hosts.values():
             mend(host)
-        with watch.measure(13, "healed"):
+        with measure(13, "healed"):
             await watch.until_green()
 
 
@@ -139,11 +140,11 @@ async def test_a_link_of_one_megabit_carries_reports_before_the_lines_of_ranks_t
 
         await watch.until(seen, 60, "it is watched for a while")
         slow_s = sorted(ages_s)[int(0.9 * len(ages_s))]
-        watch.note(14, "age of nine in ten reports", slow_s)
+        note(14, "age of nine in ten reports", slow_s)
         assert slow_s < 3.0, "reports wait behind lines"
         assert len(watch.printed) > num, "no line comes at all"
         mend(host)
-        with watch.measure(14, "healed"):
+        with measure(14, "healed"):
             await watch.until_green()
 
 
@@ -155,7 +156,7 @@ async def test_half_of_the_hosts_that_are_cut_off_are_one_incident(four_hosts: N
     async with watched(network) as watch:
         for host in away:
             await watch.do(host.pull_cable)
-        with watch.measure(15, "told as one"):
+        with measure(15, "told as one"):
             await watch.until(lambda: "h3 and h4" in watch.headline, TOLD_S, "both are in one line")
         await watch.until(
             lambda: not any(watch.links[host.name].is_alive for host in away), TOLD_S, "both are given up"
@@ -163,7 +164,7 @@ async def test_half_of_the_hosts_that_are_cut_off_are_one_incident(four_hosts: N
         assert [watch.state(name) for name in ("h1", "h2")] == ["up", "up"]
         for host in away:
             await watch.do(host.plug_in_cable)
-        with watch.measure(15, "healed"):
+        with measure(15, "healed"):
             await watch.until_green()
         for host in away:
             assert len(watch.said_of(host.name, "the connection is lost")) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from app.errors import AgentUnreachableError, HostUnreachableError
 from app.fleet.host_link import Access, HostLink
+from tests.support.fault_rows import measure
 from tests.support.hosts import Network, require_hosts
 from tests.support.watch import SSHD, another_console, watched
 
@@ -45,12 +46,12 @@ async def test_without_a_listener_reports_go_on_and_after_killed_sessions_the_ho
         assert watch.state("h2") == "up"
         assert watch.said_of("h2", "the connection") == []
 
-        with watch.measure(18, "told"):
+        with measure(18, "told"):
             await watch.do(host.drop_sessions)
             await watch.until(lambda: watch.said_of("h2", "the connection is lost"), TOLD_S, "it is told")
         await watch.until(lambda: "refuses connections" in watch.trouble("h2"), TOLD_S, "it says why")
         await watch.do(host.start_sshd)
-        with watch.measure(18, "healed"):
+        with measure(18, "healed"):
             await watch.until_green()
         assert len(watch.said_of("h2", "the connection is back")) == 1
 
@@ -64,7 +65,7 @@ async def test_a_host_with_another_key_gets_no_command_and_training_goes_on_unti
     async with watched(network, "h1", "h2") as watch:
         num_before = num_connections(host)
         await watch.do(host.change_host_key)
-        with watch.measure(19, "told"):
+        with measure(19, "told"):
             await watch.do(host.drop_sessions)
             await watch.until(lambda: "THE HOST KEY OF" in watch.trouble("h2"), TOLD_S, "it is told")
         assert len(watch.said_of("THE HOST KEY OF")) == 1
@@ -78,7 +79,7 @@ async def test_a_host_with_another_key_gets_no_command_and_training_goes_on_unti
         assert watch.state("h1") == "up"
 
         async with another_console(watch) as other:
-            with watch.measure(19, "healed", "from the first frame of another console"):
+            with measure(19, "healed", "from the first frame of another console"):
                 await other.until_green()
 
 
@@ -92,7 +93,7 @@ async def test_a_host_that_revokes_the_key_is_tried_once_grows_old_and_is_back_w
     text = keys.read_text()
     async with watched(network, "h1", "h2") as watch:
         keys.write_text("")
-        with watch.measure(20, "told"):
+        with measure(20, "told"):
             await watch.do(host.drop_sessions)
             await watch.until(lambda: "takes none of our keys" in watch.trouble("h2"), TOLD_S, "it is told")
         await watch.until(lambda: watch.state("h2") == "lost", TOLD_S, "what is shown of it is old")
@@ -102,7 +103,7 @@ async def test_a_host_that_revokes_the_key_is_tried_once_grows_old_and_is_back_w
 
         keys.write_text(text)
         assert watch.session.questions is not None
-        with watch.measure(20, "healed"):
+        with measure(20, "healed"):
             await watch.session.questions.begin()
             await watch.until_green()
         assert num_refused(host) == 1
@@ -119,10 +120,10 @@ async def test_a_host_that_forwards_no_more_reports_through_a_proxy_and_takes_co
             return watch.links["h2"].is_forwarded
 
         assert is_forwarded()
-        with watch.measure(21, "told"):
+        with measure(21, "told"):
             await watch.do(host.forbid_forwarding)
             await watch.until(lambda: watch.said_of("h2", "forwards no sockets"), TOLD_S, "it is told")
-        with watch.measure(21, "healed", "through the proxy"):
+        with measure(21, "healed", "through the proxy"):
             await watch.until_green()
         assert not is_forwarded()
         await watch.session.fleet.report("h2")
@@ -130,7 +131,7 @@ async def test_a_host_that_forwards_no_more_reports_through_a_proxy_and_takes_co
 
         await watch.do(host.allow_forwarding)
         await watch.until(lambda: len(watch.said_of("h2", "the connection is back")) == 2, TOLD_S, "SSH is back")
-        with watch.measure(21, "healed", "forwarded again"):
+        with measure(21, "healed", "forwarded again"):
             await watch.until_green()
         assert is_forwarded()
         await watch.do(host.forbid_forwarding)
@@ -155,11 +156,11 @@ async def test_a_bastion_that_dies_is_one_incident_and_all_behind_it_come_back(n
     async with watched(network, "h1", "h2") as watch:
         assert bastion.num_logins() == 1, "one login for all behind it"
         await watch.do(bastion.cut_power)
-        with watch.measure(22, "told as one"):
+        with measure(22, "told as one"):
             await watch.until(lambda: "h1 and h2" in watch.headline, TOLD_S, "both are in one line")
         await watch.until(lambda: not any(link.is_alive for link in watch.links.values()), TOLD_S, "both are given up")
         await watch.do(bastion.boot)
-        with watch.measure(22, "healed"):
+        with measure(22, "healed"):
             await watch.until_green()
         assert len(watch.said_of("the connection is lost")) == 2
         assert bastion.num_logins() <= 3, "each host behind it logs in there by itself"

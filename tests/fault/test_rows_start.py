@@ -14,6 +14,7 @@ from agent.wire.commands import Accepted, Claim, Commit, Prepare
 from agent.wire.jobs import JobState
 from app.errors import AgentRefusedError, UsageError
 from tests.support.desk import Desk, named
+from tests.support.fault_rows import measure
 from tests.support.hosts import Network, require_hosts
 from tests.support.light_job import LightJob
 from tests.support.waiting import until
@@ -58,7 +59,7 @@ async def test_what_a_console_has_prepared_begins_nowhere_and_what_it_has_half_b
         assert await watch.do(job.processes, network.hosts.values()) == [], "nothing runs before its commit"
 
         await fleet.ask("h1", Commit("half"))
-        with watch.measure(23, "half of a start shown"):
+        with measure(23, "half of a start shown"):
             await watch.until(lambda: state_of_half("h1") is JobState.RUNNING, WAIT_S, "what runs is shown")
         assert state_of_half("h2") is JobState.PREPARED
         assert {one.host for one in await watch.do(job.processes, network.hosts.values())} == {"h1"}
@@ -106,7 +107,7 @@ async def test_a_job_that_one_host_refuses_leaves_nothing_anywhere_and_the_one_t
     async with watched(network) as watch:
         job = LightJob(network.directory, "refused")
         network["h2"].lose_road_to(network["h1"])
-        with watch.measure(24, "told"), pytest.raises(AgentRefusedError, match=r"h2 refused \(unreachable\)"):
+        with measure(24, "told"), pytest.raises(AgentRefusedError, match=r"h2 refused \(unreachable\)"):
             await watch.session.fleet.start(job.specs(*HOSTS, master_addr=network["h1"].address))
         assert await watch.do(job.processes, network.hosts.values()) == []
         for host in HOSTS:
@@ -115,7 +116,7 @@ async def test_a_job_that_one_host_refuses_leaves_nothing_anywhere_and_the_one_t
         await watch.do(watch.invariants.look_at_jobs, watch.hosts, watch.job, job)
 
         await watch.do(network["h2"].exec, "ip", "route", "del", "unreachable", network["h1"].address)
-        with watch.measure(24, "healed", "the same job starts"):
+        with measure(24, "healed", "the same job starts"):
             await watch.session.fleet.start(job.specs(*HOSTS, master_addr=network["h1"].address))
             await watch.until(lambda: len(job.steps()) == len(HOSTS), WAIT_S, "every rank of it makes steps")
         await watch.session.job_control.stop(job.job_id, is_agreed=False)
@@ -137,7 +138,7 @@ async def test_two_consoles_look_on_the_second_starts_nothing_and_an_older_claim
         async with another_console(watch) as other:
             await other.until_green()
             await other.until(lambda: other.job_state() == "running", WAIT_S, "it shows the job")
-            with watch.measure(26, "told"), pytest.raises(UsageError, match="job train runs on"):
+            with measure(26, "told"), pytest.raises(UsageError, match="job train runs on"):
                 await other.session.start_another(job.request)
             assert isinstance(await other.session.fleet.ask("h1", Claim(5, "bob@desk")), Accepted)
             spec = job.specs("h1", master_addr=network["h1"].address)["h1"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 from hypothesis import strategies as st
@@ -24,7 +26,6 @@ from agent.wire.reports import (
     WIRE_VERSION,
     ExitReport,
     NodeReport,
-    OutsideLook,
     ProcessState,
     WorkerReport,
     decode_node_report,
@@ -37,176 +38,67 @@ from app.view.summary import status_object
 from app.view.view import View
 from ddpcore.wire import (
     BARRIER_GROUP,
-    Anomaly,
-    ChildWait,
-    ExitWait,
     GroupReport,
-    PastCall,
-    PeerCall,
-    PeerWait,
     Phase,
-    Place,
     RankReport,
-    StepCalls,
-    TrainingReport,
 )
+from tests.support.any_message import lies, messages
 from tests.support.examples import few_and_many
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NODES = ["a", "b", "c"]
 
-counts = st.one_of(st.integers(0, 6), st.sampled_from([0, 2**31, 2**63 - 1]))
-ranks = st.one_of(st.integers(0, 5), st.sampled_from([77, 2**31 - 1]))
-seconds = st.one_of(st.floats(0, 30), st.sampled_from([0.0, 1e10]))
-texts = st.one_of(st.sampled_from(["", "all_reduce", "barrier", "\x1b]52;c\x07", "\u202e"]), st.text(max_size=8))
-losses = st.one_of(st.none(), st.floats())
-sizes = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=3)
-
-groups = st.builds(
-    GroupReport,
-    group=st.sampled_from(["0", "1", BARRIER_GROUP, "\x1b"]),
-    enqueued_seq=counts,
-    completed_seq=counts,
-    op=texts,
-    label=texts,
-    sizes=sizes,
-    waiting_s=seconds,
-    is_waiting=st.booleans(),
-    is_queued=st.booleans(),
-    is_behind_work=st.booleans(),
-    ranks=st.lists(ranks, max_size=4),
-    dtypes=st.lists(texts, max_size=2),
-    root=st.none() | ranks,
-    reduce_op=texts,
-    past=st.lists(st.builds(PastCall, counts, texts, st.integers(-1, 2**62), texts), max_size=9),
-    steps=st.lists(st.builds(StepCalls, counts, counts), max_size=3),
-)
-peer_calls = st.builds(
-    PeerCall,
-    op=st.sampled_from(["send", "recv", "\x1b"]),
-    peer=st.none() | ranks,
-    group=st.sampled_from(["0", "1"]),
-    tag=counts,
-    number=counts,
-)
-places = st.none() | st.builds(Place, file=texts, line=counts, function=texts)
-reports = st.builds(
-    RankReport,
-    wire_version=st.just(1),
-    rank=ranks,
-    local_rank=ranks,
-    world_size=counts,
-    pid=counts,
-    job_id=st.sampled_from(["j", "k"]),
-    attempt=st.integers(0, 1),
-    report_seq=counts,
-    phase=st.sampled_from(Phase),
-    phase_s=seconds,
-    place=places,
-    step=st.none() | counts,
-    epoch=st.none() | counts,
-    loss=losses,
-    loss_first=losses,
-    steps_done=counts,
-    groups=st.lists(groups, max_size=4),
-    observed_s=seconds,
-    waited_s=seconds,
-    slow_factor=st.sampled_from([1.0, 8.0]),
-    recorder_missing=st.booleans(),
-    is_step_counted=st.booleans(),
-    anomalies=st.lists(st.sampled_from(Anomaly), max_size=4),
-    stood_s=seconds,
-    step_age_s=seconds,
-    step_limit_s=seconds,
-    peer_calls=st.lists(peer_calls, max_size=4),
-    peer_wait=st.none()
-    | st.builds(PeerWait, calls=st.lists(peer_calls, max_size=4), waiting_s=seconds, is_on_gpu=st.booleans()),
-    child_wait=st.none() | st.builds(ChildWait, pid=counts, what=texts, waiting_s=seconds),
-    exit_wait=st.none() | st.builds(ExitWait, what=texts, name=texts, place=places, pid=counts, waiting_s=seconds),
-    can_stop=st.booleans(),
-    training=st.none()
-    | st.builds(
-        TrainingReport,
-        last_step=st.none() | counts,
-        goodput_frac=st.none() | st.floats(0, 1),
-        checkpoint_step=st.none() | counts,
-        checkpoint_age_s=st.none() | seconds,
-    ),
-)
-ends = st.none() | st.builds(
-    ExitReport,
-    code=st.none() | st.integers(-3, 3),
-    signal=st.none() | st.sampled_from([6, 9, 15, 250]),
-    age_s=seconds,
-    error=st.sampled_from(["", "Connection closed by peer", "ValueError: \x1b"]),
-)
-workers = st.builds(
-    WorkerReport,
-    job_id=st.sampled_from(["j", "k"]),
-    attempt=st.integers(0, 1),
-    rank=ranks,
-    local_rank=ranks,
-    outside=st.none() | st.builds(OutsideLook, pid=counts, place=places, age_s=seconds),
-    pid=counts,
-    process=st.sampled_from(ProcessState),
-    process_s=seconds,
-    rss_bytes=counts,
-    exit=ends,
-    report=st.none() | reports,
-    report_age_s=seconds,
-    seen_s=seconds,
-    quiet_s=seconds,
-    cpu_cores=st.floats(),
-    metrics=st.dictionaries(st.sampled_from(["loss", "step", "epoch", "\x1b[2J"]), st.none() | st.floats(), max_size=4),
-)
-jobs = st.builds(
-    JobStatus,
-    job_id=st.sampled_from(["j", "k"]),
-    attempt=st.integers(0, 1),
-    state=st.sampled_from(JobState),
-    state_s=seconds,
-    world_size=st.one_of(st.integers(0, 6), st.just(2**62)),
-    num_nodes=st.integers(0, 3),
-    node_rank=ranks,
-    first_rank=st.one_of(st.integers(0, 5), st.just(2**31 - 1)),
-    local_world_size=st.one_of(st.integers(0, 6), st.just(2**63 - 1)),
-    exit_code=st.none() | st.integers(-9, 9),
-    detail=texts,
-    unprobed=texts,
-)
-node_reports = st.builds(
-    NodeReport,
-    wire_version=st.just(WIRE_VERSION),
-    node=texts,
-    epoch=st.sampled_from(["x", "y"]),
-    report_seq=st.integers(0, 20),
-    hostname=texts,
-    agent_pid=counts,
-    num_cpus=counts,
-    cpu_frac=st.floats(),
-    memory_total_bytes=counts,
-    memory_available_bytes=counts,
-    jobs=st.lists(jobs, max_size=3),
-    workers=st.lists(workers, max_size=6),
-)
+node_reports = messages(NodeReport, wire_version=WIRE_VERSION)
 events = st.tuples(st.sampled_from([*NODES, "stranger"]), node_reports, st.floats(0, 12))
 
 
-@few_and_many(20, 150, st.lists(events, max_size=12))
+def shown(cluster: Cluster, diagnoser: Diagnoser, now_s: float) -> View:
+    """Let a diagnosis be made, and ask for everything that a screen or a command shows."""
+    cluster.validate()
+    diagnosis = diagnoser.observe(cluster, now_s)
+    diagnosis.validate()
+    view = View(cluster, diagnosis, now_s)
+    json.dumps(status_object(view), allow_nan=False)
+    memory, gpus = view.memory(), view.gpus()
+    asked = [view.headline(), view.nodes(), view.first_nodes(2, odd_first=True), view.barriers(), view.verdicts()]
+    asked += [memory, view.memory_findings(memory), view.memory_summary(), gpus, view.gpu_findings(gpus)]
+    asked += [
+        view.oddest_gpus(2),
+        view.other_jobs(),
+        view.company_texts,
+        view.remarks(),
+        view.broken_gpus(),
+        view.job(),
+    ]
+    asked += [view.job(), ranks := view.ranks(), [view.usual_place(row.rank) for row in ranks], status_object(view)]
+    view.progress()
+    view.figures()
+    assert not set("".join(texts_of(msgspec.to_builtins(asked)))) & set("\x1b\x07\u202e")
+    return view
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """Yield every text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from texts_of(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+
+
+@few_and_many(10, 150, st.lists(events, max_size=8))
 def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, NodeReport, float]]) -> None:
     cluster, diagnoser, now_s = Cluster(NODES), Diagnoser(), 1000.0
     for node, report, pause_s in heard:
         now_s += pause_s
-        frame = encode_node_report(report)
-        cluster.apply(node, decode_node_report(frame), now_s)
-        cluster.validate()
-        diagnosis = diagnoser.observe(cluster, now_s)
-        diagnosis.validate()
-        view = View(cluster, diagnosis, now_s)
-        text = json.dumps(status_object(view), allow_nan=False, ensure_ascii=False) + view.headline().text
-        view.memory()
-        view.memory_summary()
-        view.progress()
-        assert not set(text) & set("\x1b\x07\u202e")
+        cluster.apply(node, decode_node_report(encode_node_report(report)), now_s)
+        shown(cluster, diagnoser, now_s)
 
 
 numbers = st.one_of(st.integers(0, 6), st.just(2**32 - 1))
@@ -241,9 +133,7 @@ history_records = st.builds(
     numbers,
     *[numbers] * (1 + 3 * NUM_PAST),
 )
-group_calls = st.builds(
-    GroupCall, group=st.sampled_from(["0", "1"]), op=texts, label=texts, ranks=st.lists(ranks, max_size=4)
-)
+group_calls = messages(GroupCall)
 odd_bytes = st.sampled_from([b"", b"", b"x"])
 digests = st.builds(
     lambda told, calls, standings, histories, rest: Digest(
@@ -257,7 +147,7 @@ digests = st.builds(
 )
 
 
-@few_and_many(20, 150, st.lists(st.tuples(events, digests), max_size=8))
+@few_and_many(8, 150, st.lists(st.tuples(events, digests), max_size=6))
 def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_counted(
     heard: list[tuple[tuple[str, NodeReport, float], Digest]],
 ) -> None:
@@ -265,18 +155,10 @@ def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_co
     for (node, report, pause_s), digest in heard:
         now_s += pause_s
         cluster.apply(node, msgspec.structs.replace(frame_of(report), digest=digest), now_s)
-        cluster.validate()
-        diagnosis = diagnoser.observe(cluster, now_s)
-        diagnosis.validate()
-        view = View(cluster, diagnosis, now_s)
-        json.dumps(status_object(view), allow_nan=False)
-        view.headline()
-        view.memory()
-        view.memory_summary()
-        view.progress()
+        shown(cluster, diagnoser, now_s)
 
 
-@few_and_many(20, 50, st.lists(node_reports, min_size=2, max_size=3))
+@few_and_many(5, 50, st.lists(node_reports, min_size=2, max_size=3))
 def test_reports_that_are_taken_together_tell_what_they_tell_one_by_one(reports: list[NodeReport]) -> None:
     together, in_turn = Cluster(NODES), Cluster(NODES)
     heard = [(node, frame_of(report), 1000.0) for node, report in zip(NODES, reports, strict=False)]
@@ -285,8 +167,8 @@ def test_reports_that_are_taken_together_tell_what_they_tell_one_by_one(reports:
     for node, frame, now_s in heard:
         in_turn.apply(node, frame, now_s)
 
-    shown = [View(cluster, Diagnoser().observe(cluster, 1000.0), 1000.0) for cluster in (together, in_turn)]
-    assert status_object(shown[0]) == status_object(shown[1])
+    views = [View(cluster, Diagnoser().observe(cluster, 1000.0), 1000.0) for cluster in (together, in_turn)]
+    assert status_object(views[0]) == status_object(views[1])
 
 
 plausible_groups = st.builds(
@@ -304,7 +186,9 @@ plausible_groups = st.builds(
 )
 
 
-claims = st.tuples(st.sampled_from(ProcessState), st.lists(plausible_groups, max_size=2), ends)
+claims = st.tuples(
+    st.sampled_from(ProcessState), st.lists(plausible_groups, max_size=2), st.none() | messages(ExitReport)
+)
 four_claims = st.lists(claims, min_size=4, max_size=4)
 Claim = tuple[ProcessState, list[GroupReport], ExitReport | None]
 
@@ -356,3 +240,31 @@ def _worker(
         job_id="j", attempt=0, rank=rank, local_rank=rank, pid=10 + rank, process=process, process_s=0.1,
         exit=(end or ExitReport(code=0)) if is_dead else None, report=report,
     )  # fmt: skip
+
+
+@cache
+def true_reports() -> list[tuple[float, str, NodeReport]]:
+    """Return when the reports of two nodes with two ranks each come, at some point of a training."""
+    sim = SimCluster()
+    sim.run(8)
+    return [(at_s, node, decode_node_report(frame)) for at_s, node, frame in sim.heard]
+
+
+@few_and_many(5, 150, st.data())
+def test_a_node_that_lies_does_not_change_what_is_known_of_the_ranks_of_another(data: st.DataObject) -> None:
+    """But for a new attempt or a restart by another launcher, which each node is believed."""
+    cluster, honest, diagnoser = Cluster(["demo-0", "demo-1"]), Cluster(["demo-0", "demo-1"]), Diagnoser()
+    heard = true_reports()
+    first = data.draw(st.integers(len(heard) // 4, len(heard) - 12))
+    for place, (now_s, node, report) in enumerate(heard[: first + 12]):
+        honest.apply(node, report, now_s)
+        told = data.draw(lies(report)) if node == "demo-1" and place >= first else report
+        if told is not report:
+            jobs = [msgspec.structs.replace(job, attempt=0, ranks=[]) for job in told.jobs]
+            told = msgspec.structs.replace(told, jobs=jobs)
+        cluster.apply(node, decode_node_report(encode_node_report(told)), now_s)
+        if place >= first:
+            shown(cluster, diagnoser, now_s)
+    (true,) = honest.jobs.values()
+    for rank in (0, 1):
+        assert cluster.jobs[true.job_id].worker(rank) == true.worker(rank)

@@ -7,8 +7,16 @@ the end of the fault all is green within `HEALED_S`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIGURES = os.environ.get("RANKDECK_FAULT_FIGURES", "")
 HEALED_S = 15.0
 
 
@@ -63,3 +71,18 @@ ROWS = {
     34: Row("256 descriptors", "a clear sentence; what is there goes on", 2),
     35: Row("a pid that another process has now", "it is never signalled", 0, "I2, I3"),
 }
+
+
+def note(row: int, what: str, seconds: float, detail: str = "") -> None:
+    """Keep a figure of a row, where somebody wants them."""
+    if FIGURES:
+        with Path(FIGURES).open("a") as file:
+            file.write(f"{row}\t{what}\t{seconds:.2f}\t{detail}\n")
+
+
+@contextmanager
+def measure(row: int, what: str, detail: str = "") -> Iterator[None]:
+    """Note how long a block took, for the table of figures."""
+    began_s = time.monotonic()
+    yield
+    note(row, what, time.monotonic() - began_s, detail)

@@ -1,7 +1,7 @@
 """A job of light ranks on some hosts, a console that watches it, and the invariants that hold whatever is done to both.
 
     async with watched(network) as watch:
-        with watch.measure(9, "told"):
+        with measure(9, "told"):
             await watch.do(network["h2"].pull_cable)
             await watch.until(lambda: watch.state("h2") == "stale", 10, "it is seen")
         ...
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import sys
 import time
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from agent.wire.jobs import JobState
     from app.view.rows import NodeRow
@@ -48,7 +47,6 @@ GREEN_S = 60.0
 """I8, on a machine with other work: the design says 15 s."""
 WHILE_S = 180.0
 FRESH_S = 1.5
-FIGURES = os.environ.get("RANKDECK_FAULT_FIGURES", "")
 """A file to which each row adds what it has measured."""
 
 
@@ -162,19 +160,6 @@ class Watch:
         here = await self.do(Training, self.job, self.hosts)
         await until_async(here.moves, within_s, "I3: every rank makes steps")
         return took_s
-
-    def note(self, row: int, what: str, seconds: float, detail: str = "") -> None:
-        """Keep a figure of a row, where somebody wants them."""
-        if FIGURES:
-            with Path(FIGURES).open("a") as file:
-                file.write(f"{row}\t{what}\t{seconds:.2f}\t{detail}\n")
-
-    @contextmanager
-    def measure(self, row: int, what: str, detail: str = "") -> Iterator[None]:
-        """Note how long a block took, for the table of figures."""
-        began_s = time.monotonic()
-        yield
-        self.note(row, what, time.monotonic() - began_s, detail)
 
     async def begin(self) -> None:
         """Start the job, and wait until it steps and the console shows that."""

@@ -11,10 +11,12 @@ import pytest
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.logs import RootCause
 from agent.wire.reports import ExitReport, ProcessState, WorkerReport
+from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.model.group_table import MAX_CALLS
 from app.view.ranks import rank_row
+from app.view.view import View
 from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
@@ -110,6 +112,37 @@ def test_a_node_cannot_claim_ranks_of_another_nor_ranks_that_are_none() -> None:
 
     assert job_of(cluster).node_of.tolist() == [0, 0, -1, -1]
     assert job_of(cluster).num_ignored == 2
+
+
+@pytest.mark.fault(row=30)
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        ({"first_rank": 1}, "rank 1 of job job, which it claims, runs on a"),
+        ({"first_rank": 0}, "ranks 0-1 of job job, which it claims, run on a"),
+        ({"ranks": [1, 3]}, "rank 1 of job job, which it claims, runs on a"),
+        ({"world_size": 8}, "its part of job job does not fit the others'"),
+        ({"num_nodes": 3}, "its part of job job does not fit the others'"),
+        ({"ranks": [2, 2**31 - 1]}, "its part of job job does not fit the others'"),
+        ({"local_world_size": 2**62}, "its part of job job does not fit the others'"),
+        ({"first_rank": 2**31 - 1, "local_world_size": 2**63 - 1}, "its part of job job does not fit the others'"),
+    ],
+)
+def test_a_node_that_is_not_believed_is_named_with_the_reason_until_it_fits(lie: dict[str, Any], text: str) -> None:
+    cluster = make()
+    apply(cluster, 1)
+    apply(cluster, 1, node="b", jobs=[job_status(**({"first_rank": 2} | lie))])
+
+    def view() -> View:
+        return View(cluster, Diagnoser().observe(cluster, 10.0), 10.0)
+
+    assert view().headline().text == f"b is not believed: {text}"
+    assert [(row.trouble, row.severity) for row in view().nodes()] == [
+        ("", Severity.OK), (f"not believed: {text}", Severity.WARNING)
+    ]  # fmt: skip
+    apply(cluster, 2, node="b", jobs=[job_status(2)])
+    assert "not believed" not in view().headline().text
+    assert view().nodes()[1].trouble == ""
 
 
 def test_a_job_of_another_size_is_not_the_same_job() -> None:

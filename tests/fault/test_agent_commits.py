@@ -18,6 +18,7 @@ from app.errors import AgentUnreachableError
 from app.fleet.commands import StreamChannel
 from app.fleet.fleet import Fleet
 from tests.support.agents import RunningAgent
+from tests.support.fault_rows import measure
 from tests.support.jobs import make_local_spec, make_spec
 from tests.support.waiting import until
 
@@ -70,7 +71,7 @@ def test_a_commit_that_was_given_up_is_refused_after_a_thaw_and_may_be_asked_for
             until(lambda: time.monotonic() > given_up_s, 10, "the console gives up")
         finally:
             os.kill(agent.process.pid, signal.SIGCONT)
-        with waiting.makefile("rb") as replies:
+        with measure(25, "told", "after the thaw"), waiting.makefile("rb") as replies:
             refused = decode_reply(replies.readline())
 
     assert isinstance(refused, Refused)
@@ -118,4 +119,5 @@ async def test_a_host_that_was_frozen_while_its_commit_waited_does_not_begin_alo
     agents[1].wait_until(lambda report: report.report_seq > 10, 30, "it has looked round")
     assert [job.state for job in agents[1].report().jobs] == [JobState.PREPARED]
     assert launchers(agents[1]) == []
-    until(lambda: launchers(agents[0]) == [], 30, "I2: what had begun on the other host has ended")
+    with measure(25, "left", "on the other host"):
+        until(lambda: launchers(agents[0]) == [], 30, "I2: what had begun on the other host has ended")

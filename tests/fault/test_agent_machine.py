@@ -29,6 +29,7 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import ENDED_STATES, JobState
 from tests.support.agents import RunningAgent
+from tests.support.fault_rows import measure
 from tests.support.filesystems import AGENT_DISK_BYTES, SmallDisk, small_disk
 from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
@@ -166,7 +167,8 @@ def test_an_agent_with_few_descriptors_lets_no_more_consoles_in_and_goes_on() ->
         for connection in held:
             connection.close()
 
-        until(lambda: connect(agent), END_S, "consoles are let in again")
+        with measure(34, "healed", "agent"):
+            until(lambda: connect(agent), END_S, "consoles are let in again")
         for connection in held:
             connection.close()
         assert agent.process.stderr is not None

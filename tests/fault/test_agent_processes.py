@@ -16,6 +16,7 @@ from agent.wire.commands import Accepted, FindLeftovers, Kill, Leftovers, Stop
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.reports import ProcessState
 from tests.support.agents import RunningAgent
+from tests.support.fault_rows import measure
 from tests.support.jobs import make_local_spec
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
@@ -136,14 +137,15 @@ def test_a_record_that_does_not_fit_its_shim_is_set_aside_and_the_shim_itself_is
     spoil(node, stranger.pid)
 
     node.next_agent()
-    node.agent.wait_until(lambda report: all(worker.pid for worker in report.workers), END_S, "both ranks are known")
+    with measure(29, "told"):
+        node.agent.wait_until(lambda report: all(worker.pid for worker in report.workers), END_S, "both are known")
     assert node.record() == true_record
     assert node.processes() == before, "I1, I3: the job is what it was"
     assert (node.job_dir / "run.damaged").exists()
-    assert isinstance(node.agent.ask(Kill("train")), Accepted)
-
-    assert node.wait_for(*ENDED_STATES).state is JobState.STOPPED
-    until(lambda: not node.processes(), END_S, "nothing of the job is left")
+    with measure(35, "left", "the shim itself is killed"):
+        assert isinstance(node.agent.ask(Kill("train")), Accepted)
+        assert node.wait_for(*ENDED_STATES).state is JobState.STOPPED
+        until(lambda: not node.processes(), END_S, "nothing of the job is left")
     assert stranger.poll() is None, "a foreign process was killed"
 
 
@@ -182,9 +184,10 @@ def test_a_killed_shim_ends_no_training_and_a_stop_ends_the_whole_tree(node: Nod
     assert isinstance(found, Leftovers)
     assert not {f"process:{pid}" for pid in before} & {item.name.rpartition(":")[0] for item in found.items}
 
-    assert isinstance(node.agent.ask(Stop("train")), Accepted)
-    assert node.wait_for(*ENDED_STATES).state is JobState.STOPPED
-    until(lambda: not node.processes(), END_S, "nothing of the job is left")
+    with measure(27, "left", "after a grace period of 1 s"):
+        assert isinstance(node.agent.ask(Stop("train")), Accepted)
+        assert node.wait_for(*ENDED_STATES).state is JobState.STOPPED
+        until(lambda: not node.processes(), END_S, "nothing of the job is left")
 
 
 @pytest.mark.fault(row=3)

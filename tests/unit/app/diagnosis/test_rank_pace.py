@@ -12,6 +12,7 @@ from hypothesis import given
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, Recent, chance_frac, lost_time, rank_pace
 from app.diagnosis.slow_ranks import MIN_COST
+from app.text import percent_text
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
 
@@ -90,6 +91,25 @@ def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> Non
     assert summary.phases[:4] == ["data", "forward", "backward", "optimizer"]
     assert all(sum(row.phases.values()) + (row.wait_frac or 0) < 1.0 + 1e-6 for row in (first, *others))
     assert sim.causes() == {(Cause.STRAGGLER, (6,))}
+
+
+def test_what_slow_ranks_cost_is_one_figure_in_verdict_sentence_and_row() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    for slow, culprits in ((5, (5,)), (6, (5, 6))):
+        sim.slow(slow, 2.5)
+        sim.run(25)
+        for _ in range(8):
+            sim.run(0.5)
+            (verdict,), view = sim.diagnosis.verdicts, sim.view()
+            assert verdict.culprits == culprits
+            assert view.pace is not None
+            costs = [row.cost_frac or 0.0 for row in view.pace.rows(range(8))]
+            assert max(costs) == costs[0] == verdict.cost_frac
+            assert len(culprits) > 1 or view.pace.rows([0])[0].last_frac == verdict.last_frac
+            cost = percent_text(verdict.cost_frac)
+            assert f" the others {cost} of their time" in view.pace.summary().text
+            assert f" the others about {cost} of the step time" in view.headline().text
 
 
 def test_a_rank_that_waits_less_without_a_verdict_is_told_as_that() -> None:

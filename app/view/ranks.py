@@ -36,6 +36,7 @@ STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
     RankState.UNPROBED: Severity.OK,
     RankState.RUNNING: Severity.OK,
+    RankState.SLOW: Severity.WARNING,
     RankState.WAITING: Severity.OK,
     RankState.MISSING: Severity.WARNING,
     RankState.FROZEN: Severity.CRITICAL,

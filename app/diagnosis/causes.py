@@ -24,7 +24,7 @@ class RankState(StrEnum):
     """Its process runs, and nothing in it reports here: it is watched from outside, or not at all."""
     RUNNING = "running"
     SLOW = "slow"
-    """It runs, and a verdict says that it makes every step longer."""
+    """It runs, and makes every step longer, by a verdict."""
     WAITING = "waiting"
     """It has called a collective that is not complete."""
     MISSING = "missing"

@@ -82,9 +82,9 @@ HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COM
 )
 HAS_PEER_WAIT, HAS_PEER_CALLS, HAS_CHILD_WAIT, HAS_EXIT_WAIT = (1 << place for place in range(8, 12))
 HAS_OPEN_TRANSFERS, HAS_RAISED = 1 << 12, 1 << 13
-IS_GROWING = 1 << 16
+IS_GROWING, IS_STEP_PRINTED = 1 << 16, 1 << 17
 """Flags of a record. A strange report is of another rank or attempt than its worker; times worked may be missing; of a
-growing rank the report has `memory.growths`."""
+growing rank the report has `memory.growths`; a printed step is only what its lines have."""
 
 STANDING_FIELDS = (
     ("counts", "3q"),
@@ -229,6 +229,7 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
     flags = HAS_METRICS * bool(worker.metrics) | HAS_LOSS * (loss is not None)
     flags |= IS_GROWING * (worker.memory is not None and bool(worker.memory.growths))
     flags |= IS_STEP_COUNTED * is_step_counted(worker) | IS_COMPARED * (lateness is not None)
+    flags |= IS_STEP_PRINTED * (step is not None and (report is None or report.step is None))
     return RANK_RECORD.pack(
         worker.process_s,
         worker.seen_s,
@@ -258,8 +259,7 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
 def _progress_record(worker: WorkerReport, row: int) -> bytes:
     """Return a rank's record, empty where nothing of it is known."""
     report, loss_step = worker.report, None if loss_of(worker) is None else loss_step_of(worker)
-    is_own_step = report is not None and report.step == step_of(worker)
-    ages_ms = report.step_ages_ms[:NUM_AGES] if report is not None and is_own_step else []
+    ages_ms = report.step_ages_ms[:NUM_AGES] if report is not None and report.step is not None else []
     if loss_step is None and not ages_ms:
         return b""
     known = [min(age_ms, NO_AGE_MS - 1) for age_ms in ages_ms]

@@ -3,8 +3,8 @@
 What is decoded from bytes holds no cycles, so nothing here is shown to the collector of garbage (`gc=False`): it would
 look through the reports of a whole fleet for nothing.
 
-`loss_of`, `loss_step_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports goes before what it
-prints, and that before a count of its optimizers.
+`loss_of`, `loss_step_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports, a count of its
+optimizers too, goes before what it prints.
 """
 
 from __future__ import annotations
@@ -289,12 +289,9 @@ def loss_of(worker: WorkerReport) -> float | None:
 
 
 def step_of(worker: WorkerReport) -> int | None:
-    """Return a rank's step: what it reports, else what its lines have, else the count of its optimizers' steps."""
+    """Return a rank's step: what it reports or its optimizers count, else what its lines have."""
     report = worker.report
-    if report is not None and report.step is not None and not report.is_step_counted:
-        return report.step
-    printed = whole_number(worker.metrics.get(STEP_METRIC))
-    return printed if printed is not None or report is None else report.step
+    return whole_number(worker.metrics.get(STEP_METRIC)) if report is None or report.step is None else report.step
 
 
 def loss_step_of(worker: WorkerReport) -> int | None:
@@ -312,8 +309,7 @@ def epoch_of(worker: WorkerReport) -> int | None:
 
 def is_step_counted(worker: WorkerReport) -> bool:
     """Return whether a rank's step is only the count of its optimizers' steps."""
-    report = worker.report
-    return report is not None and report.is_step_counted and whole_number(worker.metrics.get(STEP_METRIC)) is None
+    return worker.report is not None and worker.report.step is not None and worker.report.is_step_counted
 
 
 def whole_number(value: float | None) -> int | None:

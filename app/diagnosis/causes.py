@@ -23,6 +23,8 @@ class RankState(StrEnum):
     UNPROBED = "unprobed"
     """Its process runs, and nothing in it reports here: it is watched from outside, or not at all."""
     RUNNING = "running"
+    SLOW = "slow"
+    """It runs, and makes every step longer, by a verdict."""
     WAITING = "waiting"
     """It has called a collective that is not complete."""
     MISSING = "missing"

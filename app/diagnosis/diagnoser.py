@@ -244,7 +244,8 @@ class _JobDiagnoser:
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)
-        states, window, stall_s = _states(facts, waits, job), self._fractions, self._thresholds.stall_s
+        slow = [rank for one in current if one.cause is Cause.STRAGGLER and one.cost_frac for rank in one.culprits]
+        states, window, stall_s = _states(facts, waits, job, slow), self._fractions, self._thresholds.stall_s
         return JobDiagnosis(
             facts, states, window.recent_frac, window.pace, waits, current, job.groups, window.is_judged, stall_s
         )
@@ -476,8 +477,9 @@ def _by_weight(verdict: Verdict) -> tuple[int, int, float, tuple[int, ...]]:
     return (order.index(verdict.severity), CAUSE_ORDER[verdict.cause], -verdict.waited_s, verdict.culprits)
 
 
-def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.int8]:
+def _states(facts: RankFacts, waits: list[Wait], job: JobModel, slow: list[int]) -> NDArray[np.int8]:
     states = np.full(job.world_size, STATE_CODE[RankState.RUNNING], np.int8)
+    states[slow] = STATE_CODE[RankState.SLOW]
     for wait in waits:
         if wait.waited_s >= LATE_S:
             states[wait.missing] = STATE_CODE[RankState.MISSING]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from agent.wire.digest import HAS_LOSS, HAS_REPORT, IS_STEP_COUNTED, IS_STRANGE, PHASES
+from agent.wire.digest import HAS_LOSS, HAS_REPORT, IS_STEP_COUNTED, IS_STEP_PRINTED, IS_STRANGE, PHASES
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.model.group_table import GroupTables
 from app.model.outside import PROBE_PATIENCE_S, UNPROBED_BIT, AnomalyRanks, Output
@@ -43,6 +43,8 @@ FRESH_S = 2.0
 MET_CALLS = 3
 """Complete collectives of the group of all ranks by which each of these has come; a single one, as a broadcast, may be
 complete for some members while others are still to come."""
+_PRINTED, _COUNTED, _REPORTED = 1, 2, 3
+"""Where a step is from, the best last; 0 is that none is known."""
 _OUTSIDE = which_phases(Phase.STARTING, Phase.JOINING)
 
 
@@ -70,7 +72,7 @@ class JobModel(RankColumns):
         self._num_nodes = num_nodes
         self.is_unprobed = np.zeros(world_size, np.bool_)
         self._odd_bits = np.zeros(world_size, np.int64)
-        self.anomalies, self.output, self.is_step_counted, self._reports_steps = AnomalyRanks(), Output(), False, False
+        self.anomalies, self.output, self.is_step_counted, self._step_kind = AnomalyRanks(), Output(), False, 0
         self.group_tables = GroupTables(world_size)
         self.assignments: dict[int, NodeAssignment] = {}
         self.together = AssignmentSummary(self.assignments)
@@ -310,17 +312,17 @@ class JobModel(RankColumns):
     def _put_progress(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Take the ranks' steps and losses, which they report or print.
 
-        Where any rank reports its step, the optimizers' counts of the others are ignored: they begin elsewhere.
+        Where any rank reports its step, the optimizers' counts of the others are ignored: they begin elsewhere. So are
+        printed steps where any rank's are counted.
         """
         step, flags = records["counts"][:, COUNT["step"]], records["flags"]
-        is_counted = flags & IS_STEP_COUNTED != 0
-        if not self._reports_steps and bool(((step >= 0) & ~is_counted).any()):
-            self._reports_steps, self.is_step_counted = True, False
+        is_counted, is_printed = flags & IS_STEP_COUNTED != 0, flags & IS_STEP_PRINTED != 0
+        kind = np.select([step < 0, is_printed, is_counted], [0, _PRINTED, _COUNTED], _REPORTED)
+        if (best := int(kind.max(initial=0))) > self._step_kind:
+            self._step_kind, self.is_step_counted = best, best == _COUNTED
             self.step[:] = -1
             self.step_rate = StepRate()
-        elif is_counted.any():
-            self.is_step_counted = not self._reports_steps
-        self.step[ranks] = np.where(is_counted, -1, step) if self._reports_steps else step
+        self.step[ranks] = np.where(kind == self._step_kind, step, -1)
         self.has_loss[ranks] = has_loss = flags & HAS_LOSS != 0
         self.loss[ranks[has_loss]] = records["loss"][has_loss]
 

@@ -99,7 +99,7 @@ class JobPace:
 
     def __init__(self, cluster: Cluster, job: JobModel, found: JobDiagnosis) -> None:
         self._cluster, self._job = cluster, job
-        self._pace: RankPace = found.pace()
+        self._pace = _with_verdicts(found.pace(), found.verdicts)
         self._order = self._pace.slowest_first()
         self._is_fresh, self._wait_frac, self._verdicts = found.facts.is_fresh, found.wait_frac, found.verdicts
         self._named = {
@@ -219,6 +219,24 @@ class JobPace:
     @cached_property
     def _usual(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return self._pace.usual_frac
+
+
+def _with_verdicts(pace: RankPace, verdicts: Sequence[Verdict]) -> RankPace:
+    """Return the pace with what verdicts name of slow ranks, which they judge by windows of their own.
+
+    The cost of several ranks is that of the costliest one, or the sum where they are slow in turns.
+    """
+    cost_frac, last_frac = pace.cost_frac.copy(), pace.last_frac.copy()
+    for one in verdicts:
+        named = [rank for rank in one.culprits if not math.isnan(cost_frac[rank])]
+        if one.cause is not Cause.STRAGGLER or one.cost_frac is None or one.is_in_turns or not named:
+            continue
+        costliest = max(named, key=lambda rank: float(cost_frac[rank]))
+        cost_frac[named] = np.minimum(cost_frac[named], one.cost_frac)
+        cost_frac[costliest] = one.cost_frac
+        if len(one.culprits) == 1 and one.last_frac is not None:
+            last_frac[named] = one.last_frac
+    return msgspec.structs.replace(pace, cost_frac=cost_frac, last_frac=last_frac)
 
 
 def window_text(summary: PaceSummary) -> str:

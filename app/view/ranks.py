@@ -36,6 +36,7 @@ STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
     RankState.UNPROBED: Severity.OK,
     RankState.RUNNING: Severity.OK,
+    RankState.SLOW: Severity.WARNING,
     RankState.WAITING: Severity.OK,
     RankState.MISSING: Severity.WARNING,
     RankState.FROZEN: Severity.CRITICAL,
@@ -103,7 +104,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
 
 
 def _step(job: JobModel, worker: WorkerReport) -> int | None:
-    """Return a rank's step as of the moment of which all are known; where others report theirs, its own count."""
+    """Return a rank's step as of the moment of which all are known; its own where others report or count theirs."""
     latest = step_of(worker)
     return int(job.shown_step[worker.rank]) if latest == job.step[worker.rank] else latest
 

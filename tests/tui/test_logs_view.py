@@ -184,13 +184,19 @@ async def test_long_lines_are_read_by_moving_to_the_side_and_no_further_than_the
     async with desk(source, (80, 24)) as console:
         await console.show("logs")
         assert "THE END" not in console.text()
+        assert "  right: long lines " in console.text()
         await console.press("left")
         await console.press(*["right"] * 10)
         assert "THE END" in console.text()
         assert "from column" in console.text()
+        assert "long lines" not in console.text()
 
         await console.press(*["left"] * 10)
         assert " 0123456789" in console.text()
+        for number in range(30):
+            source.print("demo-0", 0, f"line {number}")
+        await console.frames()
+        assert "long lines" not in console.text(), "none in the window is"
 
 
 async def test_wide_characters_move_to_the_side_by_cells() -> None:

@@ -67,6 +67,10 @@ async def test_the_line_of_the_exception_stands_out_also_where_it_is_shown_in_ot
         assert view.cause is not None
         (line,) = view._traceback_lines(view.cause)
         assert line.segments[-1].style == view.look.palette.critical
+        assert "right: long lines   r: log lines" in console.text()
+        await console.press("right")
+        assert "GPU 0 has" in console.text()
+        assert "long lines" not in console.text()
 
 
 async def test_a_key_leads_to_the_traceback_from_any_view_and_back_to_the_lines() -> None:

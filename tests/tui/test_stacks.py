@@ -95,7 +95,11 @@ async def test_all_frames_are_one_key_away_and_scroll() -> None:
 
 async def test_short_lines_are_in_sight_when_the_long_ones_have_gone() -> None:
     async with desk(stuck_source(), (80, 24)) as console:
-        await console.press("s", "a", *["right"] * 12)
+        await console.press("s")
+        assert " right Long lines" not in console.text()
+        await console.press("a")
+        assert " right Long lines" in console.lines()[-1]
+        await console.press(*["right"] * 12)
         assert "> train.py:38 in Trainer.step" not in console.text()
 
         await console.press("a")

@@ -99,7 +99,7 @@ async def test_what_stands_out_comes_first_and_is_marked_without_colour_too() ->
         assert lines[first].split()[4:] == ["ITS", "PEERS", "SINCE"]
         assert re.match(r" ! GPU slowed by heat +\d\d % +\d.* +\d+s$", lines[first + 1])
         assert re.match(r" ! GPU clock +1,\d{3} MHz +1,\d{3} MHz", lines[first + 2])
-        assert "! stands out from its peers" in text
+        assert "! differs by enough from its peers, per second of work" in text, "as a verdict says that nothing does"
 
         await console.press("down")
         text = console.text()

@@ -10,12 +10,13 @@ from textual import work
 from textual.binding import Binding, BindingType
 
 from app.errors import AppError
+from app.settings.keys import shown_key
 from app.stacks.groups import picture_of
 from app.stacks.stack_text import StackText, Tone, picture_lines, summary_text
 from app.text import LINE_LIMIT, clean
 from app.tui.dialogs.doctor import ReadingScreen
 from app.tui.widgets.drawing import shifted, wrapped
-from app.tui.widgets.line_view import LineView
+from app.tui.widgets.line_view import LONG_LINES, LineView
 
 if TYPE_CHECKING:
     from rich.style import Style
@@ -60,7 +61,9 @@ class StacksView(LineView):
         is_outside = source.outside is not None and source.outside.is_shown
         again = (("s", "Again"),) if source.player is None else ()
         native = (("n", "With native frames"),) if again and not is_outside else ()
-        self.foot = [self.keys((("Esc", "Close"), *again, ("a", folding), *native))]
+        is_cut = not self._side and self._longest + 1 > width
+        rest = ((shown_key("right"), LONG_LINES.capitalize()),) if is_cut else ()
+        self.foot = [self.keys((("Esc", "Close"), *again, ("a", folding), *rest, *native))]
 
     def _styles(self) -> dict[Tone, Style]:
         """Return the style of each kind of line in the current theme."""
@@ -78,9 +81,13 @@ class StacksView(LineView):
             Tone.BLANK: palette.ink,
         }
 
+    @property
+    def _longest(self) -> int:
+        """Cells of the longest line that is not wrapped."""
+        return max((cell_len(text.text) for text in self._texts if text.tone not in _SENTENCES), default=0)
+
     def sideways(self, cells: int) -> None:
-        frames = (text.text for text in self._texts if text.tone not in _SENTENCES)
-        furthest = max(map(cell_len, frames), default=0) - self.size.width // 2
+        furthest = self._longest - self.size.width // 2
         self._side = max(0, min(furthest, self._side + cells * SIDE_STEP))
         self.redraw()
 

@@ -12,7 +12,7 @@ from app.text import clean_name, ranks_text
 from app.tui.logs.matches import CollapsedLines
 from app.tui.logs.search import LogSearch
 from app.tui.widgets.drawing import log_line, prefix, prefix_width, shifted, text_width
-from app.tui.widgets.line_view import FilteredView
+from app.tui.widgets.line_view import LONG_LINES, FilteredView
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SIDE_STEP = 8
 """Cells that one key press moves the text."""
+SPARE = 3
+"""Blank cells behind the longest line when it is moved as far as it is long."""
 
 
 class LogsView(FilteredView):
@@ -114,7 +116,8 @@ class LogsView(FilteredView):
             self._logs, self.is_following, self.marked = self.ui.logs, True, None
         self._look_for_lines()
         self._collapse_lines()
-        self.head.append(self._title())
+        place = len(self.head)
+        self.head.append(self.line())
         is_unfiltered = not self.filter and not self.is_problems_only
         if not len(self.ui.logs) or (is_unfiltered and not self.num_rows and not self._num_unsearched):
             self.head.append(self.line().put(f" {self.ui.no_lines_text}", self.look.palette.muted))
@@ -125,6 +128,7 @@ class LogsView(FilteredView):
             self.top = min(self._place_of(self._anchor), self._last_top)
         widths = prefix_width(self._window()), text_width(map(self._who, self._shown()))
         self._prefix_width = max(self._prefix_width, *widths)
+        self.head[place] = self._title()
 
     def move(self, rows: int) -> None:
         """Scroll; at the last line, follow again."""
@@ -139,10 +143,16 @@ class LogsView(FilteredView):
         self.redraw()
 
     def sideways(self, cells: int) -> None:
-        longest = max((cell_len(self._text(index)) for index in self._shown()), default=0)
-        furthest = max(0, longest - (self.size.width - 8 - (0 if self.shows_traceback else self._prefix_width)))
+        furthest = max(0, self._num_hidden + SPARE)
         self.side = max(0, min(furthest if cells > 0 else self.side, self.side + cells * SIDE_STEP))
         self.redraw()
+
+    @property
+    def _num_hidden(self) -> int:
+        """Cells of the longest line in the window that have no room in it."""
+        texts = self._traceback if self.shows_traceback else [stored.text for stored in self._window()]
+        longest = max(map(cell_len, texts), default=0)
+        return longest - (self.size.width - (2 if self.shows_traceback else self._prefix_width + 5))
 
     def to_error(self, direction: int) -> bool:
         """Go to the next line at level error (1) or the previous one (-1); return whether there is one.
@@ -241,9 +251,6 @@ class LogsView(FilteredView):
     def _window(self) -> list[StoredLine]:
         return [self.ui.logs.line(self._number(index)) for index in self._shown()]
 
-    def _text(self, index: int) -> str:
-        return self._traceback[index] if self.shows_traceback else self.ui.logs.line(self._number(index)).text
-
     @property
     def _traceback(self) -> list[str]:
         cause = self.cause
@@ -261,6 +268,8 @@ class LogsView(FilteredView):
         """Return the failed rank and its place, the key for the traceback, and the exception."""
         palette, width = self.look.palette, self.size.width
         hint = self.ui.keymap.hint("root_cause", "log lines" if self.shows_traceback else "traceback")
+        if self.shows_traceback and not self.side and self._num_hidden > 0:
+            hint = "   ".join(filter(None, (self.ui.keymap.hint("right", LONG_LINES), hint)))
         who = f"launcher on {cause.node}" if cause.rank is None else f"rank {cause.rank} on {cause.node}"
         heading = self.line().put(" ROOT CAUSE  ", palette.heading)
         about = f"{who}, {cause.where}" if cause.where else who
@@ -298,5 +307,7 @@ class LogsView(FilteredView):
             key = self.ui.keymap.first("next_error")
             errors = f"{num_errors:,} error{'' if num_errors == 1 else 's'}{': ' if key else ''}{key}   "
             state = errors + state if line.width + len(errors + state) + 2 < self.size.width else state
+        if not self.side and self._num_hidden > 0 and (rest := self.ui.keymap.hint("right", LONG_LINES, head="  ")):
+            line.put(rest if line.width + len(rest + state) + 2 < self.size.width else "", palette.heading)
         line.pad(self.size.width - len(state) - 1, palette.heading).put(state, palette.heading)
         return line

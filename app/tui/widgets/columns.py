@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from app.diagnosis.causes import RankState, Severity
 from app.text import bytes_cell, bytes_text, loss_text, percent_text, seconds_cell, seconds_text
 from app.tui.widgets.drawing import Line
-from app.view.ranks import rank_call
+from app.view.ranks import STATE_SEVERITY, rank_call
 from app.view.rows import OLD_S
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ STATE_WIDTH = 10
 MAX_NODE_WIDTH = 16
 PERCENT_WIDTH = 5
 
-_BLAMED_STATES = {RankState.MISSING, RankState.FROZEN, RankState.SILENT, RankState.EXITED, RankState.LOST}
+_BLAMED_STATES = {state for state, how in STATE_SEVERITY.items() if how in {Severity.WARNING, Severity.CRITICAL}}
 
 
 def rank_columns(view: View) -> list[Column[RankRow]]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 WHEEL_LINES = 3
+LONG_LINES = "long lines"
+"""What the key to the right is for, in a view whose lines are not wrapped."""
 MAX_HIDDEN_LINES = 3
 """Lines that a view misses at most: so many the header gives back."""
 

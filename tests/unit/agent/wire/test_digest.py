@@ -121,20 +121,21 @@ def test_the_latest_steps_and_the_step_of_the_loss_have_a_record_where_they_are_
     workers = [
         worker_report(0, reported),
         worker_report(1, counted),
-        # The line is what counts, and says nothing of when its step ended.
-        worker_report(2, counted, metrics={"step": 20.0}),
+        # A printed step says nothing of when it ended, and counts for nothing beside a counted one.
+        worker_report(2, rank_report(2), metrics={"step": 20.0}),
         worker_report(3, rank_report(3, step=5), metrics={"step": 22.0, "loss": 0.5}, loss_step=20),
-        worker_report(4, rank_report(4, step=5)),
-        dead_worker(5, signal=9),
+        worker_report(4, counted, metrics={"step": 20.0}),
+        worker_report(5, rank_report(5, step=5)),
+        dead_worker(6, signal=9),
     ]
 
     found, rows = RankBatch([(0, frame_of(node_report(1, [job_status()], workers)), 0.0)]).progress()
 
-    assert rows.tolist() == [0, 1, 3]
-    assert found["loss_step"].tolist() == [30, -1, 20]
-    assert found["stride"].tolist() == [10, 1, 1]
+    assert rows.tolist() == [0, 1, 3, 4]
+    assert found["loss_step"].tolist() == [30, -1, 20, -1]
+    assert found["stride"].tolist() == [10, 1, 1, 1]
     known = [[age for age in ages if age != NO_AGE_MS] for ages in found["ages_ms"].tolist()]
-    assert known == [[20, NO_AGE_MS - 1], [7], []]
+    assert known == [[20, NO_AGE_MS - 1], [7], [], [7]]
 
 
 def test_places_are_told_apart() -> None:

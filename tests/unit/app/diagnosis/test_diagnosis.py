@@ -443,20 +443,30 @@ def test_a_rank_that_moves_on_while_others_wait_is_warned_of_and_one_that_stands
         assert verdict.severity is (Severity.WARNING if is_moving else Severity.CRITICAL)
 
 
-def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> None:
-    watched = Watched()
+def seven_seconds(first: dict[str, Any], others: dict[str, Any], printed: float) -> list[tuple[object, ...]]:
+    """Return the job's steps, their kind, loss step and rate, and rank 0's; it prints steps too, at first only that."""
+    watched, seen = Watched(), []
     for second in range(1, 8):
         watched.now_s += 1.0
-        counted = [watched.tick(rank, group_report(4), step=second, is_step_counted=True) for rank in (1, 2, 3)]
-        printed = rank_report(0, watched.world_size, report_seq=watched.seq + 1, step=second, is_step_counted=True)
-        watched.receive(
-            *counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}, seen_s=float(second))
-        )
+        known, line_step = {"step": second} if second > 1 else {}, int(printed * second)
+        fields = {"metrics": {"step": float(line_step), "loss": 1.5}, "loss_step": line_step, "seen_s": float(second)}
+        ticks = [watched.tick(rank, **(known and known | others)) for rank in (1, 2, 3)]
+        watched.receive(*ticks, msgspec.structs.replace(watched.tick(0, **(known and known | first)), **fields))
+        view = View(watched.cluster, watched.look(), watched.now_s)
+        row = view.job()
+        assert row is not None
+        seen.append((row.step, row.is_step_counted, row.loss_step, row.steps_per_s, view.ranks()[0].step))
+    return [seen[0], seen[-1]]
 
-    row = View(watched.cluster, watched.look(), watched.now_s).job()
-    assert row is not None
-    assert (row.step, row.is_step_counted) == (1014, False)
-    assert row.steps_per_s == pytest.approx(2.0)
+
+def test_a_printed_step_is_the_loss_s_where_steps_are_counted_and_a_count_is_none_where_they_are_reported() -> None:
+    counted: dict[str, Any] = {"is_step_counted": True}
+    for printed in (0.5, 100.0):
+        first, last = int(printed), int(7 * printed)
+        known = [(first, False, first, None, first), (7, True, last, pytest.approx(1.0), 7)]
+        assert seven_seconds(counted, counted, printed) == known
+    assert seven_seconds({}, counted, 2.0)[1] == (7, False, 14, pytest.approx(1.0), 7)
+    assert seven_seconds({"step": None}, {"step": None}, 2.0)[1] == (14, False, 14, pytest.approx(2.0), 14)
 
 
 def test_a_rank_that_others_waited_for_stays_named_while_their_processes_take_long_to_end() -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.causes import Cause, RankState, Severity
+from app.diagnosis.rank_facts import STATES
 from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, Recent, chance_frac, lost_time, rank_pace
 from app.diagnosis.slow_ranks import MIN_COST
+from app.text import percent_text
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
 
@@ -90,6 +92,47 @@ def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> Non
     assert summary.phases[:4] == ["data", "forward", "backward", "optimizer"]
     assert all(sum(row.phases.values()) + (row.wait_frac or 0) < 1.0 + 1e-6 for row in (first, *others))
     assert sim.causes() == {(Cause.STRAGGLER, (6,))}
+
+
+def test_what_slow_ranks_cost_is_one_figure_in_verdict_sentence_and_row() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    for slow, culprits in ((5, (5,)), (6, (5, 6))):
+        sim.slow(slow, 2.5)
+        sim.run(25)
+        for _ in range(8):
+            sim.run(0.5)
+            (verdict,), view = sim.diagnosis.verdicts, sim.view()
+            assert verdict.culprits == culprits
+            assert view.pace is not None
+            costs = [row.cost_frac or 0.0 for row in view.pace.rows(range(8))]
+            assert max(costs) == costs[0] == verdict.cost_frac
+            assert len(culprits) > 1 or view.pace.rows([0])[0].last_frac == verdict.last_frac
+            cost = percent_text(verdict.cost_frac)
+            assert f" the others {cost} of their time" in view.pace.summary().text
+            assert f" the others about {cost} of the step time" in view.headline().text
+
+
+def test_a_running_rank_that_a_verdict_names_as_slow_is_slow_until_the_verdict_is_over() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    sim.slow(6, 3.0)
+    sim.run_until(lambda: bool(sim.verdicts()), 40, "a verdict")
+    seen = {rank: set[str]() for rank in range(8)}
+    for _ in range(20):
+        sim.run(0.1)
+        table = sim.view().rank_table
+        assert table is not None
+        for row in sim.view().ranks():
+            seen[row.rank].add(row.state)
+            assert STATES[table.states[row.rank]] is row.state
+            assert row.state is not RankState.SLOW or row.severity is Severity.WARNING
+    assert RankState.SLOW in seen.pop(6) <= {RankState.SLOW, RankState.WAITING}
+    assert set().union(*seen.values()) <= {RankState.RUNNING, RankState.WAITING}
+
+    sim.slow(6, 1.0)
+    sim.run_until(lambda: not sim.verdicts(), 40, "no verdict")
+    assert RankState.SLOW not in {row.state for row in sim.view().ranks()}
 
 
 def test_a_rank_that_waits_less_without_a_verdict_is_told_as_that() -> None:

@@ -47,7 +47,7 @@ def test_ranks_without_a_probe_are_said_to_be_watched_from_outside_and_why() -> 
     assert anomalies.of_rank(0) == []
 
 
-def test_what_a_rank_reports_goes_before_what_it_prints_and_that_before_a_count() -> None:
+def test_what_a_rank_reports_or_counts_goes_before_what_it_prints() -> None:
     printed = {"loss": 1.5, "step": 120.0, "epoch": 3.0}
     silent, counted = rank_report(0), rank_report(0, step=7, is_step_counted=True)
     said = rank_report(0, step=9, loss=2.5, epoch=1)
@@ -58,7 +58,7 @@ def test_what_a_rank_reports_goes_before_what_it_prints_and_that_before_a_count(
 
     assert told({"metrics": printed}) == (120, 1.5, 3, False)
     assert told({"report": silent, "metrics": printed}) == (120, 1.5, 3, False)
-    assert told({"report": counted, "metrics": printed}) == (120, 1.5, 3, False)
+    assert told({"report": counted, "metrics": printed}) == (7, 1.5, 3, True)
     assert told({"report": counted}) == (7, None, None, True)
     assert told({"report": said, "metrics": printed}) == (9, 2.5, 1, False)
     assert told({"metrics": {"step": float("nan"), "epoch": -1.0}}) == (None, None, None, False)

@@ -306,8 +306,7 @@ class JobModel(RankColumns):
         return is_on | (self._num_nodes > len(self.assignments))
 
     def ranks_of(self, node: int) -> list[int]:
-        assignment = self.assignments.get(node)
-        return [] if assignment is None else list(assignment.status.own_ranks)
+        return list(self.assignments[node].status.own_ranks) if node in self.assignments else []
 
     def _put_progress(self, ranks: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Take the ranks' steps and losses, which they report or print.
@@ -319,9 +318,8 @@ class JobModel(RankColumns):
         is_counted, is_printed = flags & IS_STEP_COUNTED != 0, flags & IS_STEP_PRINTED != 0
         kind = np.select([step < 0, is_printed, is_counted], [0, _PRINTED, _COUNTED], _REPORTED)
         if (best := int(kind.max(initial=0))) > self._step_kind:
-            self._step_kind, self.is_step_counted = best, best == _COUNTED
+            self._step_kind, self.is_step_counted, self.step_rate = best, best == _COUNTED, StepRate()
             self.step[:] = -1
-            self.step_rate = StepRate()
         self.step[ranks] = np.where(kind == self._step_kind, step, -1)
         self.has_loss[ranks] = has_loss = flags & HAS_LOSS != 0
         self.loss[ranks[has_loss]] = records["loss"][has_loss]

@@ -23,6 +23,7 @@ from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
+from app.recording.events import SEAM_S, EventKind
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
@@ -274,8 +275,9 @@ def _no_pace(view: View) -> str:
 
 async def _events(session: RemoteSession) -> list[Event]:
     try:
-        await first_view(session)
-        await session.reach_back()
+        await first_view(session, replays=False)  # they are replayed for the events, and other verdicts not printed
+        heard_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
+        await session.reach_back(max(heard_s, default=0.0) + SEAM_S)
         return [*session.events.latest_first()][::-1]
     finally:
         await session.close()

@@ -160,6 +160,12 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     """
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
+    _print_events(session, found, is_json=is_json)
+    if (seam := session.events.seam) is not None:
+        print_line(f"rankdeck: {seam.text.removeprefix('attached; ')}")
+
+
+def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bool) -> None:
     if is_json:
         now_s = time.monotonic()
         rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
@@ -278,7 +284,7 @@ async def _events(session: RemoteSession) -> list[Event]:
         await first_view(session, replays=False)  # they are replayed for the events, and other verdicts not printed
         heard_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
         await session.reach_back(max(heard_s, default=0.0) + SEAM_S)
-        return [*session.events.latest_first()][::-1]
+        return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
     finally:
         await session.close()
 

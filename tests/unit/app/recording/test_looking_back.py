@@ -353,12 +353,17 @@ async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_s
     sim = SimCluster()
     sim.run(40)
 
+    session = Attached(sim)
+
     async with asyncio.timeout(60):
-        found = await _events(cast("RemoteSession", Attached(sim)))
+        found = await _events(cast("RemoteSession", session))
 
     assert [event.text for event in found if event.kind is EventKind.NODE] == ["node demo-0: up", "node demo-1: up"]
     assert sum(event.text == "job demo: running" for event in found) == 1
     assert [event.at_s for event in found] == sorted(event.at_s for event in found)
+    assert not [event for event in found if MARK in event.text], "it is no event of the job"
+    assert session.events.seam is not None
+    assert MARK in session.events.seam.text
 
 
 @pytest.mark.usefixtures("at_once")

@@ -281,9 +281,9 @@ def _no_pace(view: View) -> str:
 
 async def _events(session: RemoteSession) -> list[Event]:
     try:
-        await first_view(session, replays=False)  # they are replayed for the events, and other verdicts not printed
-        heard_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
-        await session.reach_back(max(heard_s, default=0.0) + SEAM_S)
+        await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
+        reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
+        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
         return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
     finally:
         await session.close()

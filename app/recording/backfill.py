@@ -123,7 +123,7 @@ async def replayed(
 
     Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of
     whichever was to be shown. `on_read` is called with each node whose reports are here, or cannot be had. With
-    `until_s`, by this console's clock, the nodes are asked as soon as they remember that, and no keys wait meanwhile.
+    `until_s`, by this console's clock, the nodes are asked as soon as they remember that, and no pauses are made.
     """
     wanted = plan(len(nodes))
     if wanted is None:

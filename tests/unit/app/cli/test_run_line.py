@@ -147,6 +147,15 @@ def test_another_launcher_s_option_names_ours(started: list[Started], option: st
     assert started == []
 
 
+@pytest.mark.parametrize("option", ["--headless", "--json", "--detach"])
+def test_who_wants_no_console_of_exec_reads_that_it_opens_none(option: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        rankdeck.main(["exec", option, "--", "torchrun", "t.py"], standalone_mode=False)
+
+    whole = f"there is no {option} here (exec opens no console; rankdeck attach --headless follows)"
+    assert refused.value.whole == whole
+
+
 @pytest.mark.parametrize(
     ("typed", "line"),
     [

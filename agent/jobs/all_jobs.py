@@ -42,7 +42,7 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
+from agent.jobs.preflight import check_files, check_kept, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import OutsideLooks, StackTaker
 from agent.jobs.rank_watch import RankWatch, StoreListeners, undying
 from agent.jobs.record import KnownJobs
@@ -145,12 +145,12 @@ class Jobs:
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)
-        if refused := refused or check_metrics(spec):
+        job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
+        if refused := refused or check_metrics(spec) or check_kept(job_dir):
             return refused
         if existing and self._leftovers.may_have(spec.job_id):
             reason = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
             return Refused(RefusalReason.WRONG_STATE, reason)
-        job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
         last_rank = spec.first_rank + spec.local_world_size - 1
         port_holder = reserve(job_dir, last_rank, None if spec.node_rank else address, spec.master_port)
         if isinstance(port_holder, Refused):

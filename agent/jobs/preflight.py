@@ -119,6 +119,20 @@ def check_metrics(spec: JobSpec) -> Refused | None:
     return None
 
 
+def check_kept(path: Path) -> Refused | None:
+    """Return why an attempt may not have this directory: a later one of its job's name is kept beside it, or None."""
+    is_later = any(int(kept.name) > int(path.name) for kept in _kept_in(path.parent))
+    return _kept_attempt(path) if is_later else None
+
+
+def _kept_in(directory: Path) -> list[Path]:
+    """Return the directories of the attempts that are kept of a job's name."""
+    try:
+        return [one for one in directory.iterdir() if one.name.isascii() and one.name.isdigit()]
+    except OSError:
+        return []  # whoever makes one there says why it cannot be
+
+
 def make_job_dir(path: Path, last_rank: int) -> Refused | None:
     """Make the directory of one attempt, 0700; return why not, or None."""
     try:
@@ -143,14 +157,13 @@ def make_job_dir(path: Path, last_rank: int) -> Refused | None:
 
 def _kept_attempt(path: Path) -> Refused:
     """Return the refusal of an attempt that has a directory: with the one after them all, unless one still runs."""
-    kept = [one for one in path.parent.iterdir() if one.name.isascii() and one.name.isdigit()]
+    kept = _kept_in(path.parent)
+    latest = max(kept, key=lambda one: int(one.name))
     if any(map(is_shim_alive, kept)):
-        text = (
-            f"{path} exists already, and an attempt unknown to this agent still runs: end it, or choose another job id"
-        )
+        text = f"{latest} exists, and an attempt unknown to this agent still runs: end it, or choose another job id"
         return Refused(RefusalReason.JOB_EXISTS, text)
-    free = 1 + max(int(one.name) for one in kept)
-    return Refused(RefusalReason.JOB_EXISTS, f"{path} exists already: choose attempt {free}, or another job id", free)
+    free = 1 + int(latest.name)
+    return Refused(RefusalReason.JOB_EXISTS, f"{latest} exists already: choose attempt {free}, or another job id", free)
 
 
 async def find_store(spec: JobSpec) -> Address | Refused:

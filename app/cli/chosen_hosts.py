@@ -56,7 +56,7 @@ from app.slurm.client import slurm_hostnames, slurm_job, slurm_job_hosts, why_en
 from app.slurm.node_watch import NodeWatch
 from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
 from app.ssh.config import THIS_MACHINE
-from app.text import nodes_text
+from app.text import LINE_LIMIT, clean, nodes_text
 from app.threads import run_parallel
 
 if TYPE_CHECKING:
@@ -202,6 +202,28 @@ def _hinting(*, is_chosen: bool) -> Iterator[None]:
     except NoAgentError as error:
         if not is_chosen:
             error.hint += "; no rankdeck.toml here or above names a host, --host does"
+        raise
+
+
+@contextmanager
+def hinting_at_new_agents(wanted: HostsWanted, new: Sequence[str], sessions: Sequence[RemoteSession]) -> Iterator[None]:
+    """Add to the hint of an error which agents a command has started: they stay, since others may use them by now.
+
+    Args:
+        wanted: The hosts of the command.
+        new: The hosts whose agents it has started, once that is known.
+        sessions: Those that it has made, once it has: where a job of one may run, nothing is added.
+    """
+    try:
+        yield
+    except AppError as error:
+        if new and not any(session.farewell() for session in sessions):
+            hosts = [host for host in wanted.names if host in new]
+            named = [] if hosts == wanted.names and not wanted.typed else hosts
+            python = _repeated("--python", filter(None, [wanted.named_python]))
+            command = clean(shlex.join(["rankdeck", "down", *named, *python]), LINE_LIMIT)
+            stays = f"this command has started the agent on {nodes_text(hosts)}, and leaves it running: {command}"
+            error.hint = "; ".join(filter(None, [error.hint, stays]))
         raise
 
 

@@ -169,7 +169,7 @@ rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
 
   rankdeck demo                              4 ranks train here: F freezes one
   rankdeck run train.py                      your program here, under torchrun
-  rankdeck run --host HOST -- train.py       the same on a host, by SSH
+  rankdeck run --host HOST train.py          the same on a host, by SSH
   rankdeck attach --host HOST                the job that runs on a host
   rankdeck init                              write rankdeck.toml for a cluster
   rankdeck replay FILE                       evidence, or a recording

@@ -23,6 +23,7 @@ from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
+from app.recording.events import SEAM_S, EventKind
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
@@ -159,6 +160,12 @@ def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: st
     """
     with looking_on(wanted, job_id, settings) as session:
         found = asyncio.run(_events(session))
+    _print_events(session, found, is_json=is_json)
+    if (seam := session.events.seam) is not None:
+        print_line(f"rankdeck: {seam.text.removeprefix('attached; ')}")
+
+
+def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bool) -> None:
     if is_json:
         now_s = time.monotonic()
         rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
@@ -274,9 +281,10 @@ def _no_pace(view: View) -> str:
 
 async def _events(session: RemoteSession) -> list[Event]:
     try:
-        await first_view(session)
-        await session.reach_back()
-        return [*session.events.latest_first()][::-1]
+        await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
+        reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
+        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
+        return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
     finally:
         await session.close()
 

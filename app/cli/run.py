@@ -19,7 +19,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
-from app.cli.chosen_hosts import HostsWanted, Watch, looked_at, takes_hosts, watch
+from app.cli.chosen_hosts import HostsWanted, Watch, hinting_at_new_agents, looked_at, takes_hosts, watch
 from app.cli.headless import print_line, with_progress
 from app.cli.inventory_file import expanded, load_inventory
 from app.cli.options import (
@@ -330,8 +330,12 @@ def _start_and_watch_alone(
         raise UsageError("a job over several hosts is not restarted by itself", todo)
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
 
+    new: list[str] = []
+    made: list[RemoteSession] = []
+
     def bring_up(link: AgentLink) -> None:
         if (place := link.bring_up()).is_new:
+            new.append(link.host)
             options.audit.add(AuditedAction("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
 
     def look(hosts: Hosts, notify: Callable[[str, Step], None]) -> None:
@@ -342,17 +346,19 @@ def _start_and_watch_alone(
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request, notify)
 
-    job = Watch(bring_up, needs_all=True, look=look, make=functools.partial(_session, request, options))
-    if not detach:
-        watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
-    with looked_at(wanted, job) as hosts:
-        _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
+    job = Watch(bring_up, needs_all=True, look=look, make=functools.partial(_session, request, options, made))
+    with hinting_at_new_agents(wanted, new, made):
+        if not detach:
+            watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
+        with looked_at(wanted, job) as hosts:
+            _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
 
 
-def _session(request: RunRequest, options: SessionOptions, hosts: Hosts) -> RemoteSession:
+def _session(request: RunRequest, options: SessionOptions, made: list[RemoteSession], hosts: Hosts) -> RemoteSession:
     if len(hosts.links) == 1 and isinstance(hosts.links[0], LocalLink):  # other hosts have variables of their own
         request = _of_this_shell(request, hosts.links[0])
-    return RemoteSession(hosts, request, options)
+    made.append(RemoteSession(hosts, request, options))
+    return made[-1]
 
 
 def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:

@@ -43,8 +43,9 @@ INSTEAD_OF_GUESSES = {
     **dict.fromkeys(("--num-processes", "--ntasks", "--ntasks-per-node"), _RANKS),
     **dict.fromkeys(("--hosts", "-H", "--nodes", "--nodelist", "-w"), _HOSTS),
     "--hostfile": "rankdeck init --hostfile FILE makes a rankdeck.toml of it",
+    **dict.fromkeys(("--headless", "--json", "--detach"), "exec opens no console; rankdeck attach --headless follows"),
 }
-"""Replacement for each option that other launchers have."""
+"""Replacement for each option that other launchers have, or `run` and not `exec`."""
 MAX_STEM_CHARS = 40
 """Length limit of a job id before its random suffix."""
 

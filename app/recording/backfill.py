@@ -48,6 +48,8 @@ MAX_PACKED_BYTES = 64 * 2**20
 PARALLEL_NODES = 8
 SETTLE_S = 3.0
 """Seconds by which the nodes have reported, and what they remember reaches past the console's first events."""
+ON_DISK_S = 0.5
+"""Seconds by which a report is on its node's disk, and can be asked for."""
 LATE_S = 5.0
 """Age in seconds of a node's latest report from which the node has stopped recording, and is left out."""
 MAX_S = 300.0
@@ -115,23 +117,27 @@ async def replayed(
     thresholds: Thresholds,
     job_id: str = "",
     on_read: Callable[[str], object] = lambda _node: None,
+    until_s: float | None = None,
 ) -> ReplayModel | None:
     """Return the model that has replayed the nodes' reports up to just now; None where no node has any.
 
     Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of
-    whichever was to be shown. `on_read` is called with each node whose reports are here, or cannot be had.
+    whichever was to be shown. `on_read` is called with each node whose reports are here, or cannot be had. With
+    `until_s`, by this console's clock, the nodes are asked as soon as they remember that, and no pauses are made.
     """
     wanted = plan(len(nodes))
     if wanted is None:
         return None
-    await asyncio.sleep(SETTLE_S)
+    remembered_s = math.inf if until_s is None else until_s + wanted.period_s + ON_DISK_S
+    await asyncio.sleep(min(SETTLE_S, remembered_s - time.monotonic()))
     pasts = await _pull_all(fleet, nodes, wanted, on_read)
     if not pasts:
         return None
     # Reports of different nodes are further apart than live ones: a contradiction that lasts no longer is no event.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
     replay = ReplayModel(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
-    await in_slices(looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
+    work = looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts))
+    await in_slices(work, PAUSE_S if until_s is None else 0.0)
     return replay
 
 

@@ -141,6 +141,7 @@ class EventLog:
         num_late: Number of events that were added in front of others, whose places changed.
         begun_s: Time of the first view; None before it.
         now_s: Time of the last view.
+        seam: Note of how far these events reach back; None where they begin with this log.
     """
 
     def __init__(self, wall_offset: Callable[[], float] = float) -> None:
@@ -150,6 +151,7 @@ class EventLog:
         self.num_dropped = self.num_late = 0
         self.begun_s: float | None = None
         self.now_s = 0.0
+        self.seam: Event | None = None
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
         self._caused_s: dict[Hashable, float] = {}
@@ -184,7 +186,8 @@ class EventLog:
             missing = f", without {nodes_text(past.unreported)}" if past.unreported else ""
             reach_s = began_s - (began_s if past.begun_s is None else past.begun_s)
             sentence = f"attached; above are the nodes' last {seconds_text(reach_s)}{missing}"
-            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, sentence, wall_offset_s=offset_s))
+            whole.seam = Event(began_s, EventKind.NOTE, Severity.QUIET, sentence, wall_offset_s=offset_s)
+            own.append(whole.seam)
         before = (msgspec.structs.replace(event, wall_offset_s=offset_s) for event in past._events)
         events = sorted((*before, *own), key=lambda event: event.at_s)
         whole._events.extend(events)

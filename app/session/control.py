@@ -270,12 +270,15 @@ class JobControl:
     ) -> PrepareAgain | None:
         """Begin the next attempt, once nothing of the last one is left.
 
+        Each node may once name a later attempt: it keeps logs of one that it no longer reports.
+
         Returns:
             The command to the first node; None, and nothing is begun, if another request has come.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
         meet_at, *others = addresses
+        free_attempt, names_left = 0, len(nodes)
         while True:
             statuses = await self._of(job_id, nodes)
             try:
@@ -283,11 +286,13 @@ class JobControl:
                     if wish != self._num_wishes:
                         return None
                     self.doing = "restart: starting again"
-                    commands = next_attempt(statuses, num_ranks, meet_at)
+                    commands = next_attempt(statuses, num_ranks, meet_at, free_attempt)
                     await self._fleet().start_again(commands)
             except AgentRefusedError as error:
                 if error.reason == RefusalReason.UNREACHABLE and others:
                     meet_at, *others = others
+                elif names_left and error.next_attempt is not None:
+                    free_attempt, names_left = max(free_attempt, error.next_attempt), names_left - 1
                 elif error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
                     raise
                 await asyncio.sleep(POLL_S)

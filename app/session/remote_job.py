@@ -354,7 +354,7 @@ def started_text(spec: JobSpec, hosts: str) -> str:
 
 
 def next_attempt(
-    statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str | None = None
+    statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str | None = None, free_attempt: int = 0
 ) -> dict[str, PrepareAgain]:
     """Return the prepare command for each node of an ended job, the one with node rank 0 first.
 
@@ -363,6 +363,7 @@ def next_attempt(
         num_ranks: None keeps the number of each node; else they are spread evenly.
         meet_at: None keeps the nodes of the last attempt. Else all nodes given form the next one, and reach the first
             of them at this address; empty is where they met before.
+        free_attempt: Lowest attempt that it may be; the nodes keep logs of those below.
 
     Raises:
         UsageError: The job still runs, or see `next_split`.
@@ -371,7 +372,7 @@ def next_attempt(
     local_sizes = next_split(statuses, num_ranks, takes_any=meet_at is not None)
     if any(statuses[node].state not in ENDED_STATES for node in local_sizes):
         raise UsageError(f"job {job_id} has not ended", f"rankdeck stop {job_id}")
-    attempt = 1 + latest_status(statuses).attempt
+    attempt = max(free_attempt, 1 + latest_status(statuses).attempt)
     commands, first_rank = {}, 0
     for node_rank, (node, num_local) in enumerate(local_sizes.items()):
         command = PrepareAgain(job_id, attempt, first_rank, num_local, sum(local_sizes.values()))

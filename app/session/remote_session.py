@@ -169,7 +169,7 @@ class RemoteSession(Session):
 
     @property
     def how_to_begin(self) -> str:
-        return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
+        return "" if self._request is not None else f"{self._hosts.command('run')} train.py"
 
     @property
     def watched_job(self) -> str:

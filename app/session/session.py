@@ -217,12 +217,12 @@ class Session:
         """Extend events and history back in time, in the background; after `connect`."""
         self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-backfill"))
 
-    async def reach_back(self) -> None:
-        """Extend events and history back to what the nodes remember; after `connect`."""
+    async def reach_back(self, until_s: float | None = None) -> None:
+        """Extend events and history back to what the nodes remember; after `connect`. See `backfill.replayed`."""
         nodes, unread = list(self._directories), dict.fromkeys(self._directories)
         self._unread = unread
         try:
-            before = await replayed(self._fleet, nodes, self._thresholds, self.choice.wanted, unread.pop)
+            before = await replayed(self._fleet, nodes, self._thresholds, self.choice.wanted, unread.pop, until_s)
         finally:
             self._unread = None
         if before is not None:

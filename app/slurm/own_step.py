@@ -70,7 +70,7 @@ def refuse_several_tasks(step: SlurmStep) -> None:
         raise SystemExit(ExitCode.USAGE)
     raise UsageError(
         f"srun starts {step.num_tasks} tasks on {step.num_nodes} nodes, and rankdeck starts the ranks of a node itself",
-        "srun --ntasks-per-node=1 rankdeck run --nproc-per-node 8 -- train.py",
+        "srun --ntasks-per-node=1 rankdeck run --nproc-per-node 8 train.py",
     )
 
 

@@ -106,7 +106,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             assert starter is not None
             assert await starter.past() == []
             await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
-            assert session.how_to_begin == "rankdeck run --host localhost -- train.py"
+            assert session.how_to_begin == "rankdeck run --host localhost train.py"
             with pytest.raises(AgentRefusedError, match="no_script"):
                 await starter.start(Program(("missing.py",), 1, workdir=str(tmp_path)))
             assert (session.watched_job, session.farewell()) == ("", "")
@@ -133,7 +133,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
 
             other = RemoteSession(these(link), None, SessionOptions(is_read_only=True))
             assert (other.starter, other.control) == (None, None)
-            assert other.how_to_begin == "rankdeck run --host localhost -- train.py"
+            assert other.how_to_begin == "rankdeck run --host localhost train.py"
         finally:
             await session.close()
             assert link.shut_down(kill_jobs=True).num_jobs_left == 0

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from app.cli.inventory_file import FIRST_LINES
 from app.cli.main import COMMANDS, rankdeck
 from app.errors import ExitCode, UsageError
 from app.manual import TOPICS, markdown, rendered, summary
@@ -157,3 +158,11 @@ def test_who_wants_no_escapes_gets_none(variable: dict[str, str], tmp_path: Path
 
     assert "Verdicts: each with its sentence" in text
     assert "\x1b" not in text
+
+
+def test_run_is_shown_without_the_dashes_that_it_does_not_need() -> None:
+    pages = [*map(markdown, TOPICS), FIRST_LINES]
+
+    shown = [line.strip() for page in pages for line in page.splitlines() if line.strip().startswith("rankdeck run ")]
+    assert len(shown) > 9
+    assert [line for line in shown if " -- " in line] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from types import SimpleNamespace
@@ -21,10 +22,13 @@ from app.session.options import SessionOptions
 from app.session.remote_job import RunRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from app.cli.chosen_hosts import HostsWanted
+    from app.fleet.agent_link import AgentLink
     from app.session.hosts import Hosts
+    from app.session.remote_session import RemoteSession
 
 Started = tuple[list[str], tuple[str, ...], int | str | None]
 
@@ -143,6 +147,15 @@ def test_another_launcher_s_option_names_ours(started: list[Started], option: st
     assert started == []
 
 
+@pytest.mark.parametrize("option", ["--headless", "--json", "--detach"])
+def test_who_wants_no_console_of_exec_reads_that_it_opens_none(option: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        rankdeck.main(["exec", option, "--", "torchrun", "t.py"], standalone_mode=False)
+
+    whole = f"there is no {option} here (exec opens no console; rankdeck attach --headless follows)"
+    assert refused.value.whole == whole
+
+
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
@@ -190,6 +203,44 @@ def test_a_host_that_lacks_the_program_hints_at_what_was_typed_amiss(
 
     slip, semicolon, others = refused.value.hint.partition("; n0: prepared")
     assert (slip.endswith(hint), bool(slip), semicolon + others) == (True, bool(hint), "; n0: prepared, taken back")
+
+
+@pytest.mark.parametrize(
+    ("typed", "new", "farewell", "hint"),
+    [
+        ("", ["localhost"], "", "the agent on localhost, and leaves it running: rankdeck down"),
+        (
+            "--host a --host b --host c --python /v/python",
+            ["c", "a"],
+            "",
+            "the agent on a and c, and leaves it running: rankdeck down a c --python /v/python",
+        ),
+        ("--host a", [], "", ""),
+        ("--host a", ["a"], "rankdeck: job t may run", ""),
+    ],
+)
+def test_who_is_refused_reads_which_agents_the_command_has_started_and_how_to_end_them(
+    monkeypatch: pytest.MonkeyPatch, typed: str, new: list[str], farewell: str, hint: str
+) -> None:
+    @contextlib.contextmanager
+    def looked_at(_wanted: HostsWanted, job: chosen_hosts.Watch) -> Iterator[Hosts]:
+        for name in [*new, "old"]:
+            place = AgentPlace(True, "/s", "/p", "/h", 6, pid=7, is_new=name != "old")
+            job.then(cast("AgentLink", SimpleNamespace(host=name, bring_up=lambda place=place: place)))
+        yield cast("Hosts", SimpleNamespace(links=[]))
+
+    def refuse(session: RemoteSession, *_: object, **__: object) -> None:
+        assert session.farewell() == farewell
+        raise AgentRefusedError("b", "no_space", "the disk is full")
+
+    monkeypatch.setattr(run_command, "looked_at", looked_at)
+    monkeypatch.setattr(run_command, "_start_and_leave", refuse)
+    monkeypatch.setattr(run_command, "RemoteSession", lambda *_: SimpleNamespace(farewell=lambda: farewell))
+
+    with pytest.raises(AgentRefusedError) as refused:
+        run("--detach", *typed.split(), "t.py")
+
+    assert refused.value.hint.removeprefix("this command has started ") == hint
 
 
 def test_where_the_home_here_is_the_root_no_path_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +295,7 @@ def test_a_job_over_several_hosts_takes_nothing_of_this_shell(
     started: list[RunRequest] = []
     monkeypatch.setattr(run_command, "RemoteSession", lambda _, request, __: started.append(request))
     request = RunRequest(("train.py",), "gpt", python="venv/bin/python")
-    run_command._session(request, SessionOptions(), cast("Hosts", SimpleNamespace(links=[LocalLink()] * num_hosts)))
+    run_command._session(request, SessionOptions(), [], cast("Hosts", SimpleNamespace(links=[LocalLink()] * num_hosts)))
 
     assert (started != [request]) is is_changed
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -17,6 +18,8 @@ from agent.wire.commands import Command, PackedHistory, PullHistory, RefusalReas
 from agent.wire.digest import decode_frame
 from agent.wire.relay import MAX_UNPACKED_BYTES, pack, unpack
 from agent.wire.reports import decode_node_report, encode_node_report
+from app.cli import hosts
+from app.cli.listing import _events
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AgentUnreachableError
@@ -25,6 +28,7 @@ from app.recording import backfill
 from app.recording.backfill import MAX_REPORTS, MIN_AGE_S, plan, replayed
 from app.recording.events import EventKind
 from app.recording.playback import ReplayModel
+from app.session.session import Session
 from app.view.rows import FigureKey
 from tests.support.examples import few_and_many
 from tests.support.memories import one_long_story, remembered
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
     from app.recording.events import Event, EventLog
     from app.recording.history import JobHistory
+    from app.session.remote_session import RemoteSession
 
 MARK = "attached; above are the nodes' last"
 
@@ -319,6 +324,46 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
     assert job.job_id == "demo"
     states = {row.node: row.state for row in past.view().nodes()}
     assert states == {"demo-0": "up", "demo-1": "connecting", "old": "connecting", "tired": "connecting"}
+
+
+class Attached(Session):
+    """A session on a simulated cluster whose nodes remember the last 20 s, and have reported once since."""
+
+    away = frozenset[str]()
+
+    def __init__(self, sim: SimCluster) -> None:
+        self._roads = {node.name: Road(ages(20), frames_of(sim, node.name, 20)) for node in sim.nodes}
+        self._latest = {node.name: _reports(sim, node.name)[-1][1] for node in sim.nodes}
+        super().__init__({node: Path() for node in self._roads})
+
+    async def connect(self) -> None:
+        self._fleet, self._listening_since_s = Fleet(self._roads), time.monotonic()
+        for node, frame in self._latest.items():
+            self.take_frame(node, frame)
+
+    async def check_job(self) -> None:
+        """Any job will do."""
+
+
+async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backfill, "SETTLE_S", 3600.0)
+    monkeypatch.setattr(hosts, "STATUS_REPORTS_S", 0.0)
+    sim = SimCluster()
+    sim.run(40)
+
+    session = Attached(sim)
+
+    async with asyncio.timeout(60):
+        found = await _events(cast("RemoteSession", session))
+
+    assert [event.text for event in found if event.kind is EventKind.NODE] == ["node demo-0: up", "node demo-1: up"]
+    assert sum(event.text == "job demo: running" for event in found) == 1
+    assert [event.at_s for event in found] == sorted(event.at_s for event in found)
+    assert not [event for event in found if MARK in event.text], "it is no event of the job"
+    assert session.events.seam is not None
+    assert MARK in session.events.seam.text
 
 
 @pytest.mark.usefixtures("at_once")

@@ -134,6 +134,32 @@ async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart()
     assert [one.status.state for one in channels.values() if one.status] == [JobState.RUNNING] * 3
 
 
+async def test_a_restart_takes_the_attempt_above_all_that_its_nodes_keep() -> None:
+    channels = three_nodes(JobState.STOPPED)
+
+    def refuse(road: NodeRoad, free: int) -> Callable[[], Reply]:
+        def answer() -> Reply:
+            del road.answers[PrepareAgain]
+            return Refused(RefusalReason.JOB_EXISTS, f"jobs/j/{free - 1} exists already", free)
+
+        return answer
+
+    for node, free in (("n0", 5), ("n2", 8)):
+        channels[node].answers[PrepareAgain] = refuse(channels[node], free)
+
+    assert await control_over(**channels).restart("j") == "job j restarts: attempt 8 with 6 ranks"
+    assert {one.status.attempt for one in channels.values() if one.status} == {8}
+
+
+async def test_a_restart_that_a_node_refuses_whatever_its_attempt_ends() -> None:
+    node = road(JobState.STOPPED)
+    node.answers[PrepareAgain] = lambda: Refused(RefusalReason.JOB_EXISTS, "jobs/j/4 exists already", 5)
+
+    with pytest.raises(AgentRefusedError, match="exists already"):
+        await control_over(n0=node).restart("j")
+    assert node.kinds() == ["PrepareAgain", "PrepareAgain"]
+
+
 async def test_a_job_of_another_launcher_is_not_ended_for_a_restart_that_cannot_be() -> None:
     node = road()
     assert node.status is not None

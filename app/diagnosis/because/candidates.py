@@ -78,8 +78,9 @@ class Slowness(NamedTuple):
         """Return whether a signal that became worse at a time may be the reason; also where that is not known."""
         if began_s is None:
             return True
-        lead_s = STALL_LEAD_S if self.cost_frac is None else LEAD_S
-        return self.earliest_s - lead_s <= began_s <= self.latest_s + TRAITS[signal].lag_s
+        trait = TRAITS[signal]
+        lead_s = STALL_LEAD_S if self.cost_frac is None else LEAD_S + trait.lead_s
+        return self.earliest_s - lead_s <= began_s <= self.latest_s + trait.lag_s
 
 
 class Candidate(NamedTuple):

@@ -308,6 +308,12 @@ def test_the_network_explains_a_whole_host_alone(signal: Signal) -> None:
     assert set(found({signal: 900.0}, is_whole_host=True)) == {signal}
 
 
+@pytest.mark.parametrize(("since_s", "is_named"), [(80.0, True), (110.0, False)])
+def test_a_lossy_link_holds_up_some_steps_only_and_so_a_rank_is_named_late(since_s: float, is_named: bool) -> None:
+    lossy = {Signal.TCP_RETRANSMITS: 0.028}
+    assert bool(found(lossy, since_s=since_s, is_whole_host=True)) == is_named
+
+
 def test_swapping_takes_faults_blocks_and_pressure_as_its_evidence() -> None:
     swaps = {Signal.SWAPPED: 4e7, Signal.MAJOR_FAULTS: 900.0, Signal.BLOCKED: 0.4, Signal.IO_PRESSURE: 0.5}
     (candidate,) = found(swaps).values()

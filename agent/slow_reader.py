@@ -30,7 +30,7 @@ class TimedReads:
         self._running: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def read(self, key: Hashable, read: Callable[[], Answer], within_s: float) -> Answer:
-        """Return what `read` returns; raise TimeoutError if that takes longer.
+        """Return what `read` returns, or raise its OSError or ValueError; raise TimeoutError if that takes longer.
 
         One that hangs keeps its thread: another under its key waits for it, and begins once that has ended.
         """
@@ -47,11 +47,11 @@ class TimedReads:
 
 def _answer(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Answer], read: Callable[[], Answer]) -> None:
     try:
-        tell = partial(answer.set_result, read())
-    except Exception as error:  # noqa: BLE001 - it is the caller's
-        tell = partial(answer.set_exception, error)
+        set_it = partial(answer.set_result, read())
+    except (OSError, ValueError) as error:
+        set_it = partial(answer.set_exception, error)
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(set_it)
 
 
 class SlowReader(Generic[Answer]):

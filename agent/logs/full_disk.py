@@ -113,7 +113,7 @@ def find_full_disk(
         sought: What its error shows.
         workdir: Directory from which a relative path begins; empty where it is not known.
         mountinfo: The list of mounted file systems.
-        looking: What is told where the look is.
+        looking: Where the look is, for who waits for it.
     """
     looking = looking or Looking()
     path = os.path.join(workdir, sought.path) if sought.path else ""  # noqa: PTH118 - no file of ours

@@ -7,15 +7,51 @@ up the end of the agent.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 Answer = TypeVar("Answer")
+
+
+class TimedReads:
+    """Reads that are awaited for some time, each on a thread of its own; used from one event loop."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is that of the threads."""
+        self._name = name
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def read(self, key: Hashable, read: Callable[[], Answer], within_s: float) -> Answer:
+        """Return what `read` returns, or raise its OSError or ValueError; raise TimeoutError if that takes longer.
+
+        One that hangs keeps its thread: another under its key waits for it, and begins once that has ended.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(within_s):
+            while running := self._running.get(key):
+                await asyncio.wait([running])
+            answer: asyncio.Future[Answer] = loop.create_future()
+            self._running[key] = answer
+            answer.add_done_callback(lambda _: self._running.pop(key))
+            threading.Thread(target=_answer, args=(loop, answer, read), name=self._name, daemon=True).start()
+            return await asyncio.shield(answer)
+
+
+def _answer(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Answer], read: Callable[[], Answer]) -> None:
+    try:
+        set_it = partial(answer.set_result, read())
+    except (OSError, ValueError) as error:
+        set_it = partial(answer.set_exception, error)
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(set_it)
 
 
 class SlowReader(Generic[Answer]):

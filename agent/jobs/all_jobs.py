@@ -54,6 +54,7 @@ from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
+from agent.slow_reader import TimedReads
 from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
 from agent.wire.ends import Sender
 from agent.wire.jobs import JobState, JobStatus
@@ -106,6 +107,7 @@ class Jobs:
         self._space = LogSpace(state_dir.jobs_dir)
         self._oom_kills = OomKills()
         self._full_disks = FullDisks()
+        self._reads = TimedReads("rankdeck-files")
         self._sent: dict[tuple[str, int, int], int] = {}
         """Signals that operators have had sent, by job, attempt and rank."""
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
@@ -133,7 +135,8 @@ class Jobs:
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
-        address = await find_store(spec)  # the only wait, before the first look at any state
+        # The only wait, before the first look at any state.
+        address, unfit = await asyncio.gather(find_store(spec), check_files(spec, self._reads))
         if isinstance(address, Refused):
             return address
         if refused := self._refusal_by_adopted(spec.job_id):
@@ -144,7 +147,7 @@ class Jobs:
             launch.prepared_s, launch.job.since_s = boot_clock_s(), time.monotonic()
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
-        refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)
+        refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or unfit
         job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
         if refused := refused or check_metrics(spec) or check_kept(job_dir):
             return refused
@@ -365,12 +368,16 @@ class Jobs:
         return reply
 
     def _restart(self, launch: Launch, attempt: int) -> None:
-        """Prepare another attempt and start it."""
+        """Prepare another attempt and start it, once its files have been looked at: it is asked for at each tick."""
         spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
+        launch.look = launch.look or asyncio.create_task(check_files(spec, self._reads))
+        if not launch.look.done():
+            return
+        unfit, launch.look = launch.look.result(), None
         job_dir = self._state_dir.job_dir(spec.job_id, attempt)
         if not has_been_started(job_dir):  # else an agent was killed before it could spawn anything there
             shutil.rmtree(job_dir, ignore_errors=True)
-        reserved = check_files(spec) or reserve(job_dir, launch.job.ranks[-1], launch.address, spec.master_port)
+        reserved = unfit or reserve(job_dir, launch.job.ranks[-1], launch.address, spec.master_port)
         if isinstance(reserved, Refused):
             self._feed(launch, LauncherNotStarted(reserved.message))
             return

@@ -32,6 +32,7 @@ from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import DECODE_ERRORS, ROUND_FILE, encode_request
 
 if TYPE_CHECKING:
+    import asyncio
     from pathlib import Path
 
     from agent.jobs.job import Job
@@ -57,6 +58,8 @@ class Launch:
         """Time of the last `Prepare`, by `boot_clock_s`."""
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
+        self.look: asyncio.Task[Refused | None] | None = None
+        """The look at the files of its next attempt, while that waits for it."""
         self.before: Launch | None = None
         """The ended attempt whose place this one takes, until it begins to run."""
 

@@ -26,6 +26,9 @@ from agent.wire.commands import RefusalReason, Refused
 from agent.wire.secret_mask import masked_argv
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.slow_reader import TimedReads
     from agent.wire.jobs import JobSpec
 
 Address = tuple[int, str]
@@ -85,6 +88,8 @@ def interface_to(peer: Address) -> str:
     return interface_of(local_address(peer))
 
 
+LOOK_S = 5.0
+"""Seconds for a look at a job's own files: what waits for a network disk without its server waits for ever."""
 MIN_FREE_BYTES = 16 * 2**20
 """Bytes for the logs of a job's first minutes."""
 STORE_BACKLOG = 4096
@@ -93,17 +98,30 @@ _MAX_HOLDER_CHARS = 200
 UNKNOWN_HOLDER = "a process of another user or container"
 
 
-def check_files(spec: JobSpec) -> Refused | None:
-    """Return why the job's own files are not fit to run; None if they are."""
+async def check_files(spec: JobSpec, reads: TimedReads) -> Refused | None:
+    """Return why the job's own files are not fit to run, or do not answer; None if they are."""
+    looked_at = [spec.workdir]
+    try:
+        return await reads.read((spec.workdir, spec.python), lambda: _unfit_file(spec, looked_at.append), LOOK_S)
+    except TimeoutError:
+        why = f"{looked_at[-1]} does not answer after {LOOK_S:.0f} s: see dmesg there, a disk may have lost its server"
+    except OSError as error:
+        why = f"{looked_at[-1]} cannot be looked at: {error.strerror}"
+    return Refused(RefusalReason.NO_WORKDIR, why)
+
+
+def _unfit_file(spec: JobSpec, note: Callable[[str], None]) -> Refused | None:
     workdir = Path(spec.workdir)
     if not workdir.is_dir() or not os.access(workdir, os.R_OK | os.X_OK):
         return Refused(
             RefusalReason.NO_WORKDIR, f"{spec.workdir} is not a directory that can be entered: create it here"
         )
+    note(spec.python)
     if shutil.which(spec.python) is None:
         return Refused(
             RefusalReason.NO_INTERPRETER, f"{spec.python} is not an executable: name the Python of this node"
         )
+    note(spec.workdir)
     script = spec.command[0]
     if not script.startswith("-") and not (workdir / script).is_file():
         return Refused(RefusalReason.NO_SCRIPT, f"{script} is not a file (seen from {spec.workdir})")

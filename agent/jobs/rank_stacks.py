@@ -22,7 +22,7 @@ import msgspec
 from agent.files import read_regular
 from agent.node_state.observations import SeenFromOutside
 from agent.processes import shim
-from agent.processes.py_spy import PySpy, SpyError, find_py_spy
+from agent.processes.py_spy import PySpy, SpyError
 from agent.processes.worker_sampler import has_uninterruptible_thread, kernel_facts
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
 from ddpcore.wire import DumpStacks, MalformedReportError, Place
@@ -99,7 +99,7 @@ class StackTaker:
         # It looks at the job's own directories, which may be on a file system that does not answer.
         spy = None
         with contextlib.suppress(TimeoutError):
-            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, job.python), ANSWER_S)
+            spy = await self.py_spy.find(job.python, ANSWER_S)
         order = _Order(job, job.new_request_id(), spy, is_native, began_s + TOTAL_S)
         before = pids(job.job_id)
         looks = (self._look_at(order, rank, before.get(rank)) for rank in job.ranks)
@@ -246,7 +246,7 @@ class OutsideLooks:
             return
         deadline_s = time.monotonic() + LOOK_S
         try:
-            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, job.python), LOOK_S)
+            spy = await self._py_spy.find(job.python, LOOK_S)
             if spy is None:
                 look.num_failed = MAX_LOOKS
                 return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from signal import SIGBUS
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +20,7 @@ from agent.slow_reader import SlowReader
 from agent.wire.ends import DiskLimit, FullDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 SHM = "/dev/shm"  # noqa: S108 - where torch and glibc put shared memory
 _NO_SPACE = re.compile(r"No space left on device|StorageFull|Not enough free space to write")
@@ -47,6 +48,10 @@ NEARLY = 0.05
 NONE_BYTES = 2**20
 STALE_S = 60.0
 MAX_PENDING = 64
+HUNG_S = 10.0
+"""Seconds after which a look is made again, past the file system that has not answered it."""
+MAX_HUNG = 4
+"""File systems that may keep a thread each."""
 
 
 class Suspicion(NamedTuple):
@@ -67,6 +72,25 @@ class Sought(NamedTuple):
     workdir: str
 
 
+class Looking:
+    """A look under way.
+
+    Attributes:
+        dead: File systems that do not answer, and are left out; of the root, paths.
+        at: Where it is.
+    """
+
+    def __init__(self, dead: Collection[str] = ()) -> None:
+        self.dead = dead
+        self.at = ""
+
+    def may_enter(self, path: str, mounts: list[str]) -> bool:
+        """Note that a path is looked at next; return whether it may be."""
+        mount = _mount_of(path, mounts)
+        self.at = path if mount in {"", "/"} else mount
+        return self.at not in self.dead
+
+
 def suspicion(error: str, signal: int | None) -> Suspicion | None:
     """Return which file system may have been full when a rank failed; None where its end speaks of something else."""
     if signal == SIGBUS or _BUS_ERROR.search(error):
@@ -80,27 +104,35 @@ def suspicion(error: str, signal: int | None) -> Suspicion | None:
     return Suspicion(None, "") if _FAILED_WRITE.search(error) else None
 
 
-def find_full_disk(sought: Suspicion, workdir: str, mountinfo: str = "/proc/self/mountinfo") -> FullDisk | None:
+def find_full_disk(
+    sought: Suspicion, workdir: str, mountinfo: str = "/proc/self/mountinfo", looking: Looking | None = None
+) -> FullDisk | None:
     """Return the file system that a rank could not write to; None where none is known to be full. Blocks.
 
     Args:
         sought: What its error shows.
         workdir: Directory from which a relative path begins; empty where it is not known.
         mountinfo: The list of mounted file systems.
+        looking: Where the look is, for who waits for it.
     """
+    looking = looking or Looking()
+    path = os.path.join(workdir, sought.path) if sought.path else ""  # noqa: PTH118 - no file of ours
+    if not looking.may_enter(path, list(_mounts(mountinfo))):
+        return None
+    path = _real(path)
     # Looking there first mounts what is mounted on demand.
-    path = _real(os.path.join(workdir, sought.path)) if sought.path else ""  # noqa: PTH118 - no file of ours
-    workdir = _real(workdir)
     mounts = list(_mounts(mountinfo))
     mount = _mount_of(path, mounts)
     if sought.limit is DiskLimit.QUOTA:
         is_known = bool(mount) and (mount != "/" or _is_on_root(path))
         return FullDisk(mount, DiskLimit.QUOTA) if is_known else None
     if mount:
-        return _full(mount, NEARLY if sought.limit else 0.0)
+        return _full(mount, NEARLY if sought.limit else 0.0) if looking.may_enter(mount, mounts) else None
+    workdir = _real(workdir) if looking.may_enter(workdir, mounts) else ""
+    mounts = list(_mounts(mountinfo))
     here = _mount_of(workdir, mounts)
     looked_at = mounts if len(mounts) <= MAX_MOUNTS else [here] if here else []
-    full = [disk for one in looked_at if (disk := _full(one, 0.0))]
+    full = [disk for one in looked_at if looking.may_enter(one, mounts) and (disk := _full(one, 0.0))]
     named = [disk for disk in full if disk.path == here] or full
     return named[0] if len(named) == 1 else None
 
@@ -109,9 +141,12 @@ class FullDisks:
     """Looks for the file systems on which ranks could not write, one at a time; lives on the event loop's thread."""
 
     def __init__(self) -> None:
-        self._reader: SlowReader[FullDisk | None] = SlowReader("rankdeck-disks", stale_s=STALE_S)
+        self._reader = self._new_reader()
+        self._hung: list[tuple[SlowReader[FullDisk | None], str]] = []
+        """Readers that hang, and at which file system."""
         self._pending: list[Sought] = []
         self._asked: Sought | None = None
+        self._asked_s, self._looking = 0.0, Looking()
 
     def suspect(self, job_id: str, rank: int, error: str, signal: int | None, workdir: str) -> None:
         """Have a look made for a rank that has failed, if its error speaks of a file system."""
@@ -122,10 +157,17 @@ class FullDisks:
     def take(self) -> list[tuple[Sought, FullDisk]]:
         """Return what has been found since; called now and then."""
         if self._asked is None and self._pending:
-            first = self._pending[0]
-            if self._reader.ask(first, lambda: find_full_disk(first.suspicion, first.workdir)):
-                self._asked = first
-        if self._asked is None or not self._reader.is_free:
+            self._hung = [one for one in self._hung if not one[0].is_free]
+            first, looking = self._pending[0], Looking({at for _, at in self._hung})
+            if self._reader.ask(first, lambda: find_full_disk(first.suspicion, first.workdir, looking=looking)):
+                self._asked, self._asked_s, self._looking = first, time.monotonic(), looking
+        if self._asked is None:
+            return []
+        if not self._reader.is_free:
+            if time.monotonic() - self._asked_s > HUNG_S and len(self._hung) < MAX_HUNG:
+                self._reader.close()
+                self._hung.append((self._reader, self._looking.at))
+                self._reader, self._asked = self._new_reader(), None
             return []
         asked, self._asked = self._asked, None
         found = self._reader.last(asked)
@@ -137,6 +179,10 @@ class FullDisks:
 
     def close(self) -> None:
         self._reader.close()
+
+    @staticmethod
+    def _new_reader() -> SlowReader[FullDisk | None]:
+        return SlowReader("rankdeck-disks", stale_s=STALE_S)
 
 
 def _full(mount: str, nearly: float) -> FullDisk | None:

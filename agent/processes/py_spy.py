@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from agent.processes import shim
+from agent.slow_reader import TimedReads
 from ddpcore.wire import DECODE_ERRORS
 from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from ddpcore.wire_stacks import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
@@ -57,6 +58,11 @@ class PySpy:
         self.pids: set[int] = set()
         """Pids that may still live: they are no leftovers."""
         self._room = asyncio.Semaphore(MAX_SPIES)
+        self._reads = TimedReads("rankdeck-py-spy")
+
+    async def find(self, python: str, within_s: float) -> str | None:
+        """Return what `find_py_spy` does; raise TimeoutError where a directory does not answer."""
+        return await self._reads.read(python, lambda: find_py_spy(python), within_s)
 
     async def dump(
         self, executable: str, pid: int, *, is_native: bool, deadline_s: float

@@ -161,9 +161,9 @@ class _Shim:
         """Time from which another SIGTERM is another wish."""
         self._num_killed = 0
 
-    def run(self, argv: list[str], store_fd: int, num_files: int, *, is_private: bool) -> int:
+    def run(self, argv: list[str], workdir: str, store_fd: int, num_files: int, *, is_private: bool) -> int:
         """Fork the launcher, watch it to its end, and return this process's exit code."""
-        self._launcher_pid = _fork_launcher(argv, num_files, dies_with_us=is_private)
+        self._launcher_pid = _fork_launcher(argv, workdir, num_files, dies_with_us=is_private)
         if store_fd >= 0:
             os.close(store_fd)
         try:
@@ -245,7 +245,7 @@ def is_writer(pid: int) -> bool:
         return False
 
 
-def _fork_launcher(argv: list[str], num_files: int, *, dies_with_us: bool) -> int:
+def _fork_launcher(argv: list[str], workdir: str, num_files: int, *, dies_with_us: bool) -> int:
     """Fork the launcher, and return when it is no longer a copy of this process, which has the lock and the name."""
     shim_pid = os.getpid()
     executed_fd, its_fd = os.pipe()  # closed by exec
@@ -264,10 +264,13 @@ def _fork_launcher(argv: list[str], num_files: int, *, dies_with_us: bool) -> in
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    what = workdir
     try:
+        os.chdir(workdir)
+        what = argv[0]
         os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
     except OSError as error:
-        os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
+        os.write(2, f"{what}: {error.strerror}\n".encode(errors="replace"))
     os._exit(127)
 
 
@@ -289,12 +292,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD NUM_FILES ARGV...`.
+    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD NUM_FILES WORKDIR ARGV...`.
 
     An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none. LOCK_FD is held and never used.
     NUM_FILES is the job's soft limit of descriptors.
     """
-    run_dir, grace_s, agent_pid, lock_fd, store_fd, num_files, *argv = arguments
+    run_dir, grace_s, agent_pid, lock_fd, store_fd, num_files, workdir, *argv = arguments
     os.set_inheritable(int(lock_fd), False)  # noqa: FBT003 - whoever holds it is taken for this process
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     become_subreaper()
@@ -302,7 +305,7 @@ def main(arguments: list[str]) -> int:
         set_parent_death_signal(signal.SIGUSR1)
         if os.getppid() != int(agent_pid):
             return 1  # the agent died before the kernel knew whom to tell
-    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd), int(num_files), is_private=agent_pid != "0")
+    return _Shim(run_dir, float(grace_s)).run(argv, workdir, int(store_fd), int(num_files), is_private=agent_pid != "0")
 
 
 if __name__ == "__main__":

@@ -174,10 +174,11 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
                 [
                     *(sys.executable, "-I", "-S", str(SHIM_PATH), str(run_dir), str(grace_s + SHIM_GRACE_MARGIN_S)),
                     *(str(os.getpid() if dies_with_us else 0), str(lock_fd), str(store_fd), str(_NUM_FILES)),
+                    str(Path(launcher.workdir).absolute()),
                     *launcher.argv,
                 ],
                 env=dict(launcher.env),
-                cwd=launcher.workdir,
+                cwd="/",  # the launcher enters its own: whoever enters one of a dead disk waits
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
                 stderr=log_fd,

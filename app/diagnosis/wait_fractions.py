@@ -66,6 +66,8 @@ NUM_RECENT_SLOTS = 3
 """Number of latest slots in which a cure must show."""
 SMOOTHING = 0.4
 """Weight of the latest slot in the fraction that is shown: it follows within some seconds and does not jump."""
+CORES_SMOOTHING = 0.2
+"""Weight of the latest second in the cores kept busy: a rank that waits in a long step has worked in it."""
 MIN_OBSERVED_S = 5.0
 """Least observed seconds from which a rank is judged."""
 
@@ -179,10 +181,9 @@ class WaitFractions:
         """Whether nodes have compared calls."""
         self._held_s = -np.inf
         """Time up to which clean time has confirmed the last verdict."""
-        self._num_filled = 0
+        self._num_filled = self._slot_steps = 0
         self._slot_s = 0.0
         """Seconds of clean time in the slot that is being filled."""
-        self._slot_steps = 0
         self._is_slot_begun = False
         self._mark: _Mark | None = None
         """End of the last clean piece, None while there is none."""
@@ -207,6 +208,8 @@ class WaitFractions:
         """Fraction of their time that the ranks spend on input, while it decides how fast they are."""
         self.recent_frac: NDArray[np.float64] = np.full(world_size, np.nan)
         """Smoothed fraction of the last seconds that each rank spent waiting, clean or not; NaN when unknown."""
+        self.recent_cores: NDArray[np.float64] = np.zeros(world_size)
+        """Smoothed cores that the process of each rank has kept busy."""
 
     @property
     def laggards(self) -> Laggards | None:
@@ -257,7 +260,8 @@ class WaitFractions:
             self._take(_Mark.of(job, now_s))
 
     def _follow(self, job: JobModel, now_s: float) -> None:
-        """Update the fraction of the last seconds."""
+        """Update the figures of the last seconds."""
+        self.recent_cores += CORES_SMOOTHING * (job.cpu_cores - self.recent_cores)
         observed = job.observed_s - self._followed[0]
         waited = np.clip(job.waited_s - self._followed[1], 0.0, np.clip(observed, 0.0, None))
         if self._followed_s != -np.inf:

@@ -105,14 +105,21 @@ def test_it_tells_the_signal_that_ended_the_launcher(start: Callable[..., ShimPr
     assert shim.exit_code() == -signal.SIGSEGV
 
 
-def test_a_launcher_that_cannot_be_executed_says_so(tmp_path: Path) -> None:
-    shim = spawn_shim(
-        Invocation(["/no/such/python"], {}, str(tmp_path)), run_dir=tmp_path, grace_s=1.0, dies_with_us=False
-    )
+@pytest.mark.parametrize(("python", "workdir"), [("/no/such/python", "/usr"), (sys.executable, "/no/such/dir")])
+def test_a_launcher_that_cannot_be_executed_says_so(tmp_path: Path, python: str, workdir: str) -> None:
+    shim = spawn_shim(Invocation([python], {}, workdir), run_dir=tmp_path, grace_s=1.0, dies_with_us=False)
     wait_for_end(shim)
     shim.close()
     assert shim.exit_code() == 127
-    assert (tmp_path / "launcher.log").read_text() == "/no/such/python: No such file or directory\n"
+    missing = python if "no" in Path(python).parts else workdir
+    assert (tmp_path / "launcher.log").read_text() == f"{missing}: No such file or directory\n"
+
+
+def test_only_the_launcher_enters_its_directory(start: Callable[..., ShimProcess], tmp_path: Path) -> None:
+    shim = start("import os, time; print(os.getcwd(), flush=True); open('tree.ready', 'w').close(); time.sleep(600)")
+    tree_of(shim, tmp_path)
+    assert (tmp_path / "launcher.log").read_text() == f"{tmp_path}\n"
+    assert psutil.Process(shim.pid).cwd() == "/", "a dead disk would hold up whoever enters it"
 
 
 def test_what_the_launcher_leaves_behind_is_killed(start: Callable[..., ShimProcess], tmp_path: Path) -> None:

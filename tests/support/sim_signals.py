@@ -187,7 +187,9 @@ class SimSignals:
             if worker.exit is not None or worker.rank not in ranks:
                 return worker
             readings = self.readings_of_rank(ranks[worker.rank], now_s)
-            return msgspec.structs.replace(worker, signals=readings, unmeasured=0)
+            waits = readings.get(Signal.CPU_WAIT)
+            cores = self.work_frac(ranks[worker.rank]) - (waits.value if waits else 0.0)
+            return msgspec.structs.replace(worker, signals=readings, unmeasured=0, cpu_cores=max(0.0, cores))
 
         host, workers = self.readings_of_host(node, now_s), [of(one) for one in report.workers]
         return msgspec.structs.replace(report, signals=host, unmeasured=0, nic=self.nic, workers=workers)

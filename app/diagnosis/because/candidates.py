@@ -4,7 +4,8 @@ Several rules leave out what only follows from slowness, or does not fit to it:
 
 1. **Phase.** A signal counts in the phases that it may lengthen: a GPU's clock is no reason to load data slowly.
 2. **Beginning.** What was so long before the rank became slow, or began later, is no reason.
-3. **Amount.** A part of time, or a lower clock, accounts for a part of the cost, or it is not named.
+3. **Amount.** A part of time, or a lower clock, accounts for a part of the cost, or it is not named. Waits for a CPU
+   do for half of it, as far as the rank runs no longer than its peers.
 4. **Family.** A cause takes the figures that follow from it as its support: throttling a lower clock, a CPU quota the
    waits for a CPU. Without a cause they are named themselves.
 5. **Host.** A host's signal applies to all its ranks. It explains some of them only beside a signal of their own.
@@ -48,6 +49,8 @@ MAX_CAPPED_DROP = 0.3
 MIN_PEERS = 3
 THROTTLES = (Signal.GPU_THERMAL, Signal.GPU_HW_SLOWDOWN, Signal.GPU_POWER_BRAKE, Signal.GPU_POWER_LIMIT)
 CPU_CAUSES = (Signal.CPU_THROTTLED, Signal.CPU_OTHERS, Signal.CPU_STEAL, Signal.CPUS_ALLOWED)
+CPU_TAKEN = (Signal.CPU_WAIT, Signal.CPU_OTHERS)
+"""Signals that show that something else has the rank's CPU."""
 CLOCKS = frozenset({Signal.GPU_MEMORY_CLOCK, Signal.CPU_CLOCK})
 WITNESSES = {
     Family.CPU: (Signal.CPU_WAIT,),
@@ -75,8 +78,9 @@ class Slowness(NamedTuple):
         """Return whether a signal that became worse at a time may be the reason; also where that is not known."""
         if began_s is None:
             return True
-        lead_s = STALL_LEAD_S if self.cost_frac is None else LEAD_S
-        return self.earliest_s - lead_s <= began_s <= self.latest_s + TRAITS[signal].lag_s
+        trait = TRAITS[signal]
+        lead_s = STALL_LEAD_S if self.cost_frac is None else LEAD_S + trait.lead_s
+        return self.earliest_s - lead_s <= began_s <= self.latest_s + trait.lag_s
 
 
 class Candidate(NamedTuple):
@@ -272,11 +276,20 @@ class _Look:
         if TRAITS[witness].is_part:
             if cost_frac is None:
                 return float(self._compared[witness].value >= MIN_STALL_PART)
-            return self._of_cost(self._excess(witness), cost_frac)
+            explained = self._of_cost(self._excess(witness), cost_frac)
+            return self._by_waiting(explained) if signal in CPU_TAKEN else explained
         if trait.family is Family.GPU_SPEED:
             signal = Signal.GPU_CLOCK
         drop = self._drop(signal) if signal is Signal.GPU_CLOCK or signal in CLOCKS else None
         return 1.0 if drop is None or cost_frac is None else self._of_cost(drop, cost_frac)
+
+    def _by_waiting(self, explained: float) -> float:
+        """Return the part of the cost that waits for a CPU explain by themselves: most of it, or none.
+
+        On a crowded machine a rank that runs longer waits longer, too, and more of its time than ranks that sleep.
+        """
+        explained *= self._peers.run_part(self._own)
+        return explained if explained >= LIKELY_EXPLAINED else 0.0
 
     def _of_load(self) -> float:
         """Return the part of the cost that load of others accounts for, where the main thread does not wait for a CPU.

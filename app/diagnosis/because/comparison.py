@@ -78,6 +78,8 @@ class RankSignals(NamedTuple):
     nic: str
     frame: NodeFrame
     """The report."""
+    cores: float = 0.0
+    """Cores that its process keeps busy; 0 where that is not known."""
 
     def reading(self, signal: Signal) -> Reading | None:
         """Return a reading as it was reported; None also of a rate that is left out since it is 0."""
@@ -103,7 +105,11 @@ GPU_LEVELS = tuple(signal for signal in LEVELS if TRAITS[signal].scope is Scope.
 
 
 def signals_of(
-    cluster: Cluster, job: JobModel, rank: int, wait_frac: NDArray[np.float64] | None = None
+    cluster: Cluster,
+    job: JobModel,
+    rank: int,
+    wait_frac: NDArray[np.float64] | None = None,
+    cores: NDArray[np.float64] | None = None,
 ) -> RankSignals | None:
     """Return the signals of a rank; None where its node takes none, or it is not known."""
     owner = int(job.node_of[rank])
@@ -130,6 +136,7 @@ def signals_of(
         has_instance=gpu is not None and bool(gpu.mig_instances),
         nic=frame.nic,
         frame=frame,
+        cores=0.0 if cores is None else float(cores[rank]),
     )
 
 
@@ -171,6 +178,11 @@ class Peers:
     def num_known(self, signal: Signal) -> int:
         """Return the number of peers, or of other hosts, that have a signal."""
         return len(self._of(signal)[0])
+
+    def run_part(self, own: RankSignals) -> float:
+        """Return which part of a rank's running its peers run as well, at most 1; 1 where that is not known."""
+        usual = median(peer.cores for peer in self._peers) if self._peers else 0.0
+        return min(1.0, usual / own.cores) if own.cores else 1.0
 
     def nics(self) -> set[str]:
         """Return the interfaces that other hosts use."""

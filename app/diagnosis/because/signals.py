@@ -85,6 +85,8 @@ class Trait(NamedTuple):
     """Whether it may keep a rank from moving for seconds."""
     lag_s: float = LAG_S
     """Seconds by which a change of it may be dated too late."""
+    lead_s: float = 0.0
+    """Seconds by which it takes longer to name a rank for it: it holds up some steps only."""
 
 
 def _rank(role: Role, family: Family, least: float, least_ratio: float = 0.0, **more: object) -> Trait:
@@ -148,7 +150,7 @@ TRAITS: dict[Signal, Trait] = {
     Signal.LOG_LINES: _rank(Role.CAUSE, Family.ALONE, 100.0, 4.0, is_weak=True),
     # The network.
     Signal.NIC_SPEED: _host(Role.CAUSE, Family.ALONE, 1e6, 0.45, is_less_worse=True, is_direct=True),
-    Signal.TCP_RETRANSMITS: _host(Role.CAUSE, Family.ALONE, 0.01, 2.0),
+    Signal.TCP_RETRANSMITS: _host(Role.CAUSE, Family.ALONE, 0.01, 2.0, lead_s=50.0),
     Signal.NIC_ERRORS: _host(Role.CAUSE, Family.ALONE, 5.0, 4.0),
     Signal.NIC_DROPS: _host(Role.CAUSE, Family.ALONE, 50.0, 4.0, is_weak=True),
 }

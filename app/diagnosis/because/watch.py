@@ -21,8 +21,6 @@ from app.diagnosis.causes import Cause, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from agent.wire.digest import NodeFrame
     from agent.wire.signals import Signal
     from app.diagnosis.because.comparison import RankSignals
@@ -145,7 +143,7 @@ class CauseWatch:
                 self._forget(now_s)
             return verdicts
         if now_s - self._looked_s >= LOOK_S:
-            self._look(slow, evidence, fractions.recent_frac)
+            self._look(slow, evidence, fractions)
         return [self._with_causes(verdict) if is_asked(verdict) else verdict for verdict in verdicts]
 
     def _keep(self, ranks: Iterable[int], now_s: float) -> None:
@@ -156,8 +154,9 @@ class CauseWatch:
     def _forget(self, now_s: float) -> None:
         self._ranks = {rank: known for rank, known in self._ranks.items() if now_s - known.last_s < FORGET_S}
 
-    def _look(self, slow: Sequence[Verdict], evidence: Evidence, wait_frac: NDArray[np.float64]) -> None:
+    def _look(self, slow: Sequence[Verdict], evidence: Evidence, fractions: WaitFractions) -> None:
         job, now_s = evidence.job, evidence.now_s
+        recent = (fractions.recent_frac, fractions.recent_cores)
         self._looked_s = now_s
         self._forget(now_s)
         culprits = {rank for verdict in slow for rank in verdict.culprits}
@@ -167,7 +166,7 @@ class CauseWatch:
         own = {
             rank: found
             for rank in sorted({rank for _, ranks in asked for rank in ranks})
-            if (found := signals_of(evidence.cluster, job, rank, wait_frac)) is not None
+            if (found := signals_of(evidence.cluster, job, rank, *recent)) is not None
         }
         is_peer = evidence.facts.is_fresh.copy()
         is_peer[list(culprits)] = False
@@ -175,7 +174,7 @@ class CauseWatch:
             self._comparison = Comparison(0, int(is_peer.sum()), 0)
             return
         sample = sampled_ranks(job, is_peer, own)
-        others = (signals_of(evidence.cluster, job, rank, wait_frac) for rank in sample)
+        others = (signals_of(evidence.cluster, job, rank, *recent) for rank in sample)
         peers = Peers(list(own.values()), [other for other in others if other is not None])
         num_signals = len({signal for one in own.values() for signal in peers.all_of(one)})
         self._comparison = Comparison(num_signals, peers.num_peers, len(peers.hosts))

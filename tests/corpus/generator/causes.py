@@ -154,6 +154,7 @@ LOUD_HOSTS = (
     to(Signal.NIC_ERRORS, 90.0),
     to(Signal.SWAPPED, 5e7),
 )
+CROWDED = (of_time(Signal.CPU_WAIT, 0.4),)
 BETTER = (
     to(Signal.GPU_CLOCK, 2.6e9),
     to(Signal.GPU_POWER_LIMIT, 900.0),
@@ -178,6 +179,7 @@ class Opposite(StrEnum):
     LATER = "signals bad only after it was slow"
     BETTER = "signals better than the others'"
     NOISE = "noise in every signal"
+    CROWDED = "slow by its program, so it waits more for a CPU"
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def _opposite_of(choices: Seeded, seed: int) -> Run:
         cost=choices.between(25, 60) / 100,
         onset_s=choices.pick((0.0, 28.0)) if opposite is not Opposite.STATIC else 28.0,
         noise=2.5 if opposite is Opposite.NOISE else 1.0,
-        loud=BETTER if opposite is Opposite.BETTER else loud,
+        loud={Opposite.BETTER: BETTER, Opposite.CROWDED: CROWDED}.get(opposite, loud),
     )
 
 
@@ -340,6 +342,7 @@ def _make_loud(sim: SimCluster, signals: SimSignals, run: Run) -> None:
         Opposite.IDLE_HOST: [own_node * run.shape[1]],
         Opposite.SHARED_HOST: [run.rank],
         Opposite.BETTER: [run.rank],
+        Opposite.CROWDED: [run.rank],
     }
     _shift(signals, run.loud if run.opposite in whose else (), run.cost, whose.get(run.opposite, ()), sim.now_s)
 

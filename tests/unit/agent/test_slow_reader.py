@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.slow_reader import SlowReader
+from agent.slow_reader import SlowReader, TimedReads
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -72,3 +73,19 @@ def test_an_old_answer_counts_for_nothing() -> None:
     assert reader.last("a") is None
     assert reader.last("a", stale_s=60.0) == 1
     reader.close()
+
+
+async def test_who_awaits_a_read_that_hangs_goes_on_and_the_next_one_under_its_key_waits_for_it() -> None:
+    reads, hanging = TimedReads("timed-reads"), threading.Event()
+
+    with pytest.raises(TimeoutError):
+        await reads.read("a", lambda: hanging.wait(60), 0.05)
+    with pytest.raises(TimeoutError):
+        await reads.read("a", lambda: pytest.fail("it began beside the one that hangs"), 0.05)
+    assert await reads.read("b", lambda: 2, 30.0) == 2
+    waiting = asyncio.create_task(reads.read("a", lambda: 3, 30.0))
+    await asyncio.sleep(0)
+    hanging.set()
+    assert await waiting == 3
+    with pytest.raises(ValueError, match="invalid literal"):
+        await reads.read("a", lambda: int("x"), 30.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from agent.logs import full_disk
 from agent.logs.full_disk import MAX_MOUNTS, SHM, FullDisks, Suspicion, find_full_disk, suspicion
 from agent.wire.ends import DiskLimit, FullDisk
 from tests.support.filesystems import small_disk
@@ -153,4 +156,39 @@ def test_ranks_that_fail_together_are_looked_for_once(tmp_path: Path) -> None:
         found = until(disks.take, 20.0, "the quota")
         assert [(sought.rank, disk_.limit) for sought, disk_ in found] == [(4, QUOTA)]
     finally:
+        disks.close()
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_look_at_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statvfs, is_over, num_hung = os.statvfs, threading.Event(), 0
+
+    def hang(path: str) -> os.statvfs_result:
+        nonlocal num_hung
+        if path == str(tmp_path / "dead"):
+            num_hung += 1
+            is_over.wait(60)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", hang)
+    monkeypatch.setattr(full_disk, "HUNG_S", 0.1)
+    disks = FullDisks()
+    try:
+        with small_disk(tmp_path / "dead", 2**20) as dead, small_disk(tmp_path / "a", 2**20) as disk:
+            (disk / "fill").write_bytes(b"x" * 2**20)
+            monkeypatch.setattr(full_disk, "_mounts", lambda _: [str(dead), str(disk)])
+            for rank, where in enumerate([f": '{dead}/a.pt'", f": '{disk}/a.pt'", f": '{dead}/b.pt'", ""]):
+                disks.suspect("train", rank, f"OSError: [Errno 28] No space left on device{where}", None, "/work")
+            for rank in (1, 3):
+                ((sought, found),) = until(disks.take, 20.0, "the full disk")
+                assert (sought.rank, found.path) == (rank, str(disk))
+            assert num_hung == 1
+            is_over.set()
+            until(lambda: disks._hung[0][0].is_free, 20.0, "it answers again")
+            disks.suspect("train", 4, f"OSError: [Errno 28] No space left on device: '{dead}/c.pt'", None, "/work")
+            until(lambda: disks.take() or not disks._pending, 20.0, "another look at it")
+            assert num_hung == 2
+    finally:
+        is_over.set()
         disks.close()

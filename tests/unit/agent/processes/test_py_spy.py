@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import site
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.processes import py_spy
 from agent.processes.py_spy import MAX_OUTPUT_BYTES, PySpy, SpyError, find_py_spy
 from agent.processes.worker_sampler import kernel_facts
 from tests.support.waiting import until_async
@@ -130,3 +132,18 @@ def test_it_is_looked_for_beside_the_agent_and_the_job_then_where_pip_puts_it_th
         (place / "py-spy").unlink()
     assert find_py_spy(python) is None
     assert find_py_spy("/nowhere/python") is None
+
+
+async def test_a_directory_that_does_not_answer_keeps_one_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, spy, began = threading.Event(), PySpy(), list[str]()
+
+    def hang(_: str) -> None:
+        began.append(threading.current_thread().name)
+        is_over.wait(60)
+
+    monkeypatch.setattr(py_spy, "find_py_spy", hang)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await spy.find("/dead/python", 0.05)
+    is_over.set()
+    assert began == ["rankdeck-py-spy"]

@@ -176,9 +176,31 @@ def test_what_stands_out_has_another_figure_than_the_peers(signal: Signal, work_
 
 
 def test_a_part_of_time_must_account_for_the_cost() -> None:
-    assert found({Signal.CPU_WAIT: 0.15}, cost_frac=0.6) == {}
-    assert confidence(found({Signal.CPU_WAIT: 0.22}, cost_frac=0.6), Signal.CPU_WAIT) is Confidence.POSSIBLE
-    assert confidence(found({Signal.CPU_WAIT: 0.5}, cost_frac=0.6), Signal.CPU_WAIT) is Confidence.LIKELY
+    assert found({Signal.GC_PAUSE: 0.15}, cost_frac=0.6) == {}
+    assert confidence(found({Signal.GC_PAUSE: 0.22}, cost_frac=0.6), Signal.GC_PAUSE) is Confidence.POSSIBLE
+    assert confidence(found({Signal.GC_PAUSE: 0.5}, cost_frac=0.6), Signal.GC_PAUSE) is Confidence.LIKELY
+
+
+@pytest.mark.parametrize(
+    ("wait", "cores", "peer_cores", "is_named"),
+    [
+        (0.45, 0.4, 0.38, True),
+        (0.22, 0.7, 0.38, False),
+        (0.55, 0.4, 0.2, False),
+        (0.85, 0.12, 0.01, False),
+        (0.55, 3.0, 3.2, True),
+        (0.55, 0.0, 0.0, True),
+    ],
+    ids=["its CPU is taken", "crowded a little", "crowded", "very crowded", "threads", "not known"],
+)
+def test_waits_for_a_cpu_are_a_cause_where_the_rank_runs_no_longer_than_its_peers(
+    wait: float, cores: float, peer_cores: float, is_named: bool
+) -> None:
+    peers = [rank(number, cores=peer_cores) for number in range(1, 8)]
+    slow = rank(0, {Signal.CPU_WAIT: wait}, work_frac=1.0, cores=cores)
+    slowness = Slowness(None, 0.6, NAMED_S, NAMED_S, is_whole_host=False)
+
+    assert set(candidates_of(slow, Peers([slow], peers), slowness)) == ({Signal.CPU_WAIT} if is_named else set())
 
 
 def test_a_clock_must_account_for_the_cost() -> None:
@@ -284,6 +306,12 @@ def test_support_is_never_named(signal: Signal) -> None:
 def test_the_network_explains_a_whole_host_alone(signal: Signal) -> None:
     assert found({signal: 900.0}) == {}
     assert set(found({signal: 900.0}, is_whole_host=True)) == {signal}
+
+
+@pytest.mark.parametrize(("since_s", "is_named"), [(80.0, True), (110.0, False)])
+def test_a_lossy_link_holds_up_some_steps_only_and_so_a_rank_is_named_late(since_s: float, is_named: bool) -> None:
+    lossy = {Signal.TCP_RETRANSMITS: 0.028}
+    assert bool(found(lossy, since_s=since_s, is_whole_host=True)) == is_named
 
 
 def test_swapping_takes_faults_blocks_and_pressure_as_its_evidence() -> None:

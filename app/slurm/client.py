@@ -57,7 +57,13 @@ class SlurmJob(NamedTuple):
     name: str
     """Its id as users know it: 4711, 4711_3 of a job array, 4711+1 of a heterogeneous job."""
     id: str
-    """Its own number, SLURM_JOB_ID in it: that of a task of an array is another one than the array's."""
+    """Its own number: that of a task of an array is another one than the array's."""
+
+    @property
+    def step_id(self) -> str:
+        """SLURM_JOB_ID in its steps: of a heterogeneous job's components all have that of the first (22.05, seen)."""
+        first, plus, _ = self.name.partition("+")
+        return first if plus else self.id
 
 
 class SlurmNode(NamedTuple):

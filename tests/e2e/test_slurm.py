@@ -270,6 +270,17 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_on_another_node(cluster: Slu
 
 
 @pytest.mark.slow
+def test_a_step_of_a_heterogeneous_job_is_found_by_each_of_its_components(cluster: SlurmCluster) -> None:
+    (cluster.home / "train.py").write_text(ENGINE)
+    second = f"#SBATCH --nodes=1 --nodelist=h1\n#SBATCH hetjob\n#SBATCH --nodes=1 --nodelist=h2\n{RUN}"
+    job_id = cluster.submit(second.replace("srun ", "srun --het-group=1 ", 1))
+    until_it_trains(cluster, job_id)
+
+    for typed in (job_id, f"{job_id}+0", f"{job_id}+1"):
+        assert "rank 0 on h2: running" in cluster.rankdeck("status", "--slurm", typed, codes=(0, 10))
+
+
+@pytest.mark.slow
 def test_the_time_limit_leaves_a_checkpoint(cluster: SlurmCluster) -> None:
     job_id = training(cluster, "--time=1")
     console = attached(cluster, job_id)

@@ -134,7 +134,8 @@ HETEROGENEOUS = f"RUNNING|None|{ME}|h2|7+1|8\nRUNNING|None|{ME}|h1|7+0|7\n"
         (f"RUNNING|None|{ME}|h1|7_2|9\n", "7_2", "7_2", "9"),
         (ARRAY.replace("RUNNING", "FAILED", 1), "7", "7_3", "7"),
         (HETEROGENEOUS, "7", "7+0", "7"),
-        (HETEROGENEOUS, "7+1", "7+1", "8"),
+        (HETEROGENEOUS, "7+1", "7+1", "7"),
+        (HETEROGENEOUS.splitlines()[0] + "\n", "8", "7+1", "7"),
         (f"RUNNING|None|{ME}|h1|7|7\n", "7", "7", "7"),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_job_has_a_number_of_its_own_which_its_step_knows_it_by(
 
     job = slurm_job(typed)
 
-    assert (job.name, job.id) == (name, number)
+    assert (job.name, job.step_id) == (name, number)
 
     answer("h1\n", "scontrol")
     way, own = _way_to_relay_of(typed, RelayWay("", "", ""))

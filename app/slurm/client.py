@@ -155,10 +155,11 @@ def why_unreachable(job: SlurmJob, host: str, first: str) -> AppError | None:
     state, reason, user, user_id, *_ = found[0]
     because = f" ({clean_name(reason)})" if reason not in ("", "None", state) else ""
     if state in WAITING_STATES:
-        return HostUnreachableError(host, f"{name} waits: {clean_name(state)}{because}")
+        return HostUnreachableError(host, f"{name} waits: {clean_name(state)}{because}", _NEXT)
     if state in RUNNING_STATES:
         if user_id == str(os.getuid()):
-            # Of a job that is COMPLETING squeue shows the nodes that are left.
+            if state == "COMPLETING":  # squeue shows the nodes that are left of it
+                return HostUnreachableError(host, f"{name} is ending: {clean_name(state)}{because}", _NEXT)
             return _why_elsewhere(found[0], host, first) if state == "RUNNING" else None
         whose = f"{name} is a job of {clean_name(user)}: its relay serves that user alone"
         return HostUnreachableError(host, whose, _NEXT)

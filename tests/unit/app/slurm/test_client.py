@@ -27,7 +27,7 @@ JOB = SlurmJob("RUNNING", "None", "root", "0", "h[1-2]", name="7", id="7")
         (f"RUNNING|None|{ME}|h[1-2]|7|7\n", None, ""),
         (f"RUNNING|None|{ME}|h[2-3]|7|7\n", HostUnreachableError, "h1: Slurm job 7 runs on h2 now"),
         (f"RUNNING|None|{ME}|gone|7|7\n", None, ""),
-        (f"COMPLETING|None|{ME}|h[2-3]|7|7\n", None, ""),
+        (f"COMPLETING|None|{ME}|h[2-3]|7|7\n", HostUnreachableError, "h1: Slurm job 7 is ending: COMPLETING"),
         (f"PENDING|BeginTime|{ME}||7|7\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
         (
             f"CANCELLED|None|{ME}|h[1-2]|7|7\n",

@@ -252,7 +252,7 @@ def _serving(step: SlurmStep, stack: ExitStack) -> str:
 
 
 def _way_to_relay_of(slurm: str, way: RelayWay) -> tuple[RelayWay, str]:
-    """Return the way to a Slurm job's relay, and the job's own number: a task of an array has one.
+    """Return the way to a Slurm job's relay, and the number by which its steps know it.
 
     Args:
         slurm: The job, as typed.
@@ -270,7 +270,7 @@ def _way_to_relay_of(slurm: str, way: RelayWay) -> tuple[RelayWay, str]:
     python = way.python if named_python(way.python) or "RANKDECK_PYTHON" in os.environ else sys.executable
     host = THIS_MACHINE if first == socket.gethostname() else first
     why_gone = functools.partial(why_unreachable, job, host, first)
-    return RelayWay(host, relay_directory(job.id), python, why_gone), job.id
+    return RelayWay(host, relay_directory(job.step_id), python, why_gone), job.step_id
 
 
 def _print_why_ending(slurm: str) -> None:

@@ -173,15 +173,20 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
 
 
 def _clock(talk: Talk) -> ClockDifference:
-    """Return how far a clock is ahead of ours: its reply, less the middle of the time between request and reply."""
+    """Return how far a clock is ahead of ours: its reply, less the middle of the time between request and reply.
+
+    A reply that contradicts those before it counts instead of them: a clock was set meanwhile.
+    """
     best: ClockDifference | None = None
     for _ in range(NUM_PINGS):
         asked_s, wall_time_s = time.monotonic(), time.time()  # noqa: TID251 - clocks are what is compared
         talk.send(b"")
         answer = decode_clock(talk.line())
         half_s = (time.monotonic() - asked_s) / 2
-        if best is None or half_s < best.uncertainty_s:
-            best = ClockDifference(answer.wall_time_s - wall_time_s - half_s, half_s)
+        one = ClockDifference(answer.wall_time_s - wall_time_s - half_s, half_s)
+        is_set = best is not None and abs(one.offset_s - best.offset_s) > half_s + best.uncertainty_s
+        if best is None or is_set or half_s < best.uncertainty_s:
+            best = one
     assert best is not None
     return best
 

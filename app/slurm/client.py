@@ -38,6 +38,7 @@ _ENDINGS = {
     "CANCELLED": _Ending("it was cancelled, as by scancel", _NEXT),
 }
 """Source: squeue(1), JOB STATE CODES."""
+ENDED_STATES = frozenset({"COMPLETED", "FAILED", "BOOT_FAIL", *_ENDINGS})
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _NOT_SET = frozenset({"", "None", "N/A", "Unknown"})
 _NO_REASON = frozenset({"", "none"})
@@ -57,7 +58,19 @@ class SlurmJob(NamedTuple):
     name: str
     """Its id as users know it: 4711, 4711_3 of a job array, 4711+1 of a heterogeneous job."""
     id: str
-    """Its own number, SLURM_JOB_ID in it: that of a task of an array is another one than the array's."""
+    """Its own number: that of a task of an array is another one than the array's."""
+
+    @property
+    def step_id(self) -> str:
+        """SLURM_JOB_ID in its steps: of a heterogeneous job's components all have that of the first (22.05, seen)."""
+        first, plus, _ = self.name.partition("+")
+        return first if plus else self.id
+
+    @property
+    def why(self) -> str:
+        """Its state, with Slurm's reason where that says more; safe to print."""
+        because = f" ({clean_name(self.reason)})" if self.reason not in ("", "None", self.state) else ""
+        return clean_name(self.state) + because
 
 
 class SlurmNode(NamedTuple):
@@ -79,41 +92,49 @@ def slurm_hostnames(nodes: str) -> list[str]:
 
 
 def slurm_job_hosts(job_id: str) -> list[str]:
-    """Return the host names of a running Slurm job, those of all tasks of a job array.
+    """Return the host names of a Slurm job that has not ended, those of all such tasks of a job array.
 
     Raises:
         SessionError: As `slurm_hostnames`.
         UsageError: That is no job id, or it has no nodes now.
     """
-    nodes = ",".join(job.nodes for job in _jobs_on_nodes(job_id))
+    nodes = ",".join(job.nodes for job in _jobs_on_nodes(job_id, or_ended=False))
     return list(dict.fromkeys(slurm_hostnames(nodes)))
 
 
 def slurm_job(job_id: str) -> SlurmJob:
-    """Return the one running job of an id: of a job array one task, of a heterogeneous job its first component.
+    """Return the one job of an id that has not ended, else that has: of a heterogeneous job the first component.
 
     Raises:
         SessionError: As `slurm_hostnames`.
         UsageError: That is no job id, it has no nodes now, or several tasks of an array run.
     """
-    found = _jobs_on_nodes(job_id)
+    found = _jobs_on_nodes(job_id, or_ended=True)
     found = [job for job in found if job.state in RUNNING_STATES] or found
     found = [job for job in found if job.name in (job_id, f"{job_id}+0")] or found
     if len(found) > 1:
-        names = ", ".join(clean_name(job.name) for job in found[:MAX_NAMED]) + ", …" * (len(found) > MAX_NAMED)
+        names = ", ".join(f"{clean_name(job.name)} {clean_name(job.state)}" for job in found[:MAX_NAMED])
+        names += ", …" * (len(found) > MAX_NAMED)
         raise UsageError(f"Slurm job {job_id} is {len(found)} jobs: {names}", "name one of them")
     return found[0]
 
 
-def _jobs_on_nodes(job_id: str) -> list[SlurmJob]:
-    """Return the jobs of an id that have nodes, at least one; raises as `slurm_job_hosts`."""
+def _jobs_on_nodes(job_id: str, *, or_ended: bool) -> list[SlurmJob]:
+    """Return the jobs of an id that have nodes, at least one, in order; raises as `slurm_job_hosts`.
+
+    Args:
+        job_id: As typed.
+        or_ended: Whether they may have ended, where none waits.
+    """
     if not _JOB_ID.fullmatch(job_id):
-        raise UsageError(f"{clean(job_id)} is not the id of a Slurm job", "give its number, as squeue --me shows it")
-    found = _jobs(job_id)
-    if on_nodes := [job for job in found if job.nodes]:
+        hint = "give its number, as squeue --me shows it; of a task of a job array 4711_3"
+        raise UsageError(f"{clean(job_id)} is not the id of a Slurm job", hint)
+    found = sorted(_jobs(job_id), key=lambda job: [*map(int, re.findall("[0-9]+", job.name))])
+    left = [job for job in found if job.state not in ENDED_STATES]
+    if on_nodes := [job for job in left or (found if or_ended else ()) if job.nodes]:
         return on_nodes
-    state = f"{found[0].state} ({found[0].reason})" if found else "not known to squeue"
-    raise UsageError(f"Slurm job {job_id} is on no node: {clean(state)}", _NEXT)
+    state = (left or found)[0].why if found else "not known to squeue"
+    raise UsageError(f"Slurm job {job_id} is on no node: {state}", _NEXT)
 
 
 def slurm_job_nodes(job_id: str) -> dict[str, SlurmNode]:
@@ -146,19 +167,19 @@ def why_unreachable(job: SlurmJob, host: str, first: str) -> AppError | None:
     name = f"Slurm job {clean_name(job.name)}"
     if not found:
         return AllocationEndedError(host, f"{name} has ended: squeue does not know it any more", _NEXT)
-    state, reason, user, user_id, *_ = found[0]
-    because = f" ({clean_name(reason)})" if reason not in ("", "None", state) else ""
-    if state in WAITING_STATES:
-        return HostUnreachableError(host, f"{name} waits: {clean_name(state)}{because}")
-    if state in RUNNING_STATES:
-        if user_id == str(os.getuid()):
-            # Of a job that is COMPLETING squeue shows the nodes that are left.
-            return _why_elsewhere(found[0], host, first) if state == "RUNNING" else None
-        whose = f"{name} is a job of {clean_name(user)}: its relay serves that user alone"
+    now = found[0]
+    if now.state in WAITING_STATES:
+        return HostUnreachableError(host, f"{name} waits: {now.why}", _NEXT)
+    if now.state in RUNNING_STATES:
+        if now.user_id == str(os.getuid()):
+            if now.state == "COMPLETING":  # squeue shows the nodes that are left of it
+                return HostUnreachableError(host, f"{name} is ending: {now.why}", _NEXT)
+            return _why_elsewhere(now, host, first) if now.state == "RUNNING" else None
+        whose = f"{name} is a job of {clean_name(now.user)}: its relay serves that user alone"
         return HostUnreachableError(host, whose, _NEXT)
-    known = _ENDINGS.get(state, _Ending("", _NEXT))
+    known = _ENDINGS.get(now.state, _Ending("", _NEXT))
     text = f"; {known.text}" if known.text else ""
-    return AllocationEndedError(host, f"{name} has ended: {clean_name(state)}{because}{text}", known.hint)
+    return AllocationEndedError(host, f"{name} has ended: {now.why}{text}", known.hint)
 
 
 def _why_elsewhere(job: SlurmJob, host: str, first: str) -> AppError | None:
@@ -197,7 +218,9 @@ def why_ending(job_id: str) -> str:
     elif fields.get("PreemptTime", "") not in _NOT_SET:
         state = "PREEMPTED"
     known = _ENDINGS.get(state)
-    return "" if known is None else f"Slurm ends job {job_id}: {known.text}; {known.hint}"
+    task = fields.get("ArrayTaskId", "")
+    name = f"{clean_name(fields['ArrayJobId'])}_{task}" if task.isdecimal() and "ArrayJobId" in fields else job_id
+    return "" if known is None else f"Slurm ends job {name}: {known.text}; {known.hint}"
 
 
 def _jobs(job_id: str) -> list[SlurmJob]:

@@ -270,6 +270,52 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_on_another_node(cluster: Slu
 
 
 @pytest.mark.slow
+def test_the_tasks_of_an_array_are_jobs_of_their_own_that_share_a_node(cluster: SlurmCluster) -> None:
+    (cluster.home / "train.py").write_text(ENGINE)
+    script = f"mkdir -p task_$SLURM_ARRAY_TASK_ID && cd $_ && ln -sf ../train.py . && {RUN}"
+    where = ("--nodes=1", "--nodelist=h1", "--cpus-per-task=1", "--time=2", "--output=%A_%a.out")
+    array = cluster.submit(script, "--array=1-2%1", *where)
+    first, last = f"{array}_1", f"{array}_2"
+    until_it_trains(cluster, first)
+    assert "on no node: PENDING (JobArrayTaskLimit)" in cluster.rankdeck("status", "--slurm", last, codes=(2,))
+    console = attached(cluster, array)
+
+    cluster.run("scontrol", "update", f"JobId={array}", "ArrayTaskThrottle=2")
+    until_it_trains(cluster, last)
+    told = cluster.rankdeck("status", "--slurm", array, codes=(2,))
+    assert f"Slurm job {array} is 2 jobs: {first} RUNNING, {last} RUNNING" in told
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", last, codes=(0, 10))
+
+    cluster.run("scontrol", "requeue", last)
+    until(lambda: cluster.state(last) == "PENDING", END_S, "the last task waits")
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", array, codes=(0, 10))
+    cluster.run("scontrol", "update", f"JobId={last}", "StartTime=now", "TimeLimit=UNLIMITED")
+    (saved,) = (cluster.home / "task_2/runs").glob("step_*")
+    until_it_goes_on(cluster, last, int(saved.name.removeprefix("step_")))
+
+    said, _ = console.communicate(timeout=150.0)
+    assert said.startswith("job spirals: succeeded"), "the engine has ended it before its own time limit"
+    assert len([*(cluster.home / "task_1/runs").glob("step_*")]) == 1
+    until(lambda: cluster.state(first) == "COMPLETED", END_S, "the first task ends")
+    assert "job spirals: running" in cluster.rankdeck("status", "--slurm", array, codes=(0, 10))
+    cluster.run("scancel", last)
+    until(lambda: cluster.state(last) == "CANCELLED", SAVE_S, "the last task ends")
+    told = cluster.rankdeck("status", "--slurm", array, codes=(2,))
+    assert f"Slurm job {array} is 2 jobs: {first} COMPLETED, {last} CANCELLED" in told
+
+
+@pytest.mark.slow
+def test_a_step_of_a_heterogeneous_job_is_found_by_each_of_its_components(cluster: SlurmCluster) -> None:
+    (cluster.home / "train.py").write_text(ENGINE)
+    second = f"#SBATCH --nodes=1 --nodelist=h1\n#SBATCH hetjob\n#SBATCH --nodes=1 --nodelist=h2\n{RUN}"
+    job_id = cluster.submit(second.replace("srun ", "srun --het-group=1 ", 1))
+    until_it_trains(cluster, job_id)
+
+    for typed in (job_id, f"{job_id}+0", f"{job_id}+1"):
+        assert "rank 0 on h2: running" in cluster.rankdeck("status", "--slurm", typed, codes=(0, 10))
+
+
+@pytest.mark.slow
 def test_the_time_limit_leaves_a_checkpoint(cluster: SlurmCluster) -> None:
     job_id = training(cluster, "--time=1")
     console = attached(cluster, job_id)

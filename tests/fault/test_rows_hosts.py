@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -135,6 +138,27 @@ def clock() -> Iterator[tuple[Network, Callable[[int], object]]]:
         (Path(place) / "sitecustomize.py").write_text(CLOCK.format(path=f"{place}/off-"))
         with Network("h1", "h2", sshd_options=[f"SetEnv PYTHONPATH={place}:{ROOT}"]) as network:
             yield network, lambda off_s: (Path(place) / "off-h2").write_text(str(off_s))
+
+
+@pytest.mark.slow
+@pytest.mark.fault(row=33)
+def test_the_doctor_says_which_clock_is_off_by_how_much_and_what_to_do(
+    clock: tuple[Network, Callable[[int], object]],
+) -> None:
+    network, set_clock = clock
+    environment = {"HOME": str(network.directory), "RANKDECK_PYTHON": sys.executable, "COLUMNS": "80"}
+    environment |= {"RANKDECK_SSH_CONFIG": str(network.ssh_config)}
+    for off_s, side in ((3600, "ahead of"), (-3600, "behind")):
+        set_clock(off_s)
+        argv = [sys.executable, "-P", "-m", "app", "doctor", "h1", "h2"]
+        done = subprocess.run(
+            argv, cwd=network.directory, env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        said = " ".join(done.stdout.split())
+        assert said.startswith(f"h2 warn clock 1 h {side} this machine, to within"), said
+        assert "-> set it: timedatectl set-ntp true, or chronyc makestep" in said
+        assert "2 hosts: 1 well, 1 with warnings." in said
 
 
 @pytest.mark.slow

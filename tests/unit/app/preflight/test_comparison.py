@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import msgspec
 import pytest
 
-from agent.wire.examination import Health, Interface, Row
+from agent.wire.examination import Clock, Health, Interface, Row
 from app.errors import ExitCode
 from app.preflight.comparison import MAX_HOSTS_NAMED, compare
+from app.preflight.examining import _clock
 from app.preflight.findings import ClockDifference, FailureKind
 from app.text import nodes_text
 from tests.support.examinations import H1, H2, H3, H4, answers, code, failed, of_host, unwell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.fleet.agent_link import Talk
+
+EPOCH_S = 1.8e9
 
 
 def test_hosts_that_are_alike_are_well() -> None:
@@ -175,6 +187,39 @@ def test_the_clock_of_this_machine_is_told_where_all_hosts_agree_against_it() ->
         (H1, "42 s ahead of this machine"),
         (H2, "42 s behind this machine"),
     ]
+
+
+@pytest.mark.fault(row=33)
+@pytest.mark.parametrize(
+    ("offsets_s", "status", "said"),
+    [
+        ((3600, 3600, 3600, 3600), Health.WARN, "1 h ahead of this machine, to within 1.0 ms"),
+        ((0, 0, 3600, 3600), Health.WARN, "1 h ahead of this machine, to within 20 ms"),
+        ((0, -3600, -3600, -3600), Health.WARN, "1 h behind this machine, to within 10 ms"),
+        ((3600, 3600, 3600, 0), Health.OK, "as this machine's, to within 50 ms"),
+        ((3600, 0, -3600, 0), Health.OK, "as this machine's, to within 50 ms"),
+    ],
+)
+def test_a_clock_that_is_set_between_two_pings_is_told_as_it_is_at_last(
+    offsets_s: Sequence[float], status: Health, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    pings = iter(zip((0.001, 0.01, 0.02, 0.05), offsets_s, strict=True))
+
+    def line() -> bytes:
+        nonlocal now_s
+        half_s, offset_s = next(pings)
+        now_s += 2 * half_s
+        return msgspec.json.encode(Clock(EPOCH_S + now_s - half_s + offset_s))
+
+    clocks = SimpleNamespace(monotonic=lambda: now_s, time=lambda: EPOCH_S + now_s)
+    monkeypatch.setattr("app.preflight.examining.time", clocks)
+    talk = SimpleNamespace(send=lambda _line: None, line=line)
+    found = compare([answers(H1, clock=_clock(cast("Talk", talk))), answers(H2)])
+
+    (row,) = (row for row in of_host(found, H1).rows if row.name == "clock")
+    assert (row.status, row.detail) == (status, said)
+    assert ("set it: timedatectl" in row.todo) is (status is Health.WARN)
 
 
 def test_names_are_counted_from_the_sixth_on() -> None:

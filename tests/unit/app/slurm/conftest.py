@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that has a command print some text from then on; each call adds a byte to NAME.calls."""
+    """Return a function that has a command print some text from then on; each call adds a byte to NAME.calls.
+
+    NAME.words has the arguments of the last call.
+    """
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def answers(text: str, name: str = "squeue", code: int = 0) -> None:
@@ -22,7 +25,8 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
         (tmp_path / f"{name}.calls").write_text("")
         stream = " >&2" if code else ""
         (tmp_path / name).write_text(
-            f"#!/bin/sh\nprintf . >> {tmp_path}/{name}.calls; cat {tmp_path}/{name}.txt{stream}; exit {code}\n"
+            f'#!/bin/sh\nprintf . >> {tmp_path}/{name}.calls; printf %s "$*" > {tmp_path}/{name}.words\n'
+            f"cat {tmp_path}/{name}.txt{stream}; exit {code}\n"
         )
         (tmp_path / name).chmod(0o755)
 

@@ -27,7 +27,7 @@ JOB = SlurmJob("RUNNING", "None", "root", "0", "h[1-2]", name="7", id="7")
         (f"RUNNING|None|{ME}|h[1-2]|7|7\n", None, ""),
         (f"RUNNING|None|{ME}|h[2-3]|7|7\n", HostUnreachableError, "h1: Slurm job 7 runs on h2 now"),
         (f"RUNNING|None|{ME}|gone|7|7\n", None, ""),
-        (f"COMPLETING|None|{ME}|h[2-3]|7|7\n", None, ""),
+        (f"COMPLETING|None|{ME}|h[2-3]|7|7\n", HostUnreachableError, "h1: Slurm job 7 is ending: COMPLETING"),
         (f"PENDING|BeginTime|{ME}||7|7\n", HostUnreachableError, "h1: Slurm job 7 waits: PENDING (BeginTime)"),
         (
             f"CANCELLED|None|{ME}|h[1-2]|7|7\n",
@@ -90,6 +90,10 @@ ENDING = "JobId=7 JobName=a.sh JobState=COMPLETING Reason={reason} Dependency=(n
             ENDING.format(reason="None", preempted="2026-11-26T23:24:25"),
             "Slurm ends job 7: a job of higher priority has preempted it; sbatch --requeue",
         ),
+        (
+            ENDING.format(reason="TimeLimit", preempted="None").replace("7", "7 ArrayJobId=4 ArrayTaskId=12", 1),
+            "Slurm ends job 4_12: its time limit is over",
+        ),
         ("JobId=7 JobState=OUT_OF_MEMORY Reason=OutOfMemory\n", "Slurm ends job 7: it used more memory"),
         (ENDING.format(reason="None", preempted="None"), ""),
         ("JobId=7 JobState=RUNNING Reason=None PreemptTime=None\n", ""),
@@ -114,11 +118,18 @@ def test_without_slurm_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pat
         slurm_job_hosts("7")
 
 
-def test_the_hosts_of_an_array_are_those_of_all_its_tasks_once(answer: Callable[..., None]) -> None:
-    answer(f"RUNNING|None|{ME}|h1|7_1|8\nRUNNING|None|{ME}|h2|7_2|9\nPENDING|Resources|{ME}||7_[3-5]|7\n")
+def test_the_hosts_of_an_array_are_those_of_its_tasks_that_have_not_ended_once(
+    answer: Callable[..., None], tmp_path: Path
+) -> None:
+    ended = f"COMPLETED|None|{ME}|h9|7_6|9\n"
+    answer(f"RUNNING|None|{ME}|h1|7_1|8\nRUNNING|None|{ME}|h2|7_2|9\n{ended}PENDING|Resources|{ME}||7_[3-5]|7\n")
     answer("h1\nh2\nh1\n", "scontrol")
-
     assert slurm_job_hosts("7") == ["h1", "h2"]
+    assert (tmp_path / "scontrol.words").read_text() == "show hostnames -- h1,h2"
+
+    answer(ended)
+    with pytest.raises(UsageError, match=r"Slurm job 7 is on no node: COMPLETED$"):
+        slurm_job_hosts("7")
 
 
 ARRAY = (
@@ -134,7 +145,8 @@ HETEROGENEOUS = f"RUNNING|None|{ME}|h2|7+1|8\nRUNNING|None|{ME}|h1|7+0|7\n"
         (f"RUNNING|None|{ME}|h1|7_2|9\n", "7_2", "7_2", "9"),
         (ARRAY.replace("RUNNING", "FAILED", 1), "7", "7_3", "7"),
         (HETEROGENEOUS, "7", "7+0", "7"),
-        (HETEROGENEOUS, "7+1", "7+1", "8"),
+        (HETEROGENEOUS, "7+1", "7+1", "7"),
+        (HETEROGENEOUS.splitlines()[0] + "\n", "8", "7+1", "7"),
         (f"RUNNING|None|{ME}|h1|7|7\n", "7", "7", "7"),
     ],
 )
@@ -146,18 +158,35 @@ def test_a_job_has_a_number_of_its_own_which_its_step_knows_it_by(
 
     job = slurm_job(typed)
 
-    assert (job.name, job.id) == (name, number)
+    assert (job.name, job.step_id) == (name, number)
 
     answer("h1\n", "scontrol")
     way, own = _way_to_relay_of(typed, RelayWay("", "", ""))
     assert (way.host, way.directory, own) == ("h1", relay_directory(number), number)
 
 
-def test_of_an_array_whose_tasks_run_one_is_to_be_named(answer: Callable[..., None]) -> None:
-    answer(ARRAY)
+@pytest.mark.parametrize(
+    ("text", "typed", "said"),
+    [
+        (ARRAY.replace("7_2|", "7_12|"), "7", "Slurm job 7 is 2 jobs: 7_3 RUNNING, 7_12 RUNNING$"),
+        (ARRAY.replace("RUNNING", "FAILED"), "7", r"Slurm job 7 is on no node: PENDING \(Resources\)$"),
+        (ARRAY.splitlines()[-1], "7_5", r"Slurm job 7_5 is on no node: PENDING \(Resources\)$"),
+        (
+            f"CANCELLED|None|{ME}|h1|7_2|7\nCOMPLETED|None|{ME}|h1|7_1|8\n",
+            "7",
+            "Slurm job 7 is 2 jobs: 7_1 COMPLETED, 7_2 CANCELLED$",
+        ),
+        (f"PENDING|None|{ME}||7+0|7\n", "7", "Slurm job 7 is on no node: PENDING$"),
+        ("", "7_[3-5%1]", r"7_\[3-5%1\] is not the id of a Slurm job$"),
+    ],
+)
+def test_the_tasks_of_an_array_are_told_where_no_single_one_is_meant(
+    answer: Callable[..., None], text: str, typed: str, said: str
+) -> None:
+    answer(text)
 
-    with pytest.raises(UsageError, match="Slurm job 7 is 2 jobs: 7_2, 7_3"):
-        slurm_job("7")
+    with pytest.raises(UsageError, match=said):
+        slurm_job(typed)
 
 
 def test_what_slurm_shows_of_an_array_is_of_one_task(answer: Callable[..., None]) -> None:

@@ -175,7 +175,7 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
 def _clock(talk: Talk) -> ClockDifference:
     """Return how far a clock is ahead of ours: its reply, less the middle of the time between request and reply.
 
-    A reply that contradicts those before it counts instead of them: a clock was set meanwhile.
+    A reply that contradicts those before it counts instead of them: a clock was set in between.
     """
     best: ClockDifference | None = None
     for _ in range(NUM_PINGS):

@@ -68,7 +68,7 @@ class SlurmJob(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Its state, with Slurm's reason where that says more; safe to print."""
+        """Its state, with Slurm's reason where that adds something; safe to print."""
         because = f" ({clean_name(self.reason)})" if self.reason not in ("", "None", self.state) else ""
         return clean_name(self.state) + because
 

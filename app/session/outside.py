@@ -303,6 +303,7 @@ class InspectSession(OutsideSession):
 
     watched_job = ""
     must_succeed = False
+    cut_off = ""
     evidence_notices = ()
 
     def __init__(

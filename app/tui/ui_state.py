@@ -231,7 +231,17 @@ class UiState:
             self.freeze()
         if not outside.is_shown:
             self._own_source = self.source
-        self.source = outside if outside.turn() else self._own_source
+        self._show(outside if outside.turn() else self._own_source)
+
+    def leave(self, outside: Outside) -> None:
+        """Show the session again in the place of a job that rankdeck did not start."""
+        if self.frozen_s is not None:
+            self.freeze()
+        outside.leave()
+        self._show(self._own_source)
+
+    def _show(self, source: ConsoleSource) -> None:
+        self.source = source
         self.view, self.latest_view, self._next_look = None, None, 0
 
     @property

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from agent.wire.codec import REPORTS_SOCKET
 from app.cli import hosts as commands
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
+from app.fleet.agent_link import AgentPlace
+from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
@@ -19,6 +22,7 @@ from app.session.hosts import Connections, Hosts
 from app.session.reconnector import Reconnector
 from app.session.remote_session import RemoteSession
 from app.session.session import Session
+from app.ssh.connection import ForwardingRefusedError
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -136,6 +140,23 @@ def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_kn
 
     assert (session.leaving, bool(session.cut_off)) == (leaving, words.find("not known") > 0)
     assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
+
+
+def test_a_socket_for_reports_that_is_refused_is_named_without_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: str) -> None:
+        raise ForwardingRefusedError("h1", "no channel to /tmp/x/reports.sock: Connect failed")
+
+    link = HostLink(Access("h1"))
+    link.place, link._can_forward = AgentPlace(True, "/s", "/p", "/h", 6), True
+    monkeypatch.setattr(link, "open_in", refuse)
+
+    with pytest.raises(ForwardingRefusedError):
+        link._open_socket(REPORTS_SOCKET)
+
+    assert link.unreachable_reason == UnreachableReason(
+        "no reports: its socket for reports does not answer", UnreachableKind.ANSWER
+    )
+    link.close()
 
 
 class Looked:

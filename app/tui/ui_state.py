@@ -303,6 +303,10 @@ class UiState:
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""
         logs = self.logs if self._live_logs is None else self._live_logs
+        job = self.latest_view.job() if self.latest_view is not None else None
+        stopped = job.job_id if job is not None and job.state in STOPPED_STATES else None
         for node, line in lines:
             text, is_stderr = clean(line.text, LINE_LIMIT), line.stream == "stderr"
-            logs.append(clean_name(node), line.rank, text, is_stderr=is_stderr, job_id=line.job_id)
+            is_stopped = line.job_id == stopped
+            name = clean_name(node)
+            logs.append(name, line.rank, text, is_stderr=is_stderr, job_id=line.job_id, is_stopped=is_stopped)

@@ -164,7 +164,8 @@ class Connections:
         }
 
     def missing_text(self, hosts: Sequence[str]) -> str:
-        """Return what is missing where none of some hosts answers, as `no agent on h1 and h2`; else nothing."""
+        """Return what is missing where no host of some, or of all, answers: `no agent on h1 and h2`; else nothing."""
+        hosts = hosts or self._hosts.names
         kinds = {reason and reason.unreachable_kind for reason in map(self.unreachable_reasons.get, hosts)}
         return (
             "" if None in kinds else f"{kinds.pop() if len(kinds) == 1 else UnreachableKind.ANSWER} {nodes_text(hosts)}"

@@ -420,8 +420,7 @@ class RemoteSession(Session):
             self._is_ended, self._is_stopping = is_over(view), job.state == "stopping"
             model = self._cluster.jobs.get(job.job_id)
             hosts = [self._cluster.node_names[node] for node in sorted(model.assignments)] if model else []
-            is_live = self._is_open and not self._is_ended
-            self.cut_off = self._connections.missing_text(hosts or self._hosts.names) if is_live else ""
+            self.cut_off = self._connections.missing_text(hosts) if self._is_open and not self._is_ended else ""
             self.can_inject = job.allow_faults and not self.is_read_only
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
@@ -492,7 +491,8 @@ class RemoteSession(Session):
         if self._is_restarting:
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         if self.cut_off:
-            return f"{self.cut_off}: whether job {job} goes on is not known; look: {command(f'status {job}')}"
+            look = f"look: {command(f'status {job}')}" if self.cut_off.startswith(UnreachableKind.AGENT) else look
+            return f"{self.cut_off}: whether job {job} goes on is not known; {look}"
         return f"job {job} {self._how_it_goes_on}; {look}, end it: {command(f'stop {job}')}"
 
 

@@ -119,7 +119,7 @@ async def test_a_host_that_is_connected_and_sends_no_report_is_away_until_it_doe
             "running",
             {"h1": UnreachableKind.CONNECTION, "h2": UnreachableKind.AGENT},
             "no answer from the agent on h1 and h2: whether the job goes on is not known",
-            "no answer from the agent on h1 and h2: whether job two goes on is not known; look: ",
+            "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
         ),
         ("stopped", {"h1": UnreachableKind.AGENT, "h2": UnreachableKind.AGENT}, "the job has ended", ""),
     ],

@@ -96,8 +96,8 @@ def _hostname_row(hostname: str, address: str) -> Row:
         todo = f"add a line to /etc/hosts: {address or '<its address>'} {hostname}"
         return Row("hostname", Health.WARN, f"{hostname} has no address", todo)
     if address and not any(map(is_outward, resolved)):
-        todo = f"in /etc/hosts, give it {address}; rankdeck's own jobs name addresses and do without"
-        return Row("hostname", Health.WARN, f"{hostname} is {resolved[0]}", todo)
+        note = f"rankdeck's jobs do without; torchrun lines of your own need {address} for it in /etc/hosts"
+        return Row("hostname", Health.OK, f"{hostname} is {resolved[0]}: {note}")
     return Row("hostname", Health.OK, f"{hostname} is {resolved[0]}")
 
 

@@ -46,6 +46,7 @@ ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED,
 MAX_LOCAL_WORLD_SIZE = 4096
 """Ranks of one job on one node."""
 MAX_RESTARTS = 1000
+GRACE_S = 10.0
 
 LocalWorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOCAL_WORLD_SIZE)]
 
@@ -127,7 +128,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """Faults that strike at their steps, in the first attempt."""
     save_s: Seconds = 120.0
     """Seconds that an agreed stop may take for a step and a checkpoint before SIGTERM."""
-    grace_s: Seconds = 10.0
+    grace_s: Seconds = GRACE_S
     """Seconds between SIGTERM and SIGKILL when the job is stopped."""
     metrics: Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)] = []
     """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; a

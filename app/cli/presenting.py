@@ -40,9 +40,11 @@ class Presented(ConsoleSource, Followed, Protocol):
 
     Attributes:
         must_succeed: Whether the session has started its job: a job that is stopped is no success then.
+        cut_off: What is missing where no host of the shown job answers: whether it goes on is not known then.
     """
 
     must_succeed: bool
+    cut_off: str
 
     @property
     def evidence_notices(self) -> Sequence[str]:
@@ -112,7 +114,8 @@ async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCod
     _print_farewell(session, last, is_begun=is_begun)
     if is_interrupted or isinstance(session, Opening):  # who leaves an opening breaks it off
         return ExitCode.INTERRUPTED
-    return ExitCode.WELL if last is None else exit_code(last, must_succeed=session.must_succeed)
+    code = ExitCode.WELL if last is None else exit_code(last, must_succeed=session.must_succeed)
+    return ExitCode.UNREACHABLE if session.cut_off and code is ExitCode.WELL else code
 
 
 async def _opened(console: Console, session: Presented) -> Presented:

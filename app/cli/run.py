@@ -45,6 +45,7 @@ from app.inventory.program import (
     check_job_id,
     check_utf8,
     make_job_id,
+    own_options_text,
 )
 from app.preflight.examining import preflight, refuse_before_examining
 from app.recording.evidence import check_directory
@@ -236,6 +237,8 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     )
     if job["rehearses"]:
         print_line("rankdeck: a rehearsal on the CPU: cuda is the CPU, nccl is gloo (rankdeck help rehearsal)")
+    if note := own_options_text(command):
+        print_line(f"rankdeck: {note}")
     try:
         _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
     except AgentRefusedError as error:
@@ -346,7 +349,9 @@ def _start_and_watch_alone(
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request, notify)
 
-    job = Watch(bring_up, needs_all=True, look=look, make=functools.partial(_session, request, options, made))
+    is_screen = is_terminal() and not (headless or detach or is_json)
+    make = functools.partial(_session, request, options, made, is_screen=is_screen)
+    job = Watch(bring_up, needs_all=True, look=look, make=make)
     with hinting_at_new_agents(wanted, new, made):
         if not detach:
             watch(wanted, job, how["settings"], is_json=is_json, is_headless=headless)
@@ -354,11 +359,15 @@ def _start_and_watch_alone(
             _start_and_leave(job.make(hosts), hosts, request.job_id, is_json=is_json)
 
 
-def _session(request: RunRequest, options: SessionOptions, made: list[RemoteSession], hosts: Hosts) -> RemoteSession:
+def _session(
+    request: RunRequest, options: SessionOptions, made: list[RemoteSession], hosts: Hosts, *, is_screen: bool = False
+) -> RemoteSession:
     if len(hosts.links) == 1 and isinstance(hosts.links[0], LocalLink):  # other hosts have variables of their own
         request = _of_this_shell(request, hosts.links[0])
-    made.append(RemoteSession(hosts, request, options))
-    return made[-1]
+    made.append(session := RemoteSession(hosts, request, options))
+    if (note := own_options_text(request.command)) and is_screen:
+        session.take_notices([note])
+    return session
 
 
 def _of_this_shell(request: RunRequest, link: LocalLink) -> RunRequest:

@@ -48,6 +48,8 @@ class Source(NamedTuple):
     node: str
     job_id: str
     """Job of the lines; empty for lines about the node."""
+    is_stopped: bool = False
+    """Whether they came while the job was stopped: then torchrun ends with a traceback, which is no error."""
 
 
 class LogPiece(NamedTuple):
@@ -142,7 +144,10 @@ def _from(piece: LogPiece, is_wanted: Callable[[Source], bool]) -> NDArray[np.bo
 
 
 def _of_level(piece: LogPiece, level: str, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:
-    return _with(piece, level_pattern(level), after_step)
+    found = _with(piece, level_pattern(level), after_step)
+    if level == "error" and found.any():
+        found &= ~((piece.ranks == -1) & _from(piece, lambda source: source.is_stopped))
+    return found
 
 
 def _with(piece: LogPiece, pattern: TextPattern, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:

@@ -222,7 +222,8 @@ class HostLink(AgentLink):
         try:
             channel = self.open_in(place.dir, name)
         except HostUnreachableError as error:
-            why = error.text_for(self.host)
+            is_refused = isinstance(error, ForwardingRefusedError)  # nobody listens: sshd names only the path
+            why = "its socket for reports does not answer" if is_refused else error.text_for(self.host)
             raise
         else:
             self._reports_end = f"{'their connection' if self._can_forward else '`agent proxy --reports`'} ends there"

@@ -171,7 +171,10 @@ class OutsideView(View):
         row = super().job()
         if row is None:
             return None
-        how = f"started by {clean_name(self._picture.job.how)}, not by rankdeck"
+        launcher = clean_name(self._picture.job.how)
+        how = f"started by {launcher}, not by rankdeck"
+        if launcher == "RANK":  # set by hand, or by a launcher that leaves nothing else
+            how = "found by its environment (RANK), not started by rankdeck"
         state = "ended" if self._picture.is_over else "running"
         severity = Severity.QUIET if self._picture.is_over else self._picture.finding.severity
         return msgspec.structs.replace(row, state=state, severity=severity, detail=how, exit_code=None, root_cause=None)

@@ -12,7 +12,7 @@ from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from agent.wire.secret_mask import MASK
 from app.errors import UsageError
 from app.ssh.config import THIS_MACHINE
-from app.text import LINE_LIMIT, clean
+from app.text import LINE_LIMIT, NAME_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,12 @@ INSTEAD_OF_GUESSES = {
     **dict.fromkeys(("--headless", "--json", "--detach"), "exec opens no console; rankdeck attach --headless follows"),
 }
 """Replacement for each option that other launchers have, or `run` and not `exec`."""
+_OWN_OPTION = re.compile(
+    "--(nproc[-_]per[-_]node|nnodes|host|max[-_]restarts|master[-_]addr|job-python)(=.*)?"
+    "|--(standalone|share-gpus|no-probe|no-doctor|rehearse|detach|headless|allow-faults)",
+    re.DOTALL,
+)
+"""Options of `run`, some of them torchrun's, that few programs have."""
 MAX_STEM_CHARS = 40
 """Length limit of a job id before its random suffix."""
 
@@ -154,6 +160,18 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
             f"leave {clean(left_out)} out: rankdeck run {clean(shlex.join(program) or 'train.py', LINE_LIMIT)}"
         )
     return command
+
+
+def own_options_text(command: Sequence[str]) -> str:
+    """Return a note about options of `run` that stand behind the program and so are the program's; else nothing."""
+    first = 2 if command[0] == "-m" else 1
+    taken = []
+    for at, word in enumerate(command[first:], first):
+        if found := _OWN_OPTION.fullmatch(word):
+            has_value = found[1] and not found[2] and command[at + 1 : at + 2]
+            taken.append(" ".join(command[at : at + (2 if has_value else 1)]))
+    what = clean(", ".join(taken), NAME_LIMIT)
+    return f"{clean(command[first - 1])} gets {what}; rankdeck's own options come before the program" if taken else ""
 
 
 def without_launcher(command: tuple[str, ...]) -> tuple[str, ...]:

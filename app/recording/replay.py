@@ -31,6 +31,7 @@ class Replay:
 
     watched_job = ""
     must_succeed = False
+    cut_off = ""
     leaving = "a recording is left as it was"
     can_inject = False
     control = None

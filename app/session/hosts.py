@@ -17,7 +17,7 @@ from agent.wire.commands import ShowJob, Shown
 from app.errors import AppError, HostUnreachableError
 from app.inventory.program import Again, Program
 from app.model.new_nodes import NewNodes
-from app.model.unreachable_reason import UnreachableReason
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.preflight.examining import preflight
 from app.preflight.findings import Step, Wanted
 from app.session.reconnector import Reconnector, no_forwarding_notice, unreachable_reason_of
@@ -162,6 +162,14 @@ class Connections:
             host: reason or (self._silent.get(host) if self._is_unheard(host) else None)
             for host, reason in self._connection_reasons().items()
         }
+
+    def missing_text(self, hosts: Sequence[str]) -> str:
+        """Return what is missing where no host of some, or of all, answers: `no agent on h1 and h2`; else nothing."""
+        hosts = hosts or self._hosts.names
+        kinds = {reason and reason.unreachable_kind for reason in map(self.unreachable_reasons.get, hosts)}
+        return (
+            "" if None in kinds else f"{kinds.pop() if len(kinds) == 1 else UnreachableKind.ANSWER} {nodes_text(hosts)}"
+        )
 
     def _connection_reasons(self) -> dict[str, UnreachableReason | None]:
         """Return why each host is unreachable, by its connection and its agent."""

@@ -57,12 +57,14 @@ class OutsideSession:
         is_shown: Whether it has taken the place of the other session.
         own_view: Rows of the other session, since one is shown.
         can_signal: False in a read-only session.
+        leads_back: Whether the other session can be shown again.
     """
 
     player = None
     control = None
     starter = None
     can_inject = False
+    leads_back = True
     how_to_begin = reading = ""
     reads_loss = False
     leaving = "nothing is done to what runs"
@@ -303,6 +305,8 @@ class InspectSession(OutsideSession):
 
     watched_job = ""
     must_succeed = False
+    cut_off = ""
+    leads_back = False
     evidence_notices = ()
 
     def __init__(

@@ -22,7 +22,7 @@ from app.inventory.jobs import is_variable
 from app.inventory.program import is_utf8
 from app.settings.keys import nearest_text
 from app.ssh.config import LOOPBACK
-from app.text import clean_name, nodes_text
+from app.text import NAME_LIMIT, clean, clean_name, nodes_text
 from app.view.actions import max_ranks
 from ddpcore.wire_launch import is_of_launcher
 
@@ -75,13 +75,20 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Return patterns for metrics in log lines; the agent checks whether they are valid.
 
     Raises:
-        UsageError: They are too many or too long.
+        UsageError: They are too many or too long, or one has no group.
     """
     if len(patterns) > MAX_PATTERNS or any(not 0 < len(text) <= MAX_PATTERN_CHARS for text in patterns):
         raise UsageError(f"at most {MAX_PATTERNS} patterns of at most {MAX_PATTERN_CHARS} characters are taken")
+    for text in patterns:
+        if not _GROUP.search(_ESCAPED.sub("", text)):
+            shown = clean(text, NAME_LIMIT)
+            todo = f"put what is to be read in a group, as in '{shown} ([0-9.]+)'"
+            raise UsageError(f"--metric '{shown}' finds no value: {todo}")
     return patterns
 
 
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_GROUP = re.compile(r"\((?!\?)|\(\?P?<")
 _GROUP_NAME = re.compile(r"\(\?P?<(\w+)>")
 _NO_NAME = re.compile(r"(?<!\\)\((?!\?)")
 

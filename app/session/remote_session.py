@@ -101,7 +101,7 @@ class RemoteSession(Session):
         self._connections = Connections(hosts, self._notify)
         self._job_id = self._own_job_id = ""
         self._is_certain = True
-        self._is_ended = False
+        self._is_ended = self._is_stopping = False
         self._is_open = False
         self.patience_s = 0.0
         """Seconds for which a lost connection is tried again before `view` raises. While it is infinite, `view` shows
@@ -162,10 +162,16 @@ class RemoteSession(Session):
             return NOT_AGAIN
         if not self._job_id:
             return "no job was seen there"
+        if self.cut_off:
+            return f"{self.cut_off}: whether the job goes on is not known"
         if self._is_ended:
             is_keeping = self._incident_recorder is not None and self._incident_recorder.is_keeping
             return f"the job has ended{', its evidence is being written' if is_keeping else ''}"
-        return "the job goes on" if self._is_certain else "the job may run"
+        return f"the job {self._how_it_goes_on}"
+
+    @property
+    def _how_it_goes_on(self) -> str:
+        return "is being stopped" if self._is_stopping else "goes on" if self._is_certain else "may run"
 
     @property
     def how_to_begin(self) -> str:
@@ -339,12 +345,8 @@ class RemoteSession(Session):
         """
         if self.asked_at is not None and not self.is_read_only:
             self.questions = HostQuestions(self.asked_at, self._connections, self._notify)
-        await self._connections.open(
-            self.take_frame,
-            self.patience_s,
-            self.is_unheard,
-            may_ask=self.questions is not None,
-        )
+        may_ask = self.questions is not None
+        await self._connections.open(self.take_frame, self.patience_s, self.is_unheard, may_ask=may_ask)
         await super().connect()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
@@ -383,11 +385,10 @@ class RemoteSession(Session):
     async def end_patience_s(self, job_id: str) -> float:
         """Return how many seconds an orderly end of a job may take, by the spec that a node reports."""
         node = in_order(of_latest_attempt(await self.job_control.statuses(job_id)))[0]
-        own_s = USUAL_END_S
         with suppress(AppError):  # a node that does not answer now does not prevent the end
-            reply = await self.fleet.ask(node, ShowJob(job_id))
-            own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
-        return own_s + END_PATIENCE_S
+            if isinstance(reply := await self.fleet.ask(node, ShowJob(job_id)), Shown):
+                return reply.spec.save_s + reply.spec.grace_s + END_PATIENCE_S
+        return USUAL_END_S + END_PATIENCE_S
 
     def _unreadable_reason(self, host: str) -> UnreachableReason | None:
         """Return why a host's reports cannot be read, if that has been so for `UNHEARD_S`."""
@@ -416,7 +417,10 @@ class RemoteSession(Session):
             self._look_for_patterns(job.job_id, job.attempt)
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
-            self._is_ended = is_over(view)
+            self._is_ended, self._is_stopping = is_over(view), job.state == "stopping"
+            model = self._cluster.jobs.get(job.job_id)
+            hosts = [self._cluster.node_names[node] for node in sorted(model.assignments)] if model else []
+            self.cut_off = self._connections.missing_text(hosts) if self._is_open and not self._is_ended else ""
             self.can_inject = job.allow_faults and not self.is_read_only
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
@@ -453,10 +457,9 @@ class RemoteSession(Session):
         self._notices.append(sentence)  # each drain replaces the list
 
     def _raise_for_lost_connection(self) -> None:
-        failure = self._connections.failure
-        if failure is not None:
-            if self._way_back() not in failure.hint:
-                failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
+        if (failure := self._connections.failure) is not None:
+            if (back := self._way_back()) not in failure.hint:
+                failure.hint = "; ".join(filter(None, [failure.hint, back]))
             raise failure
 
     def farewell(self) -> str:
@@ -487,8 +490,10 @@ class RemoteSession(Session):
         look = f"watch it: {command(f'attach {job}')}, look: {command(f'status {job}')}"
         if self._is_restarting:
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
-        how = "goes on" if self._is_certain else "may run"
-        return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
+        if self.cut_off:
+            look = f"look: {command(f'status {job}')}" if self.cut_off.startswith(UnreachableKind.AGENT) else look
+            return f"{self.cut_off}: whether job {job} goes on is not known; {look}"
+        return f"job {job} {self._how_it_goes_on}; {look}, end it: {command(f'stop {job}')}"
 
 
 def _identity(status: JobStatus) -> tuple[str, int, JobState]:

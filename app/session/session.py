@@ -113,6 +113,8 @@ class Session:
     doctor: HostDoctor | None = None
     must_succeed = False
     """Whether this session has started the job that it shows: then a stop from elsewhere is no success."""
+    cut_off = ""
+    """What is missing where no host of the shown job answers; empty while one does, or once the job has ended."""
     reads_loss = False
     """Whether patterns find the loss in what the shown job prints."""
 

@@ -181,7 +181,7 @@ ACTIONS = (
         "screen.back",
         "escape",
         "Back",
-        "Take the filter away, or go back to where one came from.",
+        "Take the filter away, or go back to where one came from, and from an inspected job to its own.",
         in_palette=False,
     ),
     Action(
@@ -378,7 +378,7 @@ def available(source: ConsoleSource) -> list[Action]:
     outside = source.outside if source.outside is not None and source.outside.is_shown else None
     signals = outside is not None and outside.can_signal
     return [
-        action if outside is None else _of_outside(action)
+        action if outside is None else _of_outside(action, leads_back=outside.leads_back)
         for action in ACTIONS
         if (source.can_inject or not action.is_fault)
         and (source.control is not None or signals or not action.is_control)
@@ -390,11 +390,12 @@ def available(source: ConsoleSource) -> list[Action]:
     ]
 
 
-def _of_outside(action: Action) -> Action:
+def _of_outside(action: Action, *, leads_back: bool) -> Action:
     """Return an action as it is while a job is shown that rankdeck did not start."""
     if action.is_control:
         return action._replace(title="Signals", help=SIGNALS, footer=SHOWN_OUTSIDE)
-    return action._replace(footer=SHOWN_OUTSIDE) if action.is_outside else action
+    is_shown = action.is_outside or (leads_back and action.name == "back")
+    return action._replace(footer=SHOWN_OUTSIDE) if is_shown else action
 
 
 class Keymap:

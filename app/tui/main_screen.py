@@ -90,14 +90,20 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view(RANK_PAGE)
 
     def action_back(self) -> None:
-        """Leave the page of a rank, or clear the filter; log lines opened from that page lead back to it."""
-        shown = self.console.shown
+        """Leave the page of a rank, or clear the filter; log lines opened from that page lead back to it.
+
+        Where nothing is left to go back from, the session is shown again in the place of a job it did not start.
+        """
+        shown, outside = self.console.shown, self.ui.source.outside
         if isinstance(shown, RankPage):
             self.console.action_show_view(shown.came_from)
-        elif isinstance(shown, FilteredView):
-            shown.clear()
-            if isinstance(shown, LogsView) and shown.came_from_rank:
-                self.console.action_show_view(RANK_PAGE)
+            return
+        has_cleared = isinstance(shown, FilteredView) and shown.clear()
+        if isinstance(shown, LogsView) and shown.came_from_rank:
+            self.console.action_show_view(RANK_PAGE)
+        elif outside is not None and outside.is_shown and outside.leads_back and not has_cleared:
+            self.ui.leave(outside)
+            self.console.paint()
 
     def action_copy(self) -> None:
         """Copy the selection, or the verdict, into the terminal's clipboard (OSC 52)."""

@@ -257,6 +257,10 @@ class Outside(ConsoleSource, Protocol):
         """Whether one is shown now."""
 
     @property
+    def leads_back(self) -> bool:
+        """Whether a source of its own is behind it; False where such jobs are all that is shown."""
+
+    @property
     def own_view(self) -> View | None:
         """Rows of the source that has these jobs, behind the one that is shown; None before the first."""
 
@@ -266,6 +270,9 @@ class Outside(ConsoleSource, Protocol):
 
     def turn(self) -> bool:
         """Go on to the first such job, or to the next; return whether there is one. Does not wait."""
+
+    def leave(self) -> None:
+        """Show none any more."""
 
     def targets(self) -> Sequence[Target]:
         """Return the processes of the shown job that a signal may be sent to, by rank."""

@@ -42,7 +42,7 @@ LOOK_FRAC = 0.02
 """Share of a core for making rows: rows of 16,384 ranks take ten times as long as of 1,024, and are made less
 often."""
 FRAME_S = 0.1
-NOTICE_FRAMES = 150
+NOTICE_FRAMES = 80
 """Frames for which a new notice is shown, though it takes the room of keys."""
 STOPPED_STATES = frozenset({JobState.STOPPING, JobState.STOPPED})
 MAX_PASSED_OVER = 256
@@ -86,7 +86,7 @@ class UiState:
         self.latest_view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.tick = 0
-        self.noticed_at_tick, self._is_noticed_after = 0, False
+        self.noticed_at_tick, self._noticed_end = 0, self._end
         self.farewell = ""
         self.frozen_s: float | None = None
         self.max_bytes = math.inf
@@ -231,7 +231,17 @@ class UiState:
             self.freeze()
         if not outside.is_shown:
             self._own_source = self.source
-        self.source = outside if outside.turn() else self._own_source
+        self._show(outside if outside.turn() else self._own_source)
+
+    def leave(self, outside: Outside) -> None:
+        """Show the session again in the place of a job that rankdeck did not start."""
+        if self.frozen_s is not None:
+            self.freeze()
+        outside.leave()
+        self._show(self._own_source)
+
+    def _show(self, source: ConsoleSource) -> None:
+        self.source = source
         self.view, self.latest_view, self._next_look = None, None, 0
 
     @property
@@ -271,17 +281,19 @@ class UiState:
         """Clean and keep sentences about the session."""
         for sentence in sentences:
             self.notices.append(clean(sentence, LINE_LIMIT))
-            self.noticed_at_tick, self._is_noticed_after = self.tick, self._is_over
+            self.noticed_at_tick, self._noticed_end = self.tick, self._end
 
     @property
     def new_notice(self) -> str:
-        """Latest sentence, empty some seconds later, or once the job is over that still ran when it came."""
-        is_new = self.tick - self.noticed_at_tick < NOTICE_FRAMES and (self._is_noticed_after or not self._is_over)
+        """Latest sentence, empty some seconds later, or once an attempt is over that was not when it came."""
+        is_new = self.tick - self.noticed_at_tick < NOTICE_FRAMES and self._end in (None, self._noticed_end)
         return self.notices[-1] if self.notices and is_new else ""
 
     @property
-    def _is_over(self) -> bool:
-        return self.view is not None and is_over(self.view)
+    def _end(self) -> tuple[str, int] | None:
+        """Job and attempt that are shown and over; None while there is none such."""
+        job = self.view.job() if self.view is not None and is_over(self.view) else None
+        return None if job is None else (job.job_id, job.attempt)
 
     def tellable(self, text: str) -> str:
         """Return text for a notification, clean and cut: an agent on another machine may send anything."""
@@ -291,6 +303,10 @@ class UiState:
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""
         logs = self.logs if self._live_logs is None else self._live_logs
+        job = self.latest_view.job() if self.latest_view is not None else None
+        stopped = job.job_id if job is not None and job.state in STOPPED_STATES else None
         for node, line in lines:
             text, is_stderr = clean(line.text, LINE_LIMIT), line.stream == "stderr"
-            logs.append(clean_name(node), line.rank, text, is_stderr=is_stderr, job_id=line.job_id)
+            is_stopped = line.job_id == stopped
+            name = clean_name(node)
+            logs.append(name, line.rank, text, is_stderr=is_stderr, job_id=line.job_id, is_stopped=is_stopped)

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from agent.wire.jobs import GRACE_S, MAX_LOCAL_WORLD_SIZE
 from app.diagnosis.rank_facts import LOST
 from app.errors import UsageError
 from app.model.cluster import MAX_WORLD_SIZE
@@ -47,7 +47,7 @@ class JobAction(StrEnum):
         return self in {JobAction.RESTART, JobAction.RESTART_NOW, JobAction.RESTART_WITHOUT}
 
 
-BY_SIGTERM = "are ended by SIGTERM, and by SIGKILL when their grace period is over"
+BY_SIGTERM = f"are ended by SIGTERM, and by SIGKILL after a grace period, {GRACE_S:.0f} s unless the job has its own"
 ACTION_EFFECTS = {
     JobAction.STOP: "finish a step, write a checkpoint, and end",
     JobAction.STOP_NOW: BY_SIGTERM,

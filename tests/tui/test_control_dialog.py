@@ -64,11 +64,11 @@ async def test_a_program_without_the_engine_is_asked_about_as_it_ends_by_sigterm
     async with desk(source) as console:
         await choose(console, 0)
         text = inside(console)
-        assert "they are ended by SIGTERM, and by SIGKILL when their grace period is over." in text
+        assert "are ended by SIGTERM, and by SIGKILL after a grace period, 10 s unless the job has its own." in text
         assert "checkpoint" not in console.text()
         assert "Stop now" not in console.text(), "it would be the same"
         await console.press("down", "down")
-        assert "SIGKILL when their grace period is over; then the job restarts with 4 ranks." in inside(console)
+        assert "10 s unless the job has its own; then the job restarts with 4 ranks." in inside(console)
         assert "checkpoint" not in console.text()
 
 
@@ -86,13 +86,13 @@ async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
 async def test_the_last_question_shows_the_keys_that_confirm_and_so_does_the_notice_after_enter() -> None:
     async with desk(training(), (80, 24)) as console:
         await console.press("x")
-        assert "right arrow, then Enter: do it; Enter goes on, Esc does nothing" in console.text()
+        assert "right arrow, then Enter: do it; Enter goes on, Esc closes" in console.text()
         await console.press("enter")
-        assert "right arrow, then Enter: do it; Enter alone does nothing" in console.text()
+        assert "right arrow, then Enter: do it; Enter alone closes" in console.text()
         await console.press("right")
-        assert "Enter does it, Esc does nothing" in console.text()
+        assert "Enter does it, Esc closes" in console.text()
         await console.press("left", "left")
-        assert "right arrow, then Enter: do it; Enter goes on, Esc does nothing" in console.text()
+        assert "right arrow, then Enter: do it; Enter goes on, Esc closes" in console.text()
         await console.press("enter", "enter")
         await console.frames()
         screen = " ".join(console.text().split())
@@ -103,7 +103,7 @@ async def test_the_right_arrow_goes_to_the_button_at_once_from_the_list() -> Non
     source = training()
     async with desk(source, (80, 24)) as console:
         await console.press("x", "right")
-        assert "Enter does it, Esc does nothing" in console.text()
+        assert "Enter does it, Esc closes" in console.text()
         await console.press("enter")
         await console.frames()
         assert control_of(source).asked == ["stop demo agreed"]
@@ -127,7 +127,7 @@ async def test_the_right_arrow_moves_the_cursor_of_a_field_and_the_text_does_not
         await console.press("enter", "right")
         assert console.console.screen.focused is not None
         assert console.console.screen.focused.id == "control-ranks"
-        assert "Enter goes on, Esc does nothing" in console.text()
+        assert "Enter goes on to the buttons, Esc closes" in console.text()
         assert "right arrow" not in console.text()
 
 

@@ -217,6 +217,21 @@ async def test_the_key_goes_from_job_to_job_and_back_to_rankdeck_s_own() -> None
     until(lambda: stage.hosts.num_ended == 2, WAIT_S, "nobody is looked at any more")
 
 
+async def test_escape_goes_back_to_rankdeck_s_own_job_once_nothing_else_is_left_to_go_back_from() -> None:
+    stage = Stage(training_source(12))
+    async with desk(stage.source) as console:
+        await stage.turn_to_it(console)
+        await console.show("ranks")
+        assert " Esc Back " in console.lines()[-1]
+        for keys in (("enter", "f"), ("p",), ()):
+            await console.press(*keys, "escape")
+            await console.frames()
+            assert stage.outside.is_shown is bool(keys), keys
+        assert "training, step" in console.text()
+        assert " Esc Back " not in console.lines()[-1]
+    until(lambda: stage.hosts.num_ended == 2, WAIT_S, "nobody is looked at any more")
+
+
 async def test_the_session_goes_on_behind_such_a_job_and_its_rows_count_at_the_end(stage: Stage) -> None:
     async with desk(stage.source) as console:
         await stage.turn_to_it(console)

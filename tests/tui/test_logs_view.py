@@ -15,7 +15,7 @@ from app.tui.logs.matches import MAX_LINES
 from app.tui.logs.store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
 from app.view.view import View
-from tests.support.consoles import Desk, SimSource, desk
+from tests.support.consoles import Desk, SimSource, desk, training_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.sim import SimCluster
 
@@ -124,6 +124,27 @@ async def test_the_traceback_of_the_launcher_of_a_stopped_job_is_no_error(has_li
         await console.show("overview")
         assert ("SignalException" in console.text()) != has_lines
         assert shown(console) == list(range(3 * has_lines))
+
+
+async def test_what_the_launcher_prints_while_a_job_is_stopped_is_no_error_of_its_next_attempt_either() -> None:
+    source = training_source(12)
+    async with desk(source, (120, 35)) as console:
+        await console.show("logs")
+        source.sim.stop()
+        source.run(6)
+        await console.frames(4)
+        for rank, text in ((-1, "SignalException: Process 7 got signal: 15"), (1, "ValueError: of a rank")):
+            source.print("demo-0", rank, text, "stderr", "demo")
+        await console.frames(4)
+        source.sim.next_attempt()
+        source.run(6)
+        await console.frames(4)
+        assert "1 error: e" in console.text()
+        source.print("demo-0", -1, "RendezvousError: of the next attempt", "stderr", "demo")
+        await console.frames(4)
+        assert "2 errors: e" in console.text()
+        await console.press("p")
+        assert ("SignalException" in console.text(), "RendezvousError" in console.text()) == (False, True)
 
 
 async def test_page_up_stops_following_and_end_follows_again() -> None:

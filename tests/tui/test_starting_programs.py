@@ -211,7 +211,7 @@ async def test_where_there_is_only_one_program_nothing_is_said_of_earlier_ones()
     async with desk(source) as console:
         await console.press("x", "down", "enter")
         assert "earlier ones" not in console.text()
-        assert "tab goes round, Enter goes on, Esc does nothing" in console.text()
+        assert "tab goes round, Enter goes on, Esc closes" in console.text()
         await console.press("up")
         assert field(console, "command") == "train.py --epochs 3"
 

@@ -367,6 +367,17 @@ async def test_what_a_job_is_about_to_do_is_no_news_once_it_has_ended() -> None:
         source.notice("evidence of this is kept")
         await console.frames()
         assert "evidence of this is kept" in console.lines()[-1]
+        source.notice("attempt 1 of job demo: begun on demo-0")
+        await console.frames()
+        source.sim.next_attempt()
+        source.run(3)
+        await console.frames()
+        assert "begun on demo-0" in console.lines()[-1]
+        source.sim.stop()
+        source.run(6)
+        await console.frames()
+        assert "stopped" in console.lines()[1]
+        assert "begun on demo-0" not in console.lines()[-1]
 
 
 async def test_no_pattern_is_asked_for_while_the_job_may_report_its_loss_itself() -> None:

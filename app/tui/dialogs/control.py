@@ -59,9 +59,9 @@ ANOTHER: Final = "another"
 ANOTHER_TITLE = "Start another program"
 
 
-NO_KEYS = "right arrow, then Enter: do it; Enter alone does nothing"
-YES_KEYS = "Enter does it, Esc does nothing"
-FIELD_KEYS = "Enter goes on, Esc does nothing"
+NO_KEYS = "right arrow, then Enter: do it; Enter alone closes"
+YES_KEYS = "Enter does it, Esc closes"
+FIELD_KEYS = "Enter goes on to the buttons, Esc closes"
 """Keys in a field, whose cursor the right arrow moves."""
 
 MIN_TALL = 20
@@ -79,7 +79,7 @@ class DialogScreen(ModalScreen[Result | None]):
     """
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (MIN_TALL, "-tall")]  # noqa: RUF012 - mypy wants no ClassVar
-    keys = "right arrow, then Enter: do it; Enter goes on, Esc does nothing"
+    keys = "right arrow, then Enter: do it; Enter goes on, Esc closes"
     field_keys = FIELD_KEYS
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -104,7 +104,7 @@ class DialogScreen(ModalScreen[Result | None]):
         cannot = self.query_one("Button.yes", Button).disabled
         usual = self.field_keys if cannot or isinstance(self.focused, Input) else self.keys
         no_or_yes = self.focused.id or "" if isinstance(self.focused, Button) else ""
-        of_no = "Enter and Esc do nothing" if cannot else NO_KEYS
+        of_no = "Enter and Esc close" if cannot else NO_KEYS
         keys = of_no if no_or_yes.endswith("-no") else YES_KEYS if no_or_yes else usual
         self.query_one(".dialog").border_subtitle = keys
 

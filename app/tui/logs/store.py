@@ -69,7 +69,7 @@ class _Chunk:
 
     def line(self, index: int, sources: list[Source]) -> StoredLine:
         text = self._text[self._ends[index] : self._ends[index + 1] - 1].decode()
-        node, job_id = sources[self._sources[index]]
+        node, job_id, _ = sources[self._sources[index]]
         return StoredLine(node, self._ranks[index], bool(self._stderr[index]), text, job_id)
 
     def stop_within(self, first: int, stop: int, max_bytes: int) -> int:
@@ -143,8 +143,10 @@ class LogStore:
     def _latest_end(self) -> int:
         return self._first + (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
 
-    def append(self, node: str, rank: int, text: str, *, is_stderr: bool, job_id: str = "") -> None:
-        """Add a line; `text` is clean and encodable."""
+    def append(
+        self, node: str, rank: int, text: str, *, is_stderr: bool, job_id: str = "", is_stopped: bool = False
+    ) -> None:
+        """Add a line; `text` is clean and encodable. See `Source` for `is_stopped`."""
         chunk = self._chunks[-1]
         if len(chunk) == CHUNK_LINES:
             chunk.close()
@@ -155,7 +157,7 @@ class LogStore:
             ):
                 self._num_closed_bytes -= self._chunks.popleft().num_bytes
                 self._first += CHUNK_LINES
-        source = Source(node, job_id)
+        source = Source(node, job_id, is_stopped)
         index = self._source_index.get(source)
         if index is None:
             index = self._source_index[source] = len(self._sources)

@@ -328,8 +328,9 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
     on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = f"at least {row.step}" if row.is_step_least else row.step_text or UNKNOWN
-    least = "  last known" if row.is_step_least else ""
+    is_least = row.is_step_least and row.step is not None
+    step = f"at least {row.step}" if is_least else row.step_text or UNKNOWN
+    least = "  last known" if is_least else ""
     has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}{loss_step_text(row.loss_step, row.step)}" if row.loss is not None else ""

@@ -1,4 +1,4 @@
-"""A job whose files are on a disk that does not answer: it is refused, and the agent goes on."""
+"""A job whose files are not there, or on a disk that does not answer: it is refused, and the agent goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from agent.cli import EXIT_REFUSED, status
 from agent.jobs import preflight
 from agent.jobs.all_jobs import Jobs
 from agent.jobs.job import Job
@@ -16,7 +18,7 @@ from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import AttemptFailed, CommitReceived, LauncherStarted
 from agent.node_state.node_state import NodeState
 from agent.state_dir import StateDir
-from agent.wire.commands import RefusalReason, Refused
+from agent.wire.commands import RefusalReason, Refused, decode_reply
 from agent.wire.jobs import JobState
 from tests.support.jobs import make_local_spec
 
@@ -77,3 +79,20 @@ async def test_a_job_restarts_not_at_a_disk_that_does_not_answer(jobs: Jobs, tmp
             break
 
     assert job.cause.startswith(f"the job could not restart: {DEAD} does not answer after")
+
+
+@pytest.mark.parametrize(
+    ("workdir", "reason", "why"),
+    [
+        ("", "no_script", "train.py is not a file (seen from {0})"),
+        ("nope", "no_workdir", "{0}/nope is not a directory that can be entered: create it here"),
+    ],
+)
+def test_a_program_that_is_not_there_is_told_from_a_directory_that_is_not_there(
+    workdir: str, reason: str, why: str, tmp_path: Path
+) -> None:
+    answer = CliRunner().invoke(status, ["--script", "train.py", "--workdir", str(tmp_path / workdir)])
+    refused = decode_reply(answer.stdout_bytes)
+    assert answer.exit_code == EXIT_REFUSED
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.message) == (reason, why.format(tmp_path))

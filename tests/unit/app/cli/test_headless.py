@@ -298,6 +298,7 @@ class Ended(SimSource):
     started_at_s = 0.0
     watched_job = ""
     must_succeed = False
+    cut_off = ""
 
     async def start(self) -> None:
         """It was started before."""
@@ -321,12 +322,16 @@ async def test_who_leaves_the_console_reads_how_the_job_ended_or_which_verdict_s
         sim.run(2)
     monkeypatch.setattr("app.tui.console.Console", ClosedConsole)
 
-    await show_session(Ended(sim.view), ConsoleSettings())
+    session = Ended(sim.view)
+    code = await show_session(session, ConsoleSettings())
+    session.cut_off = "no agent on h1"
 
+    assert await show_session(session, ConsoleSettings()) is (code or ExitCode.UNREACHABLE)
     headline = sim.view().headline().text
     assert (
         capsys.readouterr().err.splitlines()
-        == {
+        == 2
+        * {
             "stop": [f"rankdeck: INFO  {headline}"],
             "kill": ["rankdeck: job demo: failed, exit code 1", f"rankdeck: CRITICAL  {headline}"],
             "none": [],

@@ -83,6 +83,24 @@ def test_what_follows_the_program_is_the_program_s(
     assert started == [(hosts, command, num_ranks)]
 
 
+@pytest.mark.parametrize(
+    ("typed", "gets"),
+    [
+        ("train.py --steps 300 --nproc-per-node 2", "train.py gets --nproc-per-node 2"),
+        ("--host a -m pkg.train --max_restarts=3 --standalone --lr 1 --host", "pkg.train gets --max_restarts=3, "),
+        ("--host a train.py --hosts 3 --epochs 2 host", ""),
+    ],
+)
+def test_options_of_rankdeck_behind_the_program_are_the_program_s_and_noted(
+    directory: Path, started: list[Started], typed: str, gets: str
+) -> None:
+    (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n')
+    gets += "--standalone, --host" if gets.endswith(", ") else ""
+    note = f"rankdeck: {gets}; rankdeck's own options come before the program\n" if gets else ""
+
+    assert (run(*typed.split()), len(started)) == (note, 1)
+
+
 def test_without_an_inventory_it_runs_on_this_machine_and_says_so(directory: Path, started: list[Started]) -> None:
     assert run("train.py") == "rankdeck: on this machine (no rankdeck.toml names a host; --host does)\n"
 

@@ -15,6 +15,9 @@ from app.inspect.seen import HostSeen, SeenFrame, SeenJob, SeenRank
 from app.model.unreachable_reason import UnreachableReason
 from app.stacks.groups import picture_of
 from app.stacks.stack_text import heading_text
+from app.text import UNKNOWN
+from app.tui.theme import Look
+from app.tui.widgets.drawing import fact_lines
 from tests.support.seen_ranks import BACKWARD, C10D, MODULE, WAITS, at, inside, rank
 
 NOW_S = 100.0
@@ -140,6 +143,19 @@ def test_every_finding_makes_rows(name: str) -> None:
     assert job is not None
     assert (job.state, job.job_id, job.detail) == ("running", "train.py", "started by torchrun, not by rankdeck")
     assert shown.still().headline() == shown.headline()
+
+
+def test_a_rank_that_has_ended_shows_no_step_where_none_is_known() -> None:
+    (row,) = view(rank(0, inside("join")[:1], state="")).ranks()
+    facts = ["".join(segment.text for segment in line.segments).split() for line in fact_lines(Look(), row, 80)]
+    assert [fact for fact in facts if fact[0] == "step"] == [["step", UNKNOWN]]
+
+
+def test_ranks_that_are_found_by_their_environment_are_said_to_be() -> None:
+    job = SeenJob("k", "RANK", 1, [rank(0, at(14))])
+    shown = OutsideView(Picture(job, ["h1"], {"h1": NOW_S}, {}), NOW_S).job()
+    assert shown is not None
+    assert shown.detail == "found by its environment (RANK), not started by rankdeck"
 
 
 def test_a_job_whose_ranks_have_all_ended_is_over_and_no_alarm() -> None:

@@ -135,6 +135,19 @@ def test_too_many_or_too_long_patterns_are_refused_before_anything_travels(patte
         check_metrics(patterns)
 
 
+@pytest.mark.parametrize("pattern", ["train_mse", r"mse \([0-9.]+\)", "(?:a|b) [0-9]+"])
+def test_a_pattern_without_a_group_is_refused_before_anything_travels(pattern: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_metrics(("loss=([0-9.]+)", pattern))
+    todo = f"put what is to be read in a group, as in '{pattern} ([0-9.]+)'"
+    assert str(refused.value) == f"--metric '{pattern}' finds no value: {todo}"
+
+
+@pytest.mark.parametrize("pattern", [r"\\(x)", "[(] (x)", "(?P<a>x)", "(?<a>x)", "("])
+def test_a_pattern_that_may_have_a_group_is_the_agent_s_to_judge(pattern: str) -> None:
+    assert check_metrics((pattern,)) == (pattern,)
+
+
 def job_status(job_id: str, state: JobState) -> JobStatus:
     return JobStatus(job_id, 0, state, 1.0, 2, 1, 0, 0, 2)
 

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from agent.wire.codec import REPORTS_SOCKET
 from app.cli import hosts as commands
 from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
+from app.fleet.agent_link import AgentPlace
+from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
 from app.session.hosts import Connections, Hosts
 from app.session.reconnector import Reconnector
+from app.session.remote_session import RemoteSession
 from app.session.session import Session
+from app.ssh.connection import ForwardingRefusedError
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.fleet.agent_link import AgentLink, Kept
-    from app.session.remote_session import RemoteSession
     from app.view.view import View
 
 
 class Link:
     """A link to a host, reached or not; `kept` is that of a relay where one is given."""
 
-    is_forwarded = True
+    is_forwarded = runs_programs = True
+    is_relayed = False
+    directory = Path()
 
     def __init__(
         self, host: str, *, is_alive: bool = True, reason: UnreachableReason | None = None, kept: Link | None = None
@@ -93,6 +102,61 @@ async def test_a_host_that_is_connected_and_sends_no_report_is_away_until_it_doe
     assert reasons(opened) == {"h2": "no report in 5 s"}
     is_silent["h2"] = False
     assert reasons(opened) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "away", "leaving", "words"),
+    [
+        ("running", {"h1": UnreachableKind.AGENT}, "the job goes on", "job two goes on; watch it: "),
+        ("stopping", {}, "the job is being stopped", "job two is being stopped; watch it: "),
+        (
+            "stopping",
+            {"h1": UnreachableKind.AGENT, "h2": UnreachableKind.AGENT},
+            "no agent on h1 and h2: whether the job goes on is not known",
+            "no agent on h1 and h2: whether job two goes on is not known; look: rankdeck status two --host h1",
+        ),
+        (
+            "running",
+            {"h1": UnreachableKind.CONNECTION, "h2": UnreachableKind.AGENT},
+            "no answer from the agent on h1 and h2: whether the job goes on is not known",
+            "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
+        ),
+        ("stopped", {"h1": UnreachableKind.AGENT, "h2": UnreachableKind.AGENT}, "the job has ended", ""),
+    ],
+)
+def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_known(
+    state: str, away: dict[str, UnreachableKind], leaving: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("h1", "h2")
+    links = tuple(Link(name, reason=UnreachableReason("gone", away[name]) if name in away else None) for name in names)
+    hosts = Hosts(cast("tuple[AgentLink, ...]", links), tuple(map(HostEntry, names)), "--host h1", {})
+    session = RemoteSession(hosts)
+    session._is_open, session.patience_s = True, math.inf
+    job = SimpleNamespace(job_id="two", state=state, allow_faults=False, loss=None)
+    monkeypatch.setattr(Session, "view", lambda _: SimpleNamespace(job=lambda: job))
+    session._connections._is_unheard = away.__contains__
+
+    session.view()
+
+    assert (session.leaving, bool(session.cut_off)) == (leaving, words.find("not known") > 0)
+    assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
+
+
+def test_a_socket_for_reports_that_is_refused_is_named_without_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: str) -> None:
+        raise ForwardingRefusedError("h1", "no channel to /tmp/x/reports.sock: Connect failed")
+
+    link = HostLink(Access("h1"))
+    link.place, link._can_forward = AgentPlace(True, "/s", "/p", "/h", 6), True
+    monkeypatch.setattr(link, "open_in", refuse)
+
+    with pytest.raises(ForwardingRefusedError):
+        link._open_socket(REPORTS_SOCKET)
+
+    assert link.unreachable_reason == UnreachableReason(
+        "no reports: its socket for reports does not answer", UnreachableKind.ANSWER
+    )
+    link.close()
 
 
 class Looked:

@@ -159,6 +159,29 @@ def test_what_stands_out_in_the_panel_differs_in_the_sentence_too_though_it_is_n
     assert "nothing else differs: 36 signals" in sim.view().headline().text
 
 
+def test_whether_a_signal_differs_does_not_change_with_one_look() -> None:
+    sim, signals = slow_cluster()
+    sim.run_until(lambda: "nothing else differs" in sim.view().headline().text, 20.0)
+
+    def headlines(for_s: float) -> set[bool]:
+        seen = set()
+        for _ in range(int(for_s / 0.5)):
+            sim.run(0.5)
+            seen.add("nothing else differs" in sim.view().headline().text)
+        return seen
+
+    signals.shift(Signal.CPU_WAIT, 0.5, rank=RANK)
+    shifts = list(signals.shifts)
+    sim.run(watch.LOOK_S)
+    signals.shifts.clear()
+    assert headlines(watch.LOOK_S * 3) == {True}, "one look finds it"
+
+    signals.shifts.extend(shifts)
+    sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 1))
+    signals.shifts.clear()
+    assert headlines(watch.LOOK_S * (watch.MAX_MISSES - 1)) == {False}, "some looks miss it"
+
+
 def test_one_sample_names_nothing() -> None:
     sim, signals = slow_cluster()
     heat(signals, sim.now_s - 9.0)

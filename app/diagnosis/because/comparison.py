@@ -179,10 +179,14 @@ class Peers:
         """Return the number of peers, or of other hosts, that have a signal."""
         return len(self._of(signal)[0])
 
+    @property
+    def cores(self) -> float:
+        """Median of the cores that their processes keep busy."""
+        return median(peer.cores for peer in self._peers) if self._peers else 0.0
+
     def run_part(self, own: RankSignals) -> float:
         """Return which part of a rank's running its peers run as well, at most 1; 1 where that is not known."""
-        usual = median(peer.cores for peer in self._peers) if self._peers else 0.0
-        return min(1.0, usual / own.cores) if own.cores else 1.0
+        return min(1.0, self.cores / own.cores) if own.cores else 1.0
 
     def nics(self) -> set[str]:
         """Return the interfaces that other hosts use."""

@@ -88,6 +88,7 @@ class _SlowRank:
         self.named_s = self.last_s = now_s
         self.frame: NodeFrame | None = None
         self.num_looks = 0
+        self.cores: tuple[float, float] | None = None
         self.tracks: dict[Signal, _Track] = {}
         self.well_s: dict[Signal, float] = {}
         """When signals were last like those of the peers; a look that misses one among others that find it is noise."""
@@ -208,6 +209,7 @@ class CauseWatch:
         if known.frame is own.frame:
             return
         known.frame = own.frame
+        known.cores = (own.cores, peers.cores) if own.cores and not own.has_gpu else None
         slowness = self._slowness(own.rank, verdict, evidence)
         compared = peers.all_of(own, {*known.named, *known.differing})
         known.take(candidates_of(own, peers, slowness, known.named, known.well_s), compared, peers.run_part(own))
@@ -238,7 +240,8 @@ class CauseWatch:
             return verdict
         comparison, differing = self._comparison, next((one.differing for one in known if one.differing), {})
         if comparison is not None:
-            comparison = msgspec.structs.replace(comparison, differing=tuple(differing.values()))
+            cores = known[0].cores if len(verdict.culprits) == len(known) == 1 else None
+            comparison = msgspec.structs.replace(comparison, differing=tuple(differing.values()), cores=cores)
         return msgspec.structs.replace(verdict, because=because, comparison=comparison)
 
     def _because(self, verdict: Verdict) -> tuple[Because, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.wire.signals import Signal
-from app.diagnosis.because import watch
+from app.diagnosis.because import comparison, watch
 from app.diagnosis.because.findings import Comparison
 from app.diagnosis.causes import Cause
 from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
@@ -180,6 +180,21 @@ def test_whether_a_signal_differs_does_not_change_with_one_look() -> None:
     sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 1))
     signals.shifts.clear()
     assert headlines(watch.LOOK_S * (watch.MAX_MISSES - 1)) == {False}, "some looks miss it"
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_the_cores_of_a_slow_rank_and_its_peers_are_known_without_gpus(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_gpu:
+        monkeypatch.setattr(comparison, "GPU_LEVELS", ())
+    sim, _ = slow_cluster()
+    sim.run(watch.LOOK_S * watch.MIN_LOOKS)
+    found = straggler(sim)
+    assert found is not None
+    assert found.comparison is not None
+    own, peers = found.comparison.cores or (0.0, 0.0)
+    assert (own > peers > 0.0) == (not has_gpu)
 
 
 def test_one_sample_names_nothing() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_facts import CONNECTING, NODE_STATES
+from app.diagnosis.rank_facts import CONNECTING, NODE_STATES, STALE
 from app.text import LINE_LIMIT, clean, nodes_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class EventLog:
             verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             if verdict.cause in NO_LONGER and not is_on and self._may_recover(verdict):
-                text = _over_text(verdict, self.now_s - since_s)
+                text = _over_text(verdict, self.now_s - since_s, is_seen=not self._is_unseen(verdict))
                 self.add_event(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
         if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
             self._reported_before_s.clear()
@@ -342,6 +342,13 @@ class EventLog:
                 self._standing[key] = (verdict, at_s)
                 self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
         self._watch_causes(verdicts)
+
+    def _is_unseen(self, verdict: VerdictRow) -> bool:
+        """Return whether a node of a verdict's culprits no longer reports: what became of them is not known."""
+        if self._node_codes is None or verdict.cause is Cause.NODE_LOST:
+            return False
+        late = {self._node_names[at] for at in np.flatnonzero(self._node_codes >= STALE).tolist()}
+        return not late.isdisjoint(verdict.node.split(", "))
 
     def _may_recover(self, verdict: VerdictRow) -> bool:
         """Return whether the end of a verdict is a recovery: the end of its attempt is none."""
@@ -386,7 +393,7 @@ def _key(verdict: VerdictRow) -> Hashable:
     return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
 
 
-def _over_text(verdict: VerdictRow, stood_s: float) -> str:
-    """Return `rank 2: no longer frozen, after 4.2 s`."""
+def _over_text(verdict: VerdictRow, stood_s: float, *, is_seen: bool) -> str:
+    """Return `rank 2: no longer frozen, after 4.2 s`, or `no longer seen` of ranks whose node does not report."""
     who = f"{ranks_text(verdict.culprits)}: " if verdict.culprits else ""
-    return f"{who}{NO_LONGER[verdict.cause]}, after {seconds_text(stood_s)}"
+    return f"{who}{NO_LONGER[verdict.cause] if is_seen else 'no longer seen'}, after {seconds_text(stood_s)}"

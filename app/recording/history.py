@@ -153,7 +153,7 @@ class JobHistory:
     """One job, over its attempts.
 
     Attributes:
-        loss: Mean loss over the steps of the latest attempt.
+        loss: Mean loss over the steps of the latest attempt that has one.
         is_loss_dated: Whether the latest loss is of its very step, not only of about the job's step when it was seen.
         waits: Waits that are over.
         figures: Latest figures.
@@ -176,7 +176,13 @@ class JobHistory:
         self.attempts: deque[tuple[float, int]] = deque(maxlen=MAX_ATTEMPTS)
         self.num_looks = 0
         self._attempt: int | None = None
+        self._shown_attempt = -1
         self._rings = Rings()
+
+    @property
+    def loss_curve(self) -> Sequence[tuple[float, float]]:
+        """Points (step, loss) of the attempt that is shown; none where the latest loss is of an earlier attempt."""
+        return self.loss.curve if self._loss_attempt == self._shown_attempt else ()
 
     @property
     def num_bytes(self) -> int:
@@ -186,6 +192,7 @@ class JobHistory:
     def observe(self, view: View, job: JobRow) -> None:
         """Sample the job once more, and keep what is new."""
         self.waits.observe(view, job.job_id)
+        self._shown_attempt = job.attempt
         step = job.step if job.loss_step is None else job.loss_step
         if step is not None and job.loss is not None:
             self._put_loss(step, job.loss, job)
@@ -224,9 +231,9 @@ class JobHistory:
         self.waits.reach_back(past.waits)
         if past.begun_s is None:
             return
-        if self._attempt in (None, past._attempt):
+        if self._attempt in (None, past._attempt) and self._loss_attempt <= past._loss_attempt:
             past.loss.go_on_with(self.loss)
-            self.loss = past.loss
+            self.loss, self._loss_attempt = past.loss, past._loss_attempt
         if self.begun_s is None:
             self.figures, self._attempt = past.figures, past._attempt
         self.begun_s = past.begun_s

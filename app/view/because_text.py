@@ -278,8 +278,9 @@ def nothing_differs_text(verdict: Verdict) -> str:
     num_signals, differing = verdict.comparison.num_signals, verdict.comparison.differing
     if not num_signals:
         return f"why is not known: {its} agent takes no signals"
+    cores = _cores_text(verdict)
     if not differing:
-        return f"nothing else differs: {num_signals} signals are like {its} peers', per second of work"
+        return f"{cores}nothing else differs: {num_signals} signals are like {its} peers', per second of work"
     figures = ", ".join(
         f"{WORDINGS[one.signal].label} {amount_text(one.signal, one.value)}"
         f" (peers {amount_text(one.signal, one.peers)})"
@@ -287,7 +288,26 @@ def nothing_differs_text(verdict: Verdict) -> str:
     )
     more = f", and {len(differing) - MAX_DIFFERING} more" if len(differing) > MAX_DIFFERING else ""
     differ = "differs" if len(differing) == 1 else "differ"
-    return f"no cause found; {len(differing)} of {num_signals} signals {differ}: {figures}{more}"
+    return f"{cores}no cause found; {len(differing)} of {num_signals} signals {differ}: {figures}{more}"
+
+
+MAX_SLEEPING = 0.1
+"""Cores below which a rank sleeps or waits."""
+SLEEPING_PART, RUNNING_PART = 0.25, 0.5
+"""Parts of its cost: it sleeps where it runs for less than the first; it runs so much more than its peers, the second."""
+
+
+def _cores_text(verdict: Verdict) -> str:
+    """Return `it uses 56 % of a CPU, its peers 2 %; `, or that it sleeps; empty where neither accounts for the cost."""
+    compared = verdict.comparison
+    if compared is None or compared.cores is None or verdict.cost_frac is None:
+        return ""
+    own, peers = compared.cores
+    if own < min(MAX_SLEEPING, SLEEPING_PART * verdict.cost_frac):
+        return f"it sleeps or waits: it uses {percent_text(own)} of a CPU; "
+    if own - peers >= RUNNING_PART * verdict.cost_frac and own >= 2 * peers:
+        return f"it uses {percent_text(own)} of a CPU, its peers {percent_text(peers)}; "
+    return ""
 
 
 def clause(because: Because, verdict: Verdict) -> str:

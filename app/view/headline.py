@@ -350,6 +350,16 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     return _row(cause, clean_name(node_names[node]))
 
 
+def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict]) -> str:
+    """Return what a job waits for, or why it failed: its root cause, of which the first node's failure may follow."""
+    detail = job.together.detail
+    if not detail or job.state() != "failed":
+        return detail
+    if root_cause is not None:
+        return detail if root_cause.rank is None else root_cause.text
+    return sentence(verdicts[0]) if verdicts and verdicts[0].severity is Severity.CRITICAL else detail
+
+
 def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:
     """Return the row of the rank that kept the others waiting until the job ended; None when it is uncertain."""
     is_majority = len(verdict.sides) > 1 and len(verdict.sides[-1].ranks) > len(verdict.sides[0].ranks)

@@ -101,7 +101,8 @@ class JobPace:
         self._cluster, self._job = cluster, job
         self._pace = _with_verdicts(found.pace(), found.verdicts)
         self._order = self._pace.slowest_first()
-        self._is_fresh, self._wait_frac, self._verdicts = found.facts.is_fresh, found.wait_frac, found.verdicts
+        self._is_fresh, self._verdicts = found.facts.is_fresh, found.verdicts
+        self._recent = found.wait_frac, job.cpu_cores
         self._named = {
             rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
         }
@@ -134,13 +135,14 @@ class JobPace:
 
         A signal that is 0 for the rank and its peers alike is left out.
         """
-        own = signals_of(self._cluster, self._job, rank, self._wait_frac)
+        own = signals_of(self._cluster, self._job, rank, *self._recent)
         if own is None:
             return []
         is_among_peers = rank not in self._named and len(self._sample) <= MANY_PEERS
         peers = Peers([own], self._others_of(rank)) if is_among_peers else self._peers
-        compared = peers.all_of(own, self._causes_of(rank))
-        marked = standing_out(compared)
+        causes = self._causes_of(rank)
+        compared = peers.all_of(own, causes)
+        marked = standing_out(compared, peers.run_part(own), causes)
         found = [one for one in compared.values() if one.value or one.peers]
         found.sort(key=lambda one: one.signal not in marked)
         return [signal_row(one, stands_out=one.signal in marked) for one in found]
@@ -155,12 +157,12 @@ class JobPace:
         is_peer = self._is_fresh.copy()
         is_peer[list(self._named)] = False
         ranks = sampled_ranks(self._job, is_peer, self._named)
-        found = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in ranks)
+        found = (signals_of(self._cluster, self._job, rank, *self._recent) for rank in ranks)
         return [one for one in found if one is not None]
 
     @cached_property
     def _peers(self) -> Peers:
-        named = (signals_of(self._cluster, self._job, rank, self._wait_frac) for rank in sorted(self._named)[:MAX_SLOW])
+        named = (signals_of(self._cluster, self._job, rank, *self._recent) for rank in sorted(self._named)[:MAX_SLOW])
         return Peers([one for one in named if one is not None], self._sample)
 
     def _others_of(self, rank: int) -> list[RankSignals]:

@@ -61,7 +61,7 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
     for row in summary["ranks"]:
         memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
-        step = "" if row["step"] is None else f", step {row['step']}"
+        step = "" if row["step"] is None else f", step {row['step']}{'+' if row['is_step_least'] else ''}"
         on_node = f" on {row['node']}" if row["node"] else ""
         lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]

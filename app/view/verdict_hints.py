@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
 from app.diagnosis.standstill import BUSY_CORES
+from app.model.unreachable_reason import UnreachableKind
 from app.text import clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 from app.view.because_text import because_hint
 from app.view.end_causes import end_hint, memory_limit_hint
@@ -86,10 +87,13 @@ MEETING_HINTS = {
 
 
 def _restart_without(verdict: Verdict) -> str:
-    """Return how to go on without lost nodes."""
+    """Return how to go on without lost nodes; where only the agent is missing, how to start that."""
     if len(verdict.nodes) > 1:
         return "x in the console restarts without them"
-    job, node = clean_name(verdict.job), clean_name(verdict.nodes[0])
+    job, node, reason = clean_name(verdict.job), clean_name(verdict.nodes[0]), verdict.unreachable_reason
+    # Behind a relay, or under a scheduler, an agent is started by other means: its reason says so.
+    if reason is not None and reason.unreachable_kind is UnreachableKind.AGENT and "rankdeck up" in reason.why:
+        return f"rankdeck up {node} starts its agent again; x in the console restarts without {node}"
     return f"without it: rankdeck restart {job} --exclude {node} --on-these-hosts, or x in the console"
 
 

@@ -329,7 +329,7 @@ def _counts(verdict: Verdict) -> str:
     if counts is None:
         return ""
     if counts.difference == 0:
-        return f"up to step {counts.equal_step} they made the same number of calls"
+        return f"as far as known (up to step {counts.equal_step}) they made the same number of calls"
     number = abs(counts.difference)
     since = "" if counts.equal_step is None else f" since step {counts.equal_step}"
     ranks, has = ranks_text(verdict.sides[0].ranks), "has" if len(verdict.sides[0].ranks) == 1 else "have"

@@ -22,7 +22,7 @@ from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.because_text import because_rows, differing_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
-from app.view.headline import LATE_WAIT_S, job_headline, node_headline, root_cause_row, wait_text
+from app.view.headline import LATE_WAIT_S, job_detail, job_headline, node_headline, root_cause_row, wait_text
 from app.view.job_figures import job_figures
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
@@ -164,6 +164,7 @@ class View:
         loss, loss_step = job.mean_loss()
         step, steps_per_s = job.lowest_shown_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = job_severity(state, self._verdicts)
+        root_cause = root_cause_row(job, self._cluster.node_names, self._verdicts)
         return JobRow(
             job_id=clean_name(job.job_id),
             attempt=job.attempt,
@@ -186,9 +187,9 @@ class View:
             allow_faults=job.together.allows_faults,
             is_adopted=job.together.is_adopted,
             exit_code=job.together.exit_code,
-            detail=clean(job.together.detail, LINE_LIMIT),
+            detail=clean(job_detail(job, root_cause, self._verdicts), LINE_LIMIT),
             notes=list(self.notes().values()),
-            root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
+            root_cause=root_cause,
         )
 
     @property

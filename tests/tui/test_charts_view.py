@@ -12,6 +12,8 @@ from agent.node_state.observations import RankPrinted
 from app.recording.replay import Replay
 from app.tui.theme import Look
 from app.tui.views.charts import ChartsView
+from app.tui.widgets.chart_panel import _title, kind_of
+from app.view.rows import Figure, FigureKey
 from ddpcore.wire import Phase
 from tests.support.consoles import SimSource, TalkingSource, desk, training_source
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
@@ -246,6 +248,25 @@ async def test_a_job_that_tells_nothing_says_so() -> None:
         await console.press("down", "plus", "end", "pageup")
         await console.play(source, 12)
         assert re.search(r"^ no loss yet +no rate known in this time", console.text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "shown"),
+    [
+        (0.3, 0.0, 0.9, "highest 0.9 rank 3"),
+        (0.7, 0.0, 0.9, "lowest 0.0 rank 1"),
+        (0.5, 0.0, 1.0, "highest 1.0 rank 3"),
+    ],
+)
+def test_of_two_extremes_the_one_further_from_the_mean_is_shown_where_there_is_room_for_one(
+    mean: float, low: float, high: float, shown: str
+) -> None:
+    figure, kind = Figure(FigureKey.CPU_CORES, mean, low, high, "rank 1", "rank 3"), kind_of(FigureKey.CPU_CORES)
+    narrow, wide = (
+        "".join(segment.text for segment in _title(Look(), kind, figure, [], width).segments) for width in (60, 61)
+    )
+    assert narrow.strip() == f"CPU CORES A RANK  {mean}  {shown}"
+    assert wide.strip() == f"CPU CORES A RANK  {mean}  lowest {low} rank 1  highest {high} rank 3"
 
 
 async def test_figures_that_patterns_find_have_charts_of_their_own() -> None:

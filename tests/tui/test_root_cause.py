@@ -9,6 +9,7 @@ from agent.wire.logs import RootCause
 from app.tui.views.logs import LogsView
 from tests.support.consoles import Desk, TalkingSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 41, in load
@@ -97,6 +98,22 @@ async def test_the_line_that_was_read_is_there_again_after_the_traceback() -> No
         before = console.lines()
         await console.press("r", "end", "r")
         assert console.lines() == before
+
+
+async def test_a_hang_that_ended_the_job_is_shown_in_the_sentence_of_its_verdict() -> None:
+    source = TalkingSource(SimCluster(timeout_s=8.0))
+    source.sim.freeze(2, at_step=45)
+    source.run(40)
+    async with desk(source, (120, 35)) as console:
+        await console.show("logs")
+        assert "ROOT CAUSE rank 2 on demo-1" in words(console)
+        assert console.text().count("rank 2 on demo-1 is frozen (SIGSTOP)") == 2, (
+            "in the first line, and above the logs"
+        )
+        await console.press("r")
+        assert "it left no traceback" not in console.text()
+        lines = [line.strip() for line in console.lines()]
+        assert any(line.startswith("the job ended when ranks 0-1, 3 timed out after 8.0 s") for line in lines)
 
 
 async def test_without_a_failure_there_is_nothing_to_show() -> None:

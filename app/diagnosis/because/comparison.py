@@ -179,10 +179,14 @@ class Peers:
         """Return the number of peers, or of other hosts, that have a signal."""
         return len(self._of(signal)[0])
 
+    @property
+    def cores(self) -> float:
+        """Median of the cores that their processes keep busy."""
+        return median(peer.cores for peer in self._peers) if self._peers else 0.0
+
     def run_part(self, own: RankSignals) -> float:
         """Return which part of a rank's running its peers run as well, at most 1; 1 where that is not known."""
-        usual = median(peer.cores for peer in self._peers) if self._peers else 0.0
-        return min(1.0, usual / own.cores) if own.cores else 1.0
+        return min(1.0, self.cores / own.cores) if own.cores else 1.0
 
     def nics(self) -> set[str]:
         """Return the interfaces that other hosts use."""
@@ -240,13 +244,24 @@ class Peers:
         return {signal: one for signal, one in found if one is not None}
 
 
-def standing_out(compared: Mapping[Signal, Compared]) -> dict[Signal, Compared]:
+def standing_out(
+    compared: Mapping[Signal, Compared], run_part: float = 1.0, causes: Iterable[Signal] = ()
+) -> dict[Signal, Compared]:
     """Return the signals of a rank that stand out, in the order of the traits.
 
     A signal that only supports a cause follows from slowness too, as a warmer GPU does. It stands out beside another
-    one of its family.
+    one of its family. Who runs longer waits longer for a CPU: such waits stand out as far as its peers run, too.
+
+    Args:
+        compared: All its signals.
+        run_part: Part of its running that its peers run as well (`Peers.run_part`).
+        causes: Causes that are found.
     """
     worse = {signal: one for signal, one in compared.items() if one.is_worse}
+    wait, trait = worse.get(Signal.CPU_WAIT), TRAITS[Signal.CPU_WAIT]
+    is_cause = any(TRAITS[signal].family is trait.family for signal in causes)
+    if wait is not None and not is_cause and run_part * (wait.value - (wait.peers or 0.0)) < trait.least:
+        del worse[Signal.CPU_WAIT]
     alone = {signal for signal in worse if TRAITS[signal].role is not Role.SUPPORT}
     families = {TRAITS[signal].family for signal in alone} - {Family.ALONE}
     return {signal: one for signal, one in worse.items() if signal in alone or TRAITS[signal].family in families}

@@ -73,3 +73,5 @@ class Comparison(msgspec.Struct, frozen=True):
     """Number of hosts of slow ranks and peers."""
     differing: tuple[Compared, ...] = ()
     """Signals that stand out of the first slow rank that has any, causes included."""
+    cores: tuple[float, float] | None = None
+    """Cores that the only slow rank keeps busy, and its peers' median; None where not known, and where it has a GPU."""

@@ -72,6 +72,15 @@ class _Track(msgspec.Struct):
         return not self.is_named or self.num_missed >= MAX_MISSES
 
 
+class _Differing(msgspec.Struct):
+    """A signal that stands out, or has at one of the last looks."""
+
+    one: Compared
+    num_found: int = 0
+    num_missed: int = 0
+    is_shown: bool = False
+
+
 class _SlowRank:
     """What is known of a rank that a verdict calls slow."""
 
@@ -79,24 +88,36 @@ class _SlowRank:
         self.named_s = self.last_s = now_s
         self.frame: NodeFrame | None = None
         self.num_looks = 0
+        self.cores: tuple[float, float] | None = None
         self.tracks: dict[Signal, _Track] = {}
         self.well_s: dict[Signal, float] = {}
         """When signals were last like those of the peers; a look that misses one among others that find it is noise."""
-        self._differing: dict[Signal, tuple[Compared, int]] = {}
-        """Signals that stood out at one of the last looks, and at which."""
+        self._differing: dict[Signal, _Differing] = {}
 
     @property
-    def differing(self) -> tuple[Compared, ...]:
-        """Signals that stand out, whether they may be causes or not."""
-        return tuple(one for one, _ in self._differing.values())
+    def differing(self) -> dict[Signal, Compared]:
+        """Signals that stand out, whether they may be causes or not; shown and dropped as causes are."""
+        return {signal: seen.one for signal, seen in self._differing.items() if seen.is_shown}
 
-    def take(self, found: dict[Signal, Candidate], compared: dict[Signal, Compared]) -> None:
-        """Take the causes that a look has found, and all signals that it has compared."""
+    def take(self, found: dict[Signal, Candidate], compared: dict[Signal, Compared], run_part: float) -> None:
+        """Take the causes that a look has found, and all signals that it has compared.
+
+        Args:
+            found: The causes.
+            compared: The signals.
+            run_part: Part of the rank's running that its peers run as well.
+        """
         self.num_looks += 1
-        self._differing |= {signal: (one, self.num_looks) for signal, one in standing_out(compared).items()}
-        self._differing = {
-            signal: (one, look) for signal, (one, look) in self._differing.items() if self.num_looks - look < MIN_LOOKS
-        }
+        marked = standing_out(compared, run_part, {*found, *self.named})
+        for signal, one in marked.items():
+            seen = self._differing.setdefault(signal, _Differing(one))
+            seen.one, seen.num_found, seen.num_missed = one, seen.num_found + 1, 0
+            seen.is_shown |= seen.num_found >= MIN_LOOKS
+        for signal in self._differing.keys() - marked.keys():
+            seen = self._differing[signal]
+            seen.num_found, seen.num_missed = 0, seen.num_missed + 1
+            if seen.num_missed >= (MAX_MISSES if seen.is_shown else MIN_LOOKS):
+                del self._differing[signal]
         for signal, candidate in found.items():
             self.tracks.setdefault(signal, _Track(candidate)).find(candidate)
         over = [signal for signal, track in self.tracks.items() if signal not in found and track.miss()]
@@ -188,9 +209,10 @@ class CauseWatch:
         if known.frame is own.frame:
             return
         known.frame = own.frame
+        known.cores = (own.cores, peers.cores) if own.cores and not own.has_gpu else None
         slowness = self._slowness(own.rank, verdict, evidence)
-        compared = peers.all_of(own, known.named)
-        known.take(candidates_of(own, peers, slowness, known.named, known.well_s), compared)
+        compared = peers.all_of(own, {*known.named, *known.differing})
+        known.take(candidates_of(own, peers, slowness, known.named, known.well_s), compared, peers.run_part(own))
         known.note_well(compared, own.at_s)
 
     def _slowness(self, rank: int, verdict: Verdict, evidence: Evidence) -> Slowness:
@@ -216,9 +238,10 @@ class CauseWatch:
         because = self._because(verdict)
         if not because and not is_compared:
             return verdict
-        comparison, differing = self._comparison, next((one.differing for one in known if one.differing), ())
+        comparison, differing = self._comparison, next((one.differing for one in known if one.differing), {})
         if comparison is not None:
-            comparison = msgspec.structs.replace(comparison, differing=differing)
+            cores = known[0].cores if len(verdict.culprits) == len(known) == 1 else None
+            comparison = msgspec.structs.replace(comparison, differing=tuple(differing.values()), cores=cores)
         return msgspec.structs.replace(verdict, because=because, comparison=comparison)
 
     def _because(self, verdict: Verdict) -> tuple[Because, ...]:

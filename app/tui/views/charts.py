@@ -51,7 +51,7 @@ class ChartsView(LineView):
                 self.head = self.nothing_yet("CHARTS", "")
             return
         drawn_of = (history, history.num_looks, len(events), events.num_dropped, self.ui.source.reading)
-        no_loss = "" if history.loss.curve else self.ui.source.reading or no_loss_text(self.ui)
+        no_loss = "" if history.loss_curve else self.ui.source.reading or no_loss_text(self.ui)
         wanted = (*drawn_of, no_loss, self._span, self.size, self.look.theme)
         if wanted == self._drawn:
             return

@@ -254,7 +254,9 @@ class LogsView(FilteredView):
     @property
     def _traceback(self) -> list[str]:
         cause = self.cause
-        return [] if cause is None else cause.traceback or ["it left no traceback"]
+        if cause is None:
+            return []
+        return cause.traceback or (cause.text.split("; ") if _is_hang(cause) else ["it left no traceback"])
 
     def _traceback_lines(self, cause: RootCauseRow) -> list[Line]:
         palette, lines = self.look.palette, []
@@ -278,7 +280,8 @@ class LogsView(FilteredView):
         room = max(0, width - heading.width - len(hint) - 3)
         heading.cell(about, min(room, cell_len(self.look.shown(about))), palette.heading)
         heading.pad(width - len(hint) - 1, palette.heading).put(hint, palette.heading)
-        what = f"{cause.exception} (then {cause.outer})" if cause.outer else cause.exception or cause.end
+        end = cause.text if _is_hang(cause) and not self.shows_traceback else cause.end
+        what = f"{cause.exception} (then {cause.outer})" if cause.outer else cause.exception or end
         return [heading, self.line().put(" ").cell(what, width - 1, palette.critical)]
 
     def _title(self) -> Line:
@@ -311,3 +314,8 @@ class LogsView(FilteredView):
             line.put(rest if line.width + len(rest + state) + 2 < self.size.width else "", palette.heading)
         line.pad(self.size.width - len(state) - 1, palette.heading).put(state, palette.heading)
         return line
+
+
+def _is_hang(cause: RootCauseRow) -> bool:
+    """Return whether a verdict's sentence is the cause, and no process's end: `kept the others waiting`."""
+    return cause.end not in cause.text

@@ -156,7 +156,7 @@ class OverviewView(LineView):
 
     def _loss(self, width: int, height: int) -> list[Line]:
         source, shown = self.ui.source, self.ui.history.shown
-        points = shown.loss.curve if shown is not None else ()
+        points = shown.loss_curve if shown is not None else ()
         at = "at" if shown is None or shown.is_loss_dated else "at about"
         return loss_panel(self.look, points, (width, height), no_loss_text(self.ui), at=at, reading=source.reading)
 

@@ -77,7 +77,7 @@ KINDS: Mapping[str, ChartKind] = {
     FigureKey.WAIT_FRAC: ChartKind("WAIT SHARE", "no rank observed", percent_text, (LOWEST, HIGHEST), _whole),
     FigureKey.GPU_USE: ChartKind("GPU USE", "no fresh figures of GPUs", percent_text, (LOWEST,), _whole),
     FigureKey.GPU_MEMORY: ChartKind("GPU MEMORY", "no fresh figures of GPUs", bytes_text, (HIGHEST,), _bytes_above),
-    FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process seen", rate_text, (LOWEST,), nice_above),
+    FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process seen", rate_text, (LOWEST, HIGHEST), nice_above),
     FigureKey.RANK_MEMORY: ChartKind("MEMORY A RANK", "no process seen", bytes_text, (HIGHEST,), _bytes_above),
     FigureKey.HOST_CPU: ChartKind("CPU OF THE HOSTS", "no node seen", percent_text, (HIGHEST,), _whole),
 }
@@ -188,20 +188,28 @@ def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], 
     palette = look.palette
     line = Line(look).put(f" {kind.title}", palette.heading)
     line.put(f"  {kind.text(figure.value)}", _value_style(look, figure.value))
-    for label in _figure_texts(kind, figure, means):
+    labels = _figure_texts(kind, figure, means)
+    if line.width + sum(len(label) + 2 for label in labels) > width:
+        labels = _figure_texts(kind, figure, means, is_farthest_first=True)
+    for label in labels:
         if line.width + len(label) + 2 <= width:
             line.put(f"  {label}", palette.heading)
     return line.fit(width, palette.heading)
 
 
-def _figure_texts(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:
+def _figure_texts(
+    kind: ChartKind, figure: Figure, means: Sequence[float], *, is_farthest_first: bool = False
+) -> list[str]:
     """Return the texts beside the value: the extremes and their owners, or else the range of the means."""
     if figure.value is None:
         return [f"last {kind.text(means[-1])}"] if means else []
     if kind.extremes and kind.text(figure.low) != kind.text(figure.high):
+        value, extremes = figure.value, kind.extremes
+        if is_farthest_first:
+            distances = {one: abs((one.value_of(figure) or 0.0) - value) for one in extremes}
+            extremes = tuple(sorted(extremes, key=lambda one: (-distances[one], one is LOWEST)))
         return [
-            f"{extreme.word} {kind.text(extreme.value_of(figure))} {extreme.who_of(figure)}"
-            for extreme in kind.extremes
+            f"{extreme.word} {kind.text(extreme.value_of(figure))} {extreme.who_of(figure)}" for extreme in extremes
         ]
     least, most = (kind.text(min(means)), kind.text(max(means))) if means else ("", "")
     return [f"{least} to {most} in this time"] if least != most else []

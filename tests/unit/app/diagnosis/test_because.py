@@ -203,6 +203,24 @@ def test_waits_for_a_cpu_are_a_cause_where_the_rank_runs_no_longer_than_its_peer
     assert set(candidates_of(slow, Peers([slow], peers), slowness)) == ({Signal.CPU_WAIT} if is_named else set())
 
 
+@pytest.mark.parametrize(
+    ("wait", "cores", "peer_cores", "stands_out"),
+    [(0.12, 0.56, 0.02, False), (0.19, 0.82, 0.01, False), (0.3, 0.4, 0.38, True), (0.12, 0.0, 0.0, True)],
+    ids=["more Python", "a loop without end", "its CPU is taken", "not known"],
+)
+def test_waits_for_a_cpu_stand_out_where_the_rank_runs_no_longer_than_its_peers_or_they_are_a_cause(
+    wait: float, cores: float, peer_cores: float, stands_out: bool
+) -> None:
+    peers = [rank(number, {Signal.CPU_WAIT: 0.0}, cores=peer_cores) for number in range(1, 8)]
+    slow = rank(0, {Signal.CPU_WAIT: wait, Signal.CPU_PRESSURE: 0.6}, work_frac=1.0, cores=cores)
+    among = Peers([slow], peers)
+    compared, run_part = among.all_of(slow), among.run_part(slow)
+
+    marked = {Signal.CPU_WAIT, Signal.CPU_PRESSURE}
+    assert set(standing_out(compared, run_part)) == (marked if stands_out else set())
+    assert set(standing_out(compared, run_part, [Signal.CPU_OTHERS])) == marked
+
+
 def test_a_clock_must_account_for_the_cost() -> None:
     assert found({Signal.GPU_CLOCK: 1.6e9}, cost_frac=0.6) == {}
     assert set(found({Signal.GPU_CLOCK: 1.2e9}, cost_frac=0.6)) == {Signal.GPU_CLOCK}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.wire.signals import Signal
-from app.diagnosis.because import watch
+from app.diagnosis.because import comparison, watch
 from app.diagnosis.because.findings import Comparison
 from app.diagnosis.causes import Cause
 from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
@@ -157,6 +157,44 @@ def test_what_stands_out_in_the_panel_differs_in_the_sentence_too_though_it_is_n
     signals.shifts.clear()
     sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 2))
     assert "nothing else differs: 36 signals" in sim.view().headline().text
+
+
+def test_whether_a_signal_differs_does_not_change_with_one_look() -> None:
+    sim, signals = slow_cluster()
+    sim.run_until(lambda: "nothing else differs" in sim.view().headline().text, 20.0)
+
+    def headlines(for_s: float) -> set[bool]:
+        seen = set()
+        for _ in range(int(for_s / 0.5)):
+            sim.run(0.5)
+            seen.add("nothing else differs" in sim.view().headline().text)
+        return seen
+
+    signals.shift(Signal.CPU_WAIT, 0.5, rank=RANK)
+    shifts = list(signals.shifts)
+    sim.run(watch.LOOK_S)
+    signals.shifts.clear()
+    assert headlines(watch.LOOK_S * 3) == {True}, "one look finds it"
+
+    signals.shifts.extend(shifts)
+    sim.run(watch.LOOK_S * (watch.MIN_LOOKS + 1))
+    signals.shifts.clear()
+    assert headlines(watch.LOOK_S * (watch.MAX_MISSES - 1)) == {False}, "some looks miss it"
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_the_cores_of_a_slow_rank_and_its_peers_are_known_without_gpus(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_gpu:
+        monkeypatch.setattr(comparison, "GPU_LEVELS", ())
+    sim, _ = slow_cluster()
+    sim.run(watch.LOOK_S * watch.MIN_LOOKS)
+    found = straggler(sim)
+    assert found is not None
+    assert found.comparison is not None
+    own, peers = found.comparison.cores or (0.0, 0.0)
+    assert (own > peers > 0.0) == (not has_gpu)
 
 
 def test_one_sample_names_nothing() -> None:

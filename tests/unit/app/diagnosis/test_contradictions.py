@@ -207,7 +207,7 @@ def test_the_last_step_in_common_is_told_where_all_have_made_the_same_calls() ->
     verdict = only(judged(rank_in(0, 2, others), rank_in(1, 2, fewer)))
 
     assert verdict.counts == CallCounts(equal_step=9, difference=0)
-    assert "up to step 9 they made the same number of calls" in sentence(verdict)
+    assert "as far as known (up to step 9) they made the same number of calls" in sentence(verdict)
 
 
 def ended(num_ranks: int, groups: dict[int, GroupReport], aborted: int, lengths: str = "88 vs 4") -> Verdict:

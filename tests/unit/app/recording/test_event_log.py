@@ -71,6 +71,18 @@ def test_a_verdict_comes_and_goes_once(witness: Witness) -> None:
     assert verdict.severity is Severity.CRITICAL
 
 
+def test_who_is_no_longer_seen_has_not_recovered(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.slow(2, 4.0)
+    witness.run(20)
+    assert len(witness.told(EventKind.VERDICT)) == 1
+    witness.sim.lose_node(1)
+    witness.run(12)
+
+    (over,) = witness.told(EventKind.OVER)
+    assert over.startswith("rank 2: no longer seen, after ")
+
+
 def test_what_ends_with_its_job_has_not_recovered(witness: Witness) -> None:
     witness.run(12)
     witness.sim.freeze(2)

@@ -194,6 +194,32 @@ def test_the_loss_goes_on_over_its_steps_when_these_become_exact_and_about_right
     assert [x for x, _ in history.loss.points] == [4.0], "the steps restart"
 
 
+def test_the_loss_of_an_earlier_attempt_is_not_that_of_one_which_reports_none() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=1)
+    sim.run_to_step(3)
+    view = sim.view()
+    row = view.job()
+    assert row is not None
+
+    def seen(*attempts: tuple[int, int, float | None]) -> JobHistory:
+        history = JobHistory()
+        for attempt, step, loss in attempts:
+            found = msgspec.structs.replace(row, attempt=attempt, step=step, loss_step=step, loss=loss)
+            history.observe(view, found)
+        return history
+
+    history = seen((0, 262, 0.08), (1, 2, None))
+    assert (history.loss.curve, history.loss_curve) == ([(262, 0.08)], ())
+    history = seen((1, 2, None))
+    history.reach_back(seen((0, 262, 0.08), (1, 1, None)), view.now_s)
+    assert history.loss_curve == ()
+    history = seen((1, 2, 0.3))
+    history.reach_back(seen((0, 262, 0.08), (1, 1, None)), view.now_s)
+    assert history.loss_curve == [(2, 0.3)]
+    history.reach_back(seen((1, 1, 0.4)), view.now_s)
+    assert history.loss_curve == [(1, 0.4), (2, 0.3)]
+
+
 def test_a_printed_loss_of_an_unknown_step_stands_where_it_came_and_is_exact_only_once_another_is() -> None:
     history, sim = JobHistory(), SimCluster(num_nodes=1, ranks_per_node=1)
     sim.run_to_step(3)

@@ -188,6 +188,25 @@ def test_nothing_differs_is_an_answer() -> None:
     assert "for 12 s; likely because its GPU 3 runs" in sentence(stalled)
 
 
+@pytest.mark.parametrize(
+    ("cost_frac", "cores", "text"),
+    [
+        (0.8, (0.56, 0.02), "it uses 56 % of a CPU, its peers 2 %; "),
+        (0.8, (0.012, 0.02), "it sleeps or waits: it uses 1 % of a CPU; "),
+        (0.1, (0.05, 0.3), ""),
+        (0.8, (0.3, 0.02), ""),
+        (0.3, (0.9, 0.6), ""),
+        (0.8, None, ""),
+    ],
+)
+def test_the_cpu_of_a_slow_rank_is_shown_where_it_accounts_for_what_the_rank_costs(
+    cost_frac: float, cores: tuple[float, float] | None, text: str
+) -> None:
+    compared = Comparison(18, 3, 2, cores=cores)
+    shown = sentence(verdict(cost_frac=cost_frac, comparison=compared))
+    assert f": it waits 2 % of the time; {text}nothing else differs: 18 signals" in shown
+
+
 def test_an_event_names_what_has_begun_and_where() -> None:
     assert event_text(HOT) == "GPU 3 of gpu2: slowed by heat; rank 3 is slow"
     assert event_text(because(Signal.CPU_WAIT, 0.4, 0.0)) == "rank 3 on gpu2: waits for a CPU; rank 3 is slow"

@@ -16,6 +16,7 @@ from app.view.view import View
 from tests.support.node_reports import dead_worker, job_status, node_report
 
 if TYPE_CHECKING:
+    from agent.wire.reports import WorkerReport
     from app.view.rows import RootCauseRow
 
 OWN = RootCause(1, "exited with code 1", "ValueError: x", "RuntimeError: y", "train.py:3 in f", "one\n\ttwo", age_s=2.0)
@@ -36,6 +37,29 @@ def told(first: RootCause | None, second: RootCause | None, *workers: Any) -> Ro
         None if job.root_cause is None else msgspec.to_builtins(job.root_cause)
     )
     return job.root_cause
+
+
+def test_the_detail_of_a_failed_job_names_its_root_cause_and_no_victim() -> None:
+    def detail(*causes: RootCause | None, workers: tuple[WorkerReport, ...] = ()) -> str:
+        cluster = Cluster(["a", "b"])
+        for node, first_rank, cause in zip("ab", (0, 2), causes, strict=True):
+            failed = {"state": JobState.FAILED, "detail": f"rank {first_rank} exited with code 1: RuntimeError: [/x"}
+            status = msgspec.structs.replace(job_status(first_rank), root_cause=cause, **failed)
+            mine = [worker for worker in workers if worker.rank in (first_rank, first_rank + 1)]
+            cluster.apply(node, node_report(1, workers=mine, jobs=[status]), 100.0)
+        row = View(cluster, Diagnoser().observe(cluster, 200.0), 200.0).job()
+        assert row is not None
+        return row.detail
+
+    victim = msgspec.structs.replace(LOST, rank=0)
+    killed = RootCause(3, "was killed by SIGKILL", age_s=1.0)
+    assert detail(victim, killed) == "rank 3 on b was killed by SIGKILL"
+    assert detail(None, None) == "rank 0 exited with code 1: RuntimeError: [/x", "no cause is known"
+    launcher = RootCause(-1, "the launcher exited with code 1", age_s=9.0)
+    assert detail(None, launcher).startswith("rank 0 exited")
+    left_early = dead_worker(3, code=0, age_s=7.0)
+    lost = dead_worker(0, code=1, error=LOST.exception, age_s=5.0)
+    assert detail(victim, None, workers=(left_early, lost)).startswith("rank 3 on b finished (exit code 0)")
 
 
 def rank_of(row: RootCauseRow | None) -> int | None:

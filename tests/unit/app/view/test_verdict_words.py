@@ -13,7 +13,7 @@ from app.diagnosis.causes import Cause
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.diagnosis.wait_fractions import EarlierCost
-from app.model.unreachable_reason import UnreachableReason
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.view.verdict_hints import hint
 from app.view.verdict_text import MAX_TEXT, sentence
 from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
@@ -35,6 +35,9 @@ SHIFTED = (
 )
 GROUP_1 = Side((0, 2), "1", 61, "all_reduce", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
+
+
+NO_AGENT = UnreachableReason("nothing is known of jobs there (rankdeck up demo-1)", UnreachableKind.AGENT)
 
 
 def verdict(cause: Cause, **fields: Any) -> Verdict:
@@ -530,6 +533,16 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
             verdict(Cause.NODE_LOST, unreachable_reason=UnreachableReason("the connection is lost")),
             None,
             "rankdeck restart demo --exclude demo-1 --on-these-hosts, or x in the console",
+        ),
+        (
+            verdict(Cause.NODE_LOST, unreachable_reason=NO_AGENT),
+            None,
+            "rankdeck up demo-1 starts its agent again; x in the console restarts without demo-1",
+        ),
+        (
+            verdict(Cause.NODE_LOST, unreachable_reason=NO_AGENT._replace(why="its relay has seen its end")),
+            None,
+            "without it: rankdeck restart demo --exclude demo-1",
         ),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
         (verdict(Cause.STRAGGLER, is_behind_work=True), None, "CUDA_LAUNCH_BLOCKING=1 to see which kernel"),

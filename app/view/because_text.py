@@ -294,7 +294,7 @@ def nothing_differs_text(verdict: Verdict) -> str:
 MAX_SLEEPING = 0.1
 """Cores below which a rank sleeps or waits."""
 SLEEPING_PART, RUNNING_PART = 0.25, 0.5
-"""Parts of its cost: it sleeps where it runs for less than the first, and works where for the second more than peers."""
+"""Parts of its cost: a rank sleeps that runs for less than the first, and works that runs for the second more."""
 
 
 def _cores_text(verdict: Verdict) -> str:

@@ -164,6 +164,8 @@ class GpuCause(RealCause[Gpus]):
     has_parts: bool = False
 
 
+COUNTED_S = 80.0
+"""Until an agent knows the level of a counter of errors, of which it takes a sample each 10 s."""
 HEAT = GpuCause("heat", lambda on: on.heat(1), frozenset({Signal.GPU_THERMAL}))
 GPU_CAUSES: tuple[GpuCause, ...] = (
     HEAT,
@@ -174,11 +176,26 @@ GPU_CAUSES: tuple[GpuCause, ...] = (
     GpuCause("a lower power limit", lambda on: on.limit_power(1), frozenset({Signal.GPU_POWER_LIMIT})),
     GpuCause("another process", lambda on: on.share(1), frozenset({Signal.GPU_OTHERS})),
     GpuCause("4 PCIe lanes of 16", lambda on: on.change(1, {LANES: 4}), frozenset({Signal.PCIE_WIDTH})),
-    GpuCause("PCIe packets sent again", lambda on: on.count(1, REPLAYS, 200), frozenset({Signal.PCIE_REPLAYS})),
-    GpuCause("memory errors", lambda on: on.count(1, CORRECTED, 50), frozenset({Signal.GPU_ECC_CORRECTED})),
+    GpuCause(
+        "PCIe packets sent again",
+        lambda on: on.count(1, REPLAYS, 200),
+        frozenset({Signal.PCIE_REPLAYS}),
+        settled_s=COUNTED_S,
+    ),
+    GpuCause(
+        "memory errors",
+        lambda on: on.count(1, CORRECTED, 50),
+        frozenset({Signal.GPU_ECC_CORRECTED}),
+        settled_s=COUNTED_S,
+    ),
     GpuCause("PCIe 3 of 5", lambda on: on.change(1, {GENERATION: 3}), frozenset({Signal.PCIE_GENERATION})),
     GpuCause("an NVLink down", lambda on: on.change(1, {LAST_LINK: 0}), frozenset({Signal.NVLINKS})),
-    GpuCause("errors of an NVLink", lambda on: on.count(1, LINK_ERRORS, 50), frozenset({Signal.NVLINK_ERRORS})),
+    GpuCause(
+        "errors of an NVLink",
+        lambda on: on.count(1, LINK_ERRORS, 50),
+        frozenset({Signal.NVLINK_ERRORS}),
+        settled_s=COUNTED_S,
+    ),
     GpuCause(
         "a memory row to replace", lambda on: on.change(1, {ROWS: [0, 1, 1, 0]}), frozenset({Signal.GPU_ROW_REMAP})
     ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from app.diagnosis.causes import Cause
-from tests.corpus.real_causes import AFTER_S, PROGRAMS, SETTLED_S, START_S, WITHIN_S, Machine, RealCause, Told
+from tests.corpus.real_causes import AFTER_S, PROGRAMS, START_S, WITHIN_S, Machine, RealCause, Told
 from tests.support.desk import Desk, named
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _Run(Generic[Hosts]):
     def told(self) -> HostTold:
         assert self._watch(START_S, self._trains), "not all ranks train"
         self._machine.begin()
-        self._watch(SETTLED_S, lambda: False)
+        self._watch(self._cause.settled_s, lambda: False)
         self._told, self._struck_s = HostTold(self._cause.name), time.monotonic()
         self._cause.do(self._machine)
         self._watch(self._within_s, self._is_told)

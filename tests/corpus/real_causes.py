@@ -121,6 +121,8 @@ class RealCause(Generic[On]):
     """Signals that may be named besides: they show the same."""
     before: str = ""
     """What the ranks are asked for before they start."""
+    settled_s: float = SETTLED_S
+    """For how long all train before."""
 
 
 @dataclass
@@ -216,7 +218,7 @@ class _Watch:
 
     def told(self) -> Told:
         until(self._has_begun, START_S, "the first step")
-        self._watch(SETTLED_S, lambda: False)
+        self._watch(self._cause.settled_s, lambda: False)
         until(self._is_warm, START_S, "healthy training")
         self._told, self._struck_s = Told(self._cause.name), time.monotonic()
         self._machine.pids = [worker.pid for worker in self._agent.report().workers]

@@ -26,7 +26,7 @@ from ddpcore.errors import UnknownPhaseError
 from ddpcore.probe.faults import NEED_TORCH, StepFaults, pause, strike
 from ddpcore.probe.gpu import GpuMemory
 from ddpcore.probe.main_thread import MainThread, MainWaits
-from ddpcore.probe.process_facts import InterpreterWaits, Surroundings
+from ddpcore.probe.process_facts import InterpreterWaits, Surroundings, signals_blocked
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps, step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
@@ -71,7 +71,6 @@ FAILURE_PATIENCE_S = 0.2
 
 REPORT_POLL_S = 0.01
 """Seconds between looks of an injected fault whether its step has been reported."""
-
 
 MAX_STEP_ENDS = 64
 """Latest steps: as many as the recorder holds collectives, of which a step has one at least."""
@@ -168,8 +167,9 @@ class Probe:
         self.num_dropped = 0
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; all signals are for the program's own."""
+        with signals_blocked():
+            self._thread.start()
 
     def become(self, rank: TorchrunEnv) -> None:
         """Report as this rank from now on."""

@@ -328,6 +328,23 @@ def test_a_freeze_strikes_after_its_step_has_been_reported(directory: Path, inbo
     assert newest.step == 8
 
 
+AWAITS_SIGNAL = """
+import os, signal, torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigtimedwait({signal.SIGUSR1}, 9).si_signo)
+"""
+
+
+def test_a_signal_that_the_program_waits_for_is_not_taken_by_the_probe(directory: Path) -> None:
+    # As torchrun sets it: else numpy has a thread that takes signals.
+    environment = os.environ | rank_environment(directory) | {"OMP_NUM_THREADS": "1"}
+    rank = subprocess.run([sys.executable, "-c", AWAITS_SIGNAL], env=environment, stdout=subprocess.PIPE, check=False)
+    assert (rank.returncode, rank.stdout) == (0, b"%d\n" % signal.SIGUSR1)
+
+
 def rank_environment(directory: Path, *faults: Fault) -> dict[str, str]:
     return {
         "RANK": "3",

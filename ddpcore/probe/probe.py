@@ -32,7 +32,7 @@ from ddpcore.probe.progress import OptimizerSteps, step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
-from ddpcore.probe.samples import Sample, StepEnd, StepMark
+from ddpcore.probe.samples import Sample, StepEnd, StepMark, to_float, to_int
 from ddpcore.probe.stack import StackWalk, stack_of
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
@@ -181,6 +181,8 @@ class Probe:
         if self._has_ended:
             return
         self._has_ended = True
+        if self._has_lost_files():
+            return
         os.eventfd_write(self._ending, 1)
         self._thread.join(EXIT_PATIENCE_S)
         os.close(self._ending)
@@ -191,7 +193,7 @@ class Probe:
 
         The launcher may kill the process before it has ended.
         """
-        if not self._has_ended:
+        if not (self._has_ended or self._has_lost_files()):
             os.eventfd_write(self._failing, 1)
             self._has_reported_failure.wait(FAILURE_PATIENCE_S)
 
@@ -261,7 +263,10 @@ class Probe:
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._interpreter.wait(self._wakes, self._pace.pause_s(time.monotonic())):
+            seen = self._interpreter.wait(self._wakes, self._pace.pause_s(time.monotonic()))
+            if self._has_lost_files():
+                return
+            for fd, _ in seen:
                 if fd == self._ending:
                     is_ending = True
                 elif fd == self._failing:
@@ -273,6 +278,14 @@ class Probe:
         self._interpreter.end()
         self._out.close()
         self._requests.close()
+
+    def _has_lost_files(self) -> bool:
+        """Return whether the program has closed all descriptors; if so, none of them is touched again."""
+        if self._out.is_open:
+            return False
+        self._out.let_go()
+        self._requests.let_go()
+        return True
 
     def _wants_sample(self, now_s: float) -> bool:
         """Return whether a sample is due, or what the last one saw pending still is."""
@@ -417,7 +430,7 @@ def report_step(
     """
     probe = _probe
     if probe is not None:
-        probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch), _to_int(loss_step))
+        probe.step(to_int(step) or 0, to_float(loss), to_int(epoch), to_int(loss_step))
 
 
 def count_step(optimizer_id: int) -> None:
@@ -478,23 +491,3 @@ def _end() -> None:
         if _probe.has_seen_collectives:
             time.sleep(EXIT_GRACE_S)
         _forget()
-
-
-_NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
-"""Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""
-
-
-def _to_float(loss: SupportsFloat | None) -> float | None:
-    try:
-        # A tensor's item() takes no notice of gradients, its float() warns of them.
-        item = getattr(loss, "item", None)
-        return None if loss is None else float(item() if item else loss)
-    except _NO_NUMBER:
-        return None
-
-
-def _to_int(value: int | None) -> int | None:
-    try:
-        return None if value is None else int(value)
-    except _NO_NUMBER:
-        return None

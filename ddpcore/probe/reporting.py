@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 from random import Random
 
@@ -114,6 +115,16 @@ class ReportSocket:
     def __init__(self, inbox: str) -> None:
         self._inbox = inbox
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._identity = _identity(self._socket.fileno())
+
+    @property
+    def is_open(self) -> bool:
+        """False once it is closed, also by a program that closes all descriptors: its number may be another file's."""
+        return _identity(self._socket.fileno()) == self._identity
+
+    def let_go(self) -> None:
+        """Forget the descriptor without closing it."""
+        self._socket.detach()
 
     def send(self, datagram: bytes) -> bool:
         """Send a datagram, and return whether the inbox has taken it: there may be no agent, or a full inbox."""
@@ -130,3 +141,11 @@ class ReportSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

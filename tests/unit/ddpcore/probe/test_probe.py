@@ -19,7 +19,7 @@ import torch
 
 from ddpcore.env import ProbeEnv, TorchrunEnv
 from ddpcore.errors import UnknownPhaseError
-from ddpcore.probe import probe, reporting
+from ddpcore.probe import probe, reporting, samples
 from ddpcore.probe.flight_recorder import FlightRecorder
 from ddpcore.probe.stack import code_roots
 from ddpcore.wire import (
@@ -345,6 +345,37 @@ def test_a_signal_that_the_program_waits_for_is_not_taken_by_the_probe(directory
     assert (rank.returncode, rank.stdout) == (0, b"%d\n" % signal.SIGUSR1)
 
 
+CLOSES_ALL = """
+import os, sys, time, torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+time.sleep(0.5)
+os.closerange(3, 256)
+files = [open(f"{sys.argv[1]}/{name}", "w+b") for name in range(9)]
+for file in files:
+    file.write(b"own")
+    file.flush()
+    file.seek(0)
+time.sleep(float(sys.argv[2]))
+print(*{file.read() for file in files})
+for file in files:
+    file.write(b"own")
+"""
+
+
+@pytest.mark.parametrize("pause_s", [0, 1])
+def test_the_files_of_a_program_that_has_closed_all_are_its_own(directory: Path, pause_s: float) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSES_ALL, str(directory), str(pause_s)],
+        env=os.environ | rank_environment(directory),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'own'\n", "")
+    assert {(directory / str(name)).read_bytes() for name in range(9)} == {b"ownown"}
+
+
 def rank_environment(directory: Path, *faults: Fault) -> dict[str, str]:
     return {
         "RANK": "3",
@@ -377,12 +408,12 @@ def test_without_a_probe_a_step_is_nothing_and_never_an_error() -> None:
     ],
 )
 def test_a_loss_that_is_no_number_is_left_out(loss: object, taken: float | None) -> None:
-    assert probe._to_float(loss) == taken  # type: ignore[arg-type]
+    assert samples.to_float(loss) == taken  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), np.float64("-inf"), "no number", torch.ones(3)])
 def test_a_step_or_an_epoch_that_is_no_number_is_left_out(number: object) -> None:
-    assert probe._to_int(number) is None  # type: ignore[arg-type]
+    assert samples.to_int(number) is None  # type: ignore[arg-type]
 
 
 def current_phases() -> tuple[Phase, ...]:

@@ -66,6 +66,9 @@ exception", half of all runs with 8 ranks on 2 cores that end with a collective)
 EXIT_PATIENCE_S = 0.5
 """Seconds that the interpreter's exit, or an injected fault, waits for the last report."""
 
+_LAST_AT_EXIT = -(10**9)
+"""Priority of what multiprocessing calls at a process's end: behind all that it joins."""
+
 FAILURE_PATIENCE_S = 0.2
 """Seconds that an exception which ends the program waits for its report: a dump and a datagram take 1 ms."""
 
@@ -405,12 +408,12 @@ def start(
     probe.start()
     _probe = probe
     os.register_at_fork(after_in_child=_forget)
-    atexit.register(_end)
-    join = getattr(sys.modules.get("multiprocessing.util"), "_exit_function", None)
-    if join is not None:
-        # Exit handlers run in reverse: multiprocessing joins its children while the probe still reports.
-        atexit.unregister(join)
-        atexit.register(join)
+    processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if processes is None or util is None or processes.parent_process() is not None:
+        atexit.register(_end)
+    else:
+        # While multiprocessing joins its children the probe still reports.
+        util.Finalize(None, _end, exitpriority=_LAST_AT_EXIT)
 
 
 def report_step(

@@ -376,6 +376,28 @@ def test_the_files_of_a_program_that_has_closed_all_are_its_own(directory: Path,
     assert {(directory / str(name)).read_bytes() for name in range(9)} == {b"ownown"}
 
 
+STOPS_ITS_CHILD_AT_EXIT = """
+import atexit, multiprocessing
+context = multiprocessing.get_context("fork")
+is_over = context.Event()
+atexit.register(is_over.set)
+import torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+context.Process(target=is_over.wait).start()
+"""
+
+
+def test_exit_handlers_that_stop_children_run_before_these_are_joined_and_the_last_report_comes_then(
+    directory: Path, inbox: Inbox
+) -> None:
+    environment = os.environ | rank_environment(directory)
+    subprocess.run([sys.executable, "-c", STOPS_ITS_CHILD_AT_EXIT], env=environment, timeout=WAIT_S, check=True)
+    newest = inbox.newest()
+    assert newest is not None
+    assert newest.is_ending
+
+
 def rank_environment(directory: Path, *faults: Fault) -> dict[str, str]:
     return {
         "RANK": "3",

@@ -188,8 +188,9 @@ class Probe:
             return
         os.eventfd_write(self._ending, 1)
         self._thread.join(EXIT_PATIENCE_S)
-        os.close(self._ending)
-        os.close(self._failing)
+        if not self._thread.is_alive():
+            os.close(self._ending)
+            os.close(self._failing)
 
     def fail(self) -> None:
         """Report the exception that ends the program; blocks at most `FAILURE_PATIENCE_S`.

@@ -287,6 +287,37 @@ def test_a_recorder_that_raises_ends_the_probe_and_nothing_else(
     assert not one._thread.is_alive()
 
 
+class StuckRecorder(FlightRecorder):
+    """A recorder that takes longer than the interpreter's exit waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+    def counters(self) -> Counters:
+        self.is_asked.set()
+        self.may_answer.wait(WAIT_S)
+        return super().counters()
+
+
+def test_a_probe_that_is_stuck_while_the_program_ends_prints_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(probe, "EXIT_PATIENCE_S", 0.01)
+    recorder = StuckRecorder()
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), recorder)
+    one.start()
+    assert recorder.is_asked.wait(WAIT_S)
+
+    one.end()
+    recorder.may_answer.set()
+    one._thread.join(WAIT_S)
+
+    assert (one._thread.is_alive(), printed) == (False, [])
+
+
 def test_a_slow_fault_begins_at_its_step(directory: Path) -> None:
     fault = Fault(kind=FaultKind.SLOW, rank=3, at_step=2, factor=5.0)
     one = probe.Probe(TORCHRUN, probe_env(directory, (fault,)), code_roots(), FlightRecorder())

@@ -30,7 +30,7 @@ from ddpcore.probe.process_facts import InterpreterWaits, Surroundings, signals_
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps, step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
-from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
+from ddpcore.probe.reporting import Pace, ReportSocket, file_of, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
 from ddpcore.probe.samples import Sample, StepEnd, StepMark, to_float, to_int
 from ddpcore.probe.stack import StackWalk, stack_of
@@ -159,6 +159,8 @@ class Probe:
         self._wakes.register(self._failing, select.POLLIN)
         if self._requests.fd is not None:
             self._wakes.register(self._requests.fd, select.POLLIN)
+        fds = (self._out.fd, self._requests.fd, self._ending, self._failing)
+        self._files = {fd: file_of(fd) for fd in fds if fd is not None}
         self._has_ended = False
         self._has_reported_failure = threading.Event()
         self._pace = Pace(torchrun.rank)
@@ -284,8 +286,8 @@ class Probe:
         self._requests.close()
 
     def _has_lost_files(self) -> bool:
-        """Return whether the program has closed all descriptors; if so, none of them is touched again."""
-        if self._out.is_open:
+        """Return whether the program has closed descriptors of the probe's; if so, none of them is touched again."""
+        if all(file_of(fd) == file for fd, file in self._files.items()):
             return False
         self._out.let_go()
         self._requests.let_go()

@@ -115,12 +115,11 @@ class ReportSocket:
     def __init__(self, inbox: str) -> None:
         self._inbox = inbox
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._identity = _identity(self._socket.fileno())
 
     @property
-    def is_open(self) -> bool:
-        """False once it is closed, also by a program that closes all descriptors: its number may be another file's."""
-        return _identity(self._socket.fileno()) == self._identity
+    def fd(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        return self._socket.fileno()
 
     def let_go(self) -> None:
         """Forget the descriptor without closing it."""
@@ -143,7 +142,8 @@ class ReportSocket:
         self._socket.close()
 
 
-def _identity(fd: int) -> tuple[int, int] | None:
+def file_of(fd: int) -> tuple[int, int] | None:
+    """Return what distinguishes the file of a descriptor from others; None where that is closed."""
     try:
         status = os.fstat(fd)
     except OSError:

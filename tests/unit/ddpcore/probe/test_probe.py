@@ -407,6 +407,18 @@ def test_the_files_of_a_program_that_has_closed_all_are_its_own(directory: Path,
     assert {(directory / str(name)).read_bytes() for name in range(9)} == {b"ownown"}
 
 
+def test_a_descriptor_that_the_program_has_closed_by_mistake_ends_the_probe(directory: Path) -> None:
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), FlightRecorder())
+    one.start()
+
+    assert one._requests.fd is not None
+    os.close(one._requests.fd)
+    one._thread.join(WAIT_S)
+
+    assert not one._thread.is_alive()
+    one.end()
+
+
 STOPS_ITS_CHILD_AT_EXIT = """
 import atexit, multiprocessing
 context = multiprocessing.get_context("fork")

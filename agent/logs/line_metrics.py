@@ -58,7 +58,7 @@ class LineMetrics:
         Args:
             lines: As they were printed.
             unfinished: The line that is still being printed, such as a progress bar; a value that stands at its very
-                end may be cut short and is not taken.
+                end may be cut short and is not taken, as at the end of the characters that are looked at.
             is_over: Asked before each pattern; True ends the reading.
         """
         found: dict[str, float] = {}
@@ -67,13 +67,13 @@ class LineMetrics:
             if not missing:
                 break
             text, in_line = line[:MAX_LOOKED_CHARS], dict[str, float]()
+            end = len(text) if place == 0 or len(line) > len(text) else None
             for pattern, names in missing if text else ():
                 if is_over():
                     break
-                for name, value in _values(pattern, names, text, must_end_before=len(text) if place == 0 else None):
+                for name, value in _values(pattern, names, text, must_end_before=end):
                     in_line.setdefault(name, value)
             if LOSS_METRIC in in_line and LOSS_METRIC not in found:
-                end = len(text) if place == 0 else None
                 # A pattern that has found a later step is asked again: the loss is of the step in its own line.
                 asked = (pattern for pattern in self._patterns if STEP_METRIC in pattern[1])
                 steps = (self._step_by(*pattern, text, must_end_before=end) for pattern in asked)

@@ -135,7 +135,8 @@ class LogFile:
 
     def _feed(self, data: bytes) -> list[str]:
         if self._is_mid_line:
-            end = data.find(b"\n") + 1
+            # A carriage return begins the line anew, but for one that may be half of a line's end.
+            end = data.find(b"\n") + 1 or data.find(b"\r", 0, -1) + 1
             if not end:
                 return []
             self._drop_line(self._offset - len(data) + end)

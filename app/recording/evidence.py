@@ -153,6 +153,8 @@ async def _ask_past(fleet: Fleet, node: str, first_s: float, into: Answers) -> N
 MAX_FILES = 20
 MAX_BYTES = 2**30
 """Bytes of all files together; the latest one is kept whatever its size."""
+SKEW_S = 60.0
+"""Seconds by which a file server's clock may be ahead. A later file is from before this machine's was set back."""
 _NAME = re.compile(r"-\d{8}-\d{6}(-\d+)?\.zip\Z")
 """File names of `bundle_name`, and of `write_evidence` from it."""
 
@@ -206,11 +208,12 @@ def write_evidence(path: Path, content: bytes) -> Path:
 
 def latest_evidence(directory: Path, job_id: str, since_s: float) -> Path | None:
     """Return the latest evidence of a job in a directory, if it was written after `since_s` of the wall clock."""
+    until_s = time.time() + SKEW_S  # noqa: TID251 - files are dated by it
     found = []
     with contextlib.suppress(OSError):
         for path in directory.glob("*.zip"):
             is_own = _NAME.fullmatch(path.name.removeprefix(job_id)) is not None
-            if is_own and path.name.startswith(job_id) and (written_s := path.stat().st_mtime) >= since_s:
+            if is_own and path.name.startswith(job_id) and since_s <= (written_s := path.stat().st_mtime) <= until_s:
                 found.append((written_s, path))
     return max(found)[1] if found else None
 

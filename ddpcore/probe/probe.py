@@ -26,13 +26,13 @@ from ddpcore.errors import UnknownPhaseError
 from ddpcore.probe.faults import NEED_TORCH, StepFaults, pause, strike
 from ddpcore.probe.gpu import GpuMemory
 from ddpcore.probe.main_thread import MainThread, MainWaits
-from ddpcore.probe.process_facts import InterpreterWaits, Surroundings
+from ddpcore.probe.process_facts import InterpreterWaits, Surroundings, signals_blocked
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps, step_ages
 from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
-from ddpcore.probe.reporting import Pace, ReportSocket, tick_of
+from ddpcore.probe.reporting import Pace, ReportSocket, file_of, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
-from ddpcore.probe.samples import Sample, StepEnd, StepMark
+from ddpcore.probe.samples import Sample, StepEnd, StepMark, to_float, to_int
 from ddpcore.probe.stack import StackWalk, stack_of
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
@@ -66,12 +66,14 @@ exception", half of all runs with 8 ranks on 2 cores that end with a collective)
 EXIT_PATIENCE_S = 0.5
 """Seconds that the interpreter's exit, or an injected fault, waits for the last report."""
 
+_LAST_AT_EXIT = -(10**9)
+"""Priority of what multiprocessing calls at a process's end: behind all that it joins."""
+
 FAILURE_PATIENCE_S = 0.2
 """Seconds that an exception which ends the program waits for its report: a dump and a datagram take 1 ms."""
 
 REPORT_POLL_S = 0.01
 """Seconds between looks of an injected fault whether its step has been reported."""
-
 
 MAX_STEP_ENDS = 64
 """Latest steps: as many as the recorder holds collectives, of which a step has one at least."""
@@ -157,6 +159,8 @@ class Probe:
         self._wakes.register(self._failing, select.POLLIN)
         if self._requests.fd is not None:
             self._wakes.register(self._requests.fd, select.POLLIN)
+        fds = (self._out.fd, self._requests.fd, self._ending, self._failing)
+        self._files = {fd: file_of(fd) for fd in fds if fd is not None}
         self._has_ended = False
         self._has_reported_failure = threading.Event()
         self._pace = Pace(torchrun.rank)
@@ -168,8 +172,9 @@ class Probe:
         self.num_dropped = 0
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; all signals are for the program's own."""
+        with signals_blocked():
+            self._thread.start()
 
     def become(self, rank: TorchrunEnv) -> None:
         """Report as this rank from now on."""
@@ -181,17 +186,20 @@ class Probe:
         if self._has_ended:
             return
         self._has_ended = True
+        if self._has_lost_files():
+            return
         os.eventfd_write(self._ending, 1)
         self._thread.join(EXIT_PATIENCE_S)
-        os.close(self._ending)
-        os.close(self._failing)
+        if not self._thread.is_alive():
+            os.close(self._ending)
+            os.close(self._failing)
 
     def fail(self) -> None:
         """Report the exception that ends the program; blocks at most `FAILURE_PATIENCE_S`.
 
         The launcher may kill the process before it has ended.
         """
-        if not self._has_ended:
+        if not (self._has_ended or self._has_lost_files()):
             os.eventfd_write(self._failing, 1)
             self._has_reported_failure.wait(FAILURE_PATIENCE_S)
 
@@ -261,7 +269,10 @@ class Probe:
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._interpreter.wait(self._wakes, self._pace.pause_s(time.monotonic())):
+            seen = self._interpreter.wait(self._wakes, self._pace.pause_s(time.monotonic()))
+            if self._has_lost_files():
+                return
+            for fd, _ in seen:
                 if fd == self._ending:
                     is_ending = True
                 elif fd == self._failing:
@@ -273,6 +284,14 @@ class Probe:
         self._interpreter.end()
         self._out.close()
         self._requests.close()
+
+    def _has_lost_files(self) -> bool:
+        """Return whether the program has closed descriptors of the probe's; if so, none of them is touched again."""
+        if all(file_of(fd) == file for fd, file in self._files.items()):
+            return False
+        self._out.let_go()
+        self._requests.let_go()
+        return True
 
     def _wants_sample(self, now_s: float) -> bool:
         """Return whether a sample is due, or what the last one saw pending still is."""
@@ -392,12 +411,12 @@ def start(
     probe.start()
     _probe = probe
     os.register_at_fork(after_in_child=_forget)
-    atexit.register(_end)
-    join = getattr(sys.modules.get("multiprocessing.util"), "_exit_function", None)
-    if join is not None:
-        # Exit handlers run in reverse: multiprocessing joins its children while the probe still reports.
-        atexit.unregister(join)
-        atexit.register(join)
+    processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if processes is None or util is None or processes.parent_process() is not None:
+        atexit.register(_end)
+    else:
+        # While multiprocessing joins its children the probe still reports.
+        util.Finalize(None, _end, exitpriority=_LAST_AT_EXIT)
 
 
 def report_step(
@@ -417,7 +436,7 @@ def report_step(
     """
     probe = _probe
     if probe is not None:
-        probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch), _to_int(loss_step))
+        probe.step(to_int(step) or 0, to_float(loss), to_int(epoch), to_int(loss_step))
 
 
 def count_step(optimizer_id: int) -> None:
@@ -478,23 +497,3 @@ def _end() -> None:
         if _probe.has_seen_collectives:
             time.sleep(EXIT_GRACE_S)
         _forget()
-
-
-_NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
-"""Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""
-
-
-def _to_float(loss: SupportsFloat | None) -> float | None:
-    try:
-        # A tensor's item() takes no notice of gradients, its float() warns of them.
-        item = getattr(loss, "item", None)
-        return None if loss is None else float(item() if item else loss)
-    except _NO_NUMBER:
-        return None
-
-
-def _to_int(value: int | None) -> int | None:
-    try:
-        return None if value is None else int(value)
-    except _NO_NUMBER:
-        return None

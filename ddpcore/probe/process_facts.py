@@ -353,6 +353,26 @@ def _sigterm_waits() -> Iterator[None]:
             signal.raise_signal(signal.SIGTERM)
 
 
+_BY_A_THREAD_ITSELF = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals of what the thread itself has done: `faulthandler` shows where."""
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Block all signals in the calling thread for a block, and for ever in the threads that it starts.
+
+    A program that waits for a signal (sigwait, signalfd) blocks it in its own threads: it would come to a thread that
+    does not, and end the process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _BY_A_THREAD_ITSELF)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _first_of_chain(error: BaseException) -> BaseException:
     for _ in range(_MAX_CHAIN):
         before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

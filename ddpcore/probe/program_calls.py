@@ -137,8 +137,19 @@ def note_roots() -> bool:
     originals = {name: getattr(group_class, name, None) for name in TENSORS_AT}
     for name, original in originals.items():
         if original is not None:
-            setattr(group_class, name, _noted(original, name, call_roots))
+            _put(group_class, name, _noted(original, name, call_roots))
     return all(originals.values())
+
+
+def _put(group_class: Any, name: str, wrapper: Any) -> None:
+    """Put a wrapper in a method's place.
+
+    Its code has the method's name: by that pybind11 sees, in a group whose class a program has derived from torch's,
+    that the method is called from where it seems to be overridden. Else the two would call each other without end.
+    Source: pybind11/pybind11.h, `get_type_override`.
+    """
+    wrapper.__code__ = wrapper.__code__.replace(co_name=name)
+    setattr(group_class, name, wrapper)
 
 
 def _noted(original: Callable[..., Any], op: str, roots: CallRoots) -> Callable[..., Any]:
@@ -273,7 +284,7 @@ def count_peer_calls() -> bool:
     originals = {name: getattr(group_class, name, None) for name in names}
     for name, original in originals.items():
         if original is not None:
-            setattr(group_class, name, _counted(original, names[name], has_peer=name != "recv_anysource"))
+            _put(group_class, name, _counted(original, names[name], has_peer=name != "recv_anysource"))
     return all(originals.values())
 
 

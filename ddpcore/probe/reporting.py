@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 from random import Random
 
@@ -115,6 +116,15 @@ class ReportSocket:
         self._inbox = inbox
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def let_go(self) -> None:
+        """Forget the descriptor without closing it."""
+        self._socket.detach()
+
     def send(self, datagram: bytes) -> bool:
         """Send a datagram, and return whether the inbox has taken it: there may be no agent, or a full inbox."""
         try:
@@ -130,3 +140,12 @@ class ReportSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def file_of(fd: int) -> tuple[int, int] | None:
+    """Return what distinguishes the file of a descriptor from others; None where that is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

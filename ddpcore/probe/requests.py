@@ -74,6 +74,11 @@ class RequestSocket:
             except OSError:
                 return
 
+    def let_go(self) -> None:
+        """Forget the descriptor without closing it."""
+        if self._socket is not None:
+            self._socket.detach()
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()

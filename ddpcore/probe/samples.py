@@ -24,6 +24,8 @@ from ddpcore.wire import (
 )
 
 if TYPE_CHECKING:
+    from typing import SupportsFloat
+
     from ddpcore.probe.stack import Reading
 
 
@@ -250,3 +252,25 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     uncaught: Uncaught | None = None
     """The exception that ends the program, once there is one."""
     step_ages: StepAges = StepAges()
+
+
+_NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
+"""Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""
+
+
+def to_float(loss: SupportsFloat | None) -> float | None:
+    """Return a program's loss, a number or a tensor with one element; None of what is no number."""
+    try:
+        # A tensor's item() takes no notice of gradients, its float() warns of them.
+        item = getattr(loss, "item", None)
+        return None if loss is None else float(item() if item else loss)
+    except _NO_NUMBER:
+        return None
+
+
+def to_int(value: int | None) -> int | None:
+    """Return a program's step or epoch; None of what is no number."""
+    try:
+        return None if value is None else int(value)
+    except _NO_NUMBER:
+        return None

@@ -113,6 +113,8 @@ def test_of_a_progress_bar_only_what_cannot_be_cut_short_is_taken() -> None:
 def test_only_the_newest_lines_and_their_beginnings_are_looked_at() -> None:
     assert found([LOSS], "loss=1", *["x"] * MAX_LOOKED_LINES) == {}
     assert found([LOSS], "x" * MAX_LOOKED_CHARS + "loss=1") == {}
+    assert found([LOSS], "loss=9", "x" * (MAX_LOOKED_CHARS - 7) + "loss=1.25") == {"loss": 9.0}
+    assert found([LOSS], "x" * (MAX_LOOKED_CHARS - 7) + "loss=12") == {"loss": 12.0}
 
 
 def test_a_look_that_is_out_of_time_ends() -> None:

@@ -126,6 +126,19 @@ def test_a_burst_is_skipped_counted_and_the_first_whole_line_behind_it_is_shown(
     assert file.dropped_bytes + 8 * len(last) == path.stat().st_size - 1003
 
 
+def test_a_skip_into_a_progress_bar_goes_on_with_its_next_state(file: LogFile, path: Path) -> None:
+    path.write_bytes(b"\r50% loss=0.5" * (MAX_BACKLOG_BYTES // 10))
+    assert file.look()
+    assert file.read(1000, MANY) == []
+    (note,) = lines(file)
+    assert note.startswith(f"({file.dropped_bytes} bytes are not shown here, from offset 0 on")
+    assert file.unfinished == "50% loss=0.5"
+    with path.open("ab") as writer:
+        writer.write(b"\r51% loss=0.4\r\ndone\n")
+    assert lines(file) == ["51% loss=0.4", "done"]
+    assert file.dropped_bytes % len(b"\r50% loss=0.5") == 1, "the next state begins behind its carriage return"
+
+
 def test_a_skip_into_a_line_that_is_never_ended_is_counted_when_the_file_is(file: LogFile, path: Path) -> None:
     path.write_bytes(b"x" * (MAX_BACKLOG_BYTES + 100_000))
     assert file.look()

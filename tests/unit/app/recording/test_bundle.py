@@ -249,6 +249,25 @@ def test_what_is_masked_keeps_within_the_bounds_of_its_field() -> None:
     assert (found.records, found.is_cut) == (kept, False)
 
 
+def test_a_job_whose_name_looks_like_a_token_keeps_it() -> None:
+    job_id = "sk-resnet50-imagenet-v2"
+    assert masked_text(job_id) == MASK
+    report = decode_node_report(some_frame())
+    job = msgspec.structs.replace(report.jobs[0], job_id=job_id, detail=TOKEN)
+    workers = [msgspec.structs.replace(worker, job_id=job_id) for worker in report.workers]
+    frame = encode_node_report(msgspec.structs.replace(report, jobs=[job], workers=workers))
+    stacks = StacksRecord(0.0, "demo-0", Stacks(job_id, 0, 0.1, [RankStacks(0, StackSource.PROBE, 1, [], note=TOKEN)]))
+
+    kept = masked(ReportRecord(0.0, "demo-0", frame))
+
+    assert isinstance(kept, ReportRecord)
+    told = decode_node_report(kept.frame)
+    assert {job.job_id for job in told.jobs} == {worker.job_id for worker in told.workers} == {job_id}
+    assert told.jobs[0].detail == MASK
+    shown = Stacks(job_id, 0, 0.1, [RankStacks(0, StackSource.PROBE, 1, [], note=MASK)])
+    assert masked(stacks) == StacksRecord(0.0, "demo-0", shown)
+
+
 def test_a_record_without_secrets_is_as_it_was() -> None:
     for record in frozen_recording().records:
         assert masked(record) == record

@@ -123,6 +123,19 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
     assert len(kept_in(tmp_path)) == 2
 
 
+async def test_a_file_from_before_the_clock_was_set_back_is_not_of_a_later_hang(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
+    first = struck(session, tmp_path)
+    await until_async(first.drain_notices, WAIT_S, "it is kept")
+    os.utime(kept_in(tmp_path)[0], (time.time() + 3600.0,) * 2)  # noqa: TID251 - as the file system dates it
+
+    await until_async(struck(session, tmp_path).drain_notices, WAIT_S, "the later one is kept")
+
+    assert len(kept_in(tmp_path)) == 2
+
+
 async def test_that_none_is_kept_because_there_were_too_many_is_said_once(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

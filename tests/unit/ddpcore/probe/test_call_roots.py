@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,3 +77,19 @@ def test_a_call_in_a_form_that_is_not_torchs_own_goes_through_unnoted() -> None:
     roots = CallRoots()
     assert _noted(Group.gather, "gather", roots)(Group()) == "work"
     assert not roots._calls
+
+
+DERIVED = """
+import datetime, torch, torch.distributed as dist
+from ddpcore.probe.program_calls import count_peer_calls, note_roots
+assert note_roots() and count_peer_calls()
+class Group(dist.ProcessGroup):
+    pass
+group, gloo = Group(0, 1), dist.ProcessGroupGloo(dist.HashStore(), 0, 1, datetime.timedelta(seconds=60))
+group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+group.broadcast([torch.ones(2)], dist.BroadcastOptions()).wait()
+"""
+
+
+def test_a_group_whose_class_a_program_has_derived_goes_on_to_call_torchs_methods() -> None:
+    subprocess.run([sys.executable, "-c", DERIVED], check=True)

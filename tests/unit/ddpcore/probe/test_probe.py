@@ -19,7 +19,7 @@ import torch
 
 from ddpcore.env import ProbeEnv, TorchrunEnv
 from ddpcore.errors import UnknownPhaseError
-from ddpcore.probe import probe, reporting
+from ddpcore.probe import probe, reporting, samples
 from ddpcore.probe.flight_recorder import FlightRecorder
 from ddpcore.probe.stack import code_roots
 from ddpcore.wire import (
@@ -287,6 +287,37 @@ def test_a_recorder_that_raises_ends_the_probe_and_nothing_else(
     assert not one._thread.is_alive()
 
 
+class StuckRecorder(FlightRecorder):
+    """A recorder that takes longer than the interpreter's exit waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+    def counters(self) -> Counters:
+        self.is_asked.set()
+        self.may_answer.wait(WAIT_S)
+        return super().counters()
+
+
+def test_a_probe_that_is_stuck_while_the_program_ends_prints_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(probe, "EXIT_PATIENCE_S", 0.01)
+    recorder = StuckRecorder()
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), recorder)
+    one.start()
+    assert recorder.is_asked.wait(WAIT_S)
+
+    one.end()
+    recorder.may_answer.set()
+    one._thread.join(WAIT_S)
+
+    assert (one._thread.is_alive(), printed) == (False, [])
+
+
 def test_a_slow_fault_begins_at_its_step(directory: Path) -> None:
     fault = Fault(kind=FaultKind.SLOW, rank=3, at_step=2, factor=5.0)
     one = probe.Probe(TORCHRUN, probe_env(directory, (fault,)), code_roots(), FlightRecorder())
@@ -328,6 +359,88 @@ def test_a_freeze_strikes_after_its_step_has_been_reported(directory: Path, inbo
     assert newest.step == 8
 
 
+AWAITS_SIGNAL = """
+import os, signal, torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigtimedwait({signal.SIGUSR1}, 9).si_signo)
+"""
+
+
+def test_a_signal_that_the_program_waits_for_is_not_taken_by_the_probe(directory: Path) -> None:
+    # As torchrun sets it: else numpy has a thread that takes signals.
+    environment = os.environ | rank_environment(directory) | {"OMP_NUM_THREADS": "1"}
+    rank = subprocess.run([sys.executable, "-c", AWAITS_SIGNAL], env=environment, stdout=subprocess.PIPE, check=False)
+    assert (rank.returncode, rank.stdout) == (0, b"%d\n" % signal.SIGUSR1)
+
+
+CLOSES_ALL = """
+import os, sys, time, torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+time.sleep(0.5)
+os.closerange(3, 256)
+files = [open(f"{sys.argv[1]}/{name}", "w+b") for name in range(9)]
+for file in files:
+    file.write(b"own")
+    file.flush()
+    file.seek(0)
+time.sleep(float(sys.argv[2]))
+print(*{file.read() for file in files})
+for file in files:
+    file.write(b"own")
+"""
+
+
+@pytest.mark.parametrize("pause_s", [0, 1])
+def test_the_files_of_a_program_that_has_closed_all_are_its_own(directory: Path, pause_s: float) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSES_ALL, str(directory), str(pause_s)],
+        env=os.environ | rank_environment(directory),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'own'\n", "")
+    assert {(directory / str(name)).read_bytes() for name in range(9)} == {b"ownown"}
+
+
+def test_a_descriptor_that_the_program_has_closed_by_mistake_ends_the_probe(directory: Path) -> None:
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), FlightRecorder())
+    one.start()
+
+    assert one._requests.fd is not None
+    os.close(one._requests.fd)
+    one._thread.join(WAIT_S)
+
+    assert not one._thread.is_alive()
+    one.end()
+
+
+STOPS_ITS_CHILD_AT_EXIT = """
+import atexit, multiprocessing
+context = multiprocessing.get_context("fork")
+is_over = context.Event()
+atexit.register(is_over.set)
+import torch
+from ddpcore.probe import bootstrap
+bootstrap.start_in_rank()
+context.Process(target=is_over.wait).start()
+"""
+
+
+def test_exit_handlers_that_stop_children_run_before_these_are_joined_and_the_last_report_comes_then(
+    directory: Path, inbox: Inbox
+) -> None:
+    environment = os.environ | rank_environment(directory)
+    subprocess.run([sys.executable, "-c", STOPS_ITS_CHILD_AT_EXIT], env=environment, timeout=WAIT_S, check=True)
+    newest = inbox.newest()
+    assert newest is not None
+    assert newest.is_ending
+
+
 def rank_environment(directory: Path, *faults: Fault) -> dict[str, str]:
     return {
         "RANK": "3",
@@ -360,12 +473,12 @@ def test_without_a_probe_a_step_is_nothing_and_never_an_error() -> None:
     ],
 )
 def test_a_loss_that_is_no_number_is_left_out(loss: object, taken: float | None) -> None:
-    assert probe._to_float(loss) == taken  # type: ignore[arg-type]
+    assert samples.to_float(loss) == taken  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), np.float64("-inf"), "no number", torch.ones(3)])
 def test_a_step_or_an_epoch_that_is_no_number_is_left_out(number: object) -> None:
-    assert probe._to_int(number) is None  # type: ignore[arg-type]
+    assert samples.to_int(number) is None  # type: ignore[arg-type]
 
 
 def current_phases() -> tuple[Phase, ...]:

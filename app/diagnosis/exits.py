@@ -370,7 +370,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
     # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out.
     if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
-        own += [d for d in bad if d not in own and d not in first and d.is_like(own[0])]
+        noted = {death.rank for death in (*own, *first)}
+        own += [d for d in bad if d.rank not in noted and d.is_like(own[0])]
         return Exits(own, lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
@@ -426,8 +427,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
     lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
     if lost:
         return Aftermath(lost)
-    gave_up = [death for death in near if death.exit.signal is None and death.exit.code]
-    if gave_up:
+    if gave_up := [death for death in near if death.exit.signal is None and death.exit.code]:
         return Aftermath(tuple(sorted(death.rank for death in gave_up)), code=gave_up[0].exit.code)
     number = next((death.exit.signal for death in near if death.exit.signal is not None), None)
     ranks = tuple(sorted(death.rank for death in near))

@@ -263,3 +263,19 @@ def test_of_a_job_that_has_ended_well_its_ranks_are_not_blamed_for_the_last_one_
 
     assert found.early_leavers == []
     assert culprits(found) == [7]
+
+
+def test_deaths_of_many_ranks_are_not_compared_one_by_one() -> None:
+    class Compared(Death):
+        times = 0
+
+        def __eq__(self, other: object) -> bool:
+            Compared.times += 1
+            return super().__eq__(other)
+
+        __hash__ = Death.__hash__
+
+    ends = [Compared(rank, 10.0 + rank / 100, ExitReport(code=1, error="E: x")) for rank in range(100)]
+
+    assert culprits(sorted_out(*ends)) == list(range(100))
+    assert Compared.times < len(ends)

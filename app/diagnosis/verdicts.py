@@ -255,13 +255,13 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         slots, is_member = table.slots(ranks)
         return bool(is_member.all()) and bool((table.is_behind_work & table.is_waiting)[slots].all())
 
-    def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
-        """Return the ranks whose waits lead to the culprits, and the wait that explains it best."""
+    def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None, float]:
+        """Return the ranks whose waits lead to the culprits, the wait that explains it best, and the longest, in s."""
         is_culprit = np.zeros(self.job.world_size, np.bool_)
         is_culprit[culprits] = True
         knots = [knot for knot in self.knots if is_culprit[knot.roots].any()]
         if not knots:
-            return [], None
+            return [], None, 0.0
         is_victim = np.zeros(self.job.world_size, np.bool_)
         for knot in knots:
             is_victim[knot.wait.waiting] = True
@@ -270,7 +270,8 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         own = [wait for wait in waits if self._holds(wait.group, culprits)]
         direct = [wait for wait in own if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
         shown = max(direct or own, key=lambda wait: wait.waited_s, default=None)
-        return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown
+        longest_s = max(wait.waited_s for wait in waits)
+        return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown, longest_s
 
     def _holds(self, group: str, ranks: Ranks) -> bool:
         """Return whether ranks are members of a group, as far as known: a group without collectives is not known."""
@@ -281,13 +282,14 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
 def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: object) -> Verdict:
     """Return a verdict on some ranks with the facts of the evidence; `known` overrides them."""
     ranks = np.array(sorted(culprits), np.int64)
-    waiting, wait = evidence.held_up_by(ranks)
+    waiting, wait, longest_s = evidence.held_up_by(ranks)
     first = int(ranks[0])
     worker = evidence.job.worker(first)
     report = None if worker is None else worker.report
     facts: dict[str, object] = {
         "culprits": tuple(ranks.tolist()),
         "waiting": tuple(waiting),
+        "waited_s": longest_s,
         "nodes": nodes_of(evidence, ranks),
         "place": evidence.place_of(first),
         "is_seen_outside": evidence.outside_place_of(first) is not None,
@@ -429,7 +431,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         return []
     verdicts = []
     for some in by_node(evidence, roots):
-        _, wait = evidence.held_up_by(some)
+        _, wait, _ = evidence.held_up_by(some)
         if shown := _in_learned_phase(evidence, some, known):
             verdicts.append(shown)
             continue

@@ -6,6 +6,7 @@ is younger than the wait, or it cannot have moved since (frozen, silent, exited,
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from app.model.job_model import PHASE_CODE
 from ddpcore.wire import FIRST_GROUP, ONE_WAY_OPS, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Moments, RankFacts, Ranks, Thresholds
     from app.model.group_table import GroupTable
@@ -88,6 +89,7 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
     waits: list[Wait] = []
     is_current = facts.is_fresh | facts.is_frozen
     stood_s = _immobile_since_s(job, facts)
+    latest_s = cache(lambda: _latest_calls_s(job, is_current))
     for table in job.groups.values():
         is_waiting = table.is_waiting
         if not is_waiting.any():
@@ -95,6 +97,7 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
         members = table.members
         is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
         is_waiting &= ~_that_step_on(job, table, is_waiting, (thresholds, now_s))
+        is_waiting &= ~_that_stand_elsewhere(job, table, is_waiting, latest_s, thresholds)
         # What a rank waits in is the first call that is not over for it, however many it has called since.
         at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
         # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
@@ -126,6 +129,32 @@ def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple
         are_later = len(ended_s) > 1 and ended_s[1] > since_s + thresholds.confirm_s and ended_s[0] > since_s + far_s
         is_it[slot] = are_later and now_s - ended_s[0] < lasts_s[slot]
     return is_it
+
+
+def _that_stand_elsewhere(
+    job: JobModel, table: GroupTable, is_waiting: Flags, latest_s: Callable[[], Moments], thresholds: Thresholds
+) -> Flags:
+    """Return which waiting members have made steps since they called what another of them has left for a later call.
+
+    A thread waits in it, or nobody does yet: wherever such a member stands now, it is not there.
+    """
+    later_s = table.wait_since_s + thresholds.stall_s / 2
+    has_gone_on: Flags = is_waiting & (job.stepped_at_s[table.members] > later_s)
+    if has_gone_on.any():
+        has_left = has_gone_on & (latest_s()[table.members] > later_s)
+        has_gone_on &= np.isin(table.completed, table.completed[has_left])
+    return has_gone_on
+
+
+def _latest_calls_s(job: JobModel, is_current: Flags) -> Moments:
+    """Return when each rank made the latest call that it, or its GPU, stands in; -inf where it stands in none."""
+    latest_s: Moments = np.full(job.world_size, -np.inf)
+    for table in job.groups.values():
+        stands = table.is_waiting & ~table.is_queued & ~table.is_behind_work
+        stands &= is_current[table.members] & (table.stamp == job.stamp[table.members])
+        ranks = table.members[stands]
+        latest_s[ranks] = np.maximum(latest_s[ranks], table.wait_since_s[stands])
+    return latest_s
 
 
 def _lowest(seqs: Ranks) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from app.diagnosis.causes import Cause
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
-from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, WaitBehind, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,3 +34,46 @@ def test_of_culprits_in_different_groups_it_is_told_how_long_others_wait() -> No
     (row,) = sim.view().verdicts()
     assert (row.cause, row.culprits) == (Cause.FROZEN, [1, 4])
     assert "; ranks 0, 2-3, 5 wait for them for 7." in row.text
+
+
+SAVE = Call("all_gather", 50, "save", "save", sizes=((10,),), is_behind=True)
+
+
+@pytest.mark.parametrize(("pause_s", "named"), [(7.0, []), (3600.0, [(Cause.STRAGGLER, (1,))])])
+def test_a_rank_that_pauses_while_threads_wait_for_a_slow_saver_contradicts_nobody(
+    pause_s: float, named: list[tuple[Cause, tuple[int, ...]]]
+) -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        if rank != 3:
+            yield SAVE
+        yield from steps(1, 80)
+        if rank == 1:
+            yield Work(Phase.DATA, 30, "next", pause_s, is_standing=True)
+        yield from steps(81, 120)
+        if rank == 3:
+            yield SAVE
+        yield from steps(121, 9999)
+
+    sim = SimCluster(2, 2, program=program, groups={"save": (0, 1, 2, 3)})
+    sim.run(40)
+
+    assert [(cause, culprits) for _, cause, culprits in sim.alarms] == named
+    assert sim.causes() == set(named)
+    assert all("ranks 0, 2-3 wait for it in all_reduce #82" in row.text for row in sim.verdicts())
+
+
+def test_ranks_that_make_steps_before_they_wait_for_a_call_wait_in_it_then() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        if rank != 3:
+            yield SAVE
+        yield from steps(1, 80)
+        yield Work(Phase.DATA, 30, "next", 3600.0, is_standing=True) if rank == 3 else WaitBehind(51, "save")
+
+    sim = SimCluster(2, 2, program=program, groups={"save": (0, 1, 2, 3)})
+    sim.run(40)
+
+    (row,) = sim.verdicts()
+    assert (row.cause, row.culprits) == (Cause.STRAGGLER, [3])
+    assert "; ranks 0-2 wait for it in all_gather #1 of group save for " in row.text

@@ -146,6 +146,7 @@ def test_an_end_that_nobody_saw_is_suspected_when_the_others_end_badly() -> None
         "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "RuntimeError: Application timeout caused pair closure",
+        "RuntimeError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/1",
         "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 4000 ms",
         "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv",
@@ -214,6 +215,8 @@ def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[
         "ValueError: boom",
         "RuntimeError: CUDA out of memory",
         "KeyError: 'peer'",
+        "RuntimeError: DataLoader timed out after 30 seconds",
+        "subprocess.TimeoutExpired: Command '['aws', 's3', 'cp']' timed out after 60 seconds",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.",
     ],
 )

@@ -319,7 +319,7 @@ class _JobDiagnoser:
         found += verdicts.silent(evidence)
         found += not_joined(evidence)
         found += not_exiting(evidence)
-        if not found and exits.first_bad_s is None:
+        if exits.first_bad_s is None and all(one.cause is Cause.FROZEN and not is_root_of_a_hang(one) for one in found):
             lasting = self._lasting(evidence)
             late = verdicts.stalled(
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places

@@ -255,7 +255,8 @@ def _came_since(job: JobModel, verdict: Verdict) -> list[int]:
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:
     """Return whether a verdict explains why ranks wait without end, not only why they are slow."""
-    return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None
+    is_beside = (verdict.cause, verdict.severity) == (Cause.FROZEN, Severity.WARNING)
+    return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None and not is_beside
 
 
 def ended_with_launcher(job: JobModel) -> frozenset[int]:
@@ -420,8 +421,7 @@ def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
     """Return how deaths came about of which none has a cause of its own."""
     near = [death for death in bad if death.at_s <= until_s]
-    timed_out = [death for death in near if names_time_out(death.exit.error_text)]
-    if timed_out:
+    if timed_out := [death for death in near if names_time_out(death.exit.error_text)]:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))
     lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))

@@ -17,7 +17,7 @@ from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
-from app.diagnosis.waits import that_go_on
+from app.diagnosis.waits import stopped_late, that_go_on
 from app.model.job_model import PHASE_CODE
 from app.model.xids import facts_key
 from ddpcore.wire import FIRST_GROUP, Phase
@@ -335,11 +335,13 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
 
 def frozen(evidence: Evidence) -> list[Verdict]:
     """Name ranks whose process is stopped: immediately, whether others wait for them or not."""
-    ranks = np.flatnonzero(evidence.facts.is_frozen)
+    facts, beside = evidence.facts, {"severity": Severity.WARNING, "waiting": ()}
+    is_late = stopped_late(evidence.job, facts, evidence.knots, evidence.thresholds.stall_s)
     verdicts = []
-    for some in by_node(evidence, ranks):
-        for_s = evidence.now_s - float(evidence.job.process_since_s[some].min())
-        verdicts.append(name(evidence, Cause.FROZEN, some.tolist(), for_s=max(0.0, for_s)))
+    for flags, known in ((~is_late, {}), (is_late, beside)):
+        for some in by_node(evidence, np.flatnonzero(facts.is_frozen & flags)):
+            for_s = max(0.0, evidence.now_s - float(evidence.job.process_since_s[some].min()))
+            verdicts.append(name(evidence, Cause.FROZEN, some.tolist(), for_s=for_s, **known))
     return verdicts
 
 

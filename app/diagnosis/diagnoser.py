@@ -48,7 +48,7 @@ from app.diagnosis.slow_ranks import UsualPlace
 from app.diagnosis.standstill import complete_waits, gpus_at_work, not_exiting, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
-from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, queued_ranks
+from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
 from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
 
@@ -224,10 +224,10 @@ class _JobDiagnoser:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
+        is_held = held_ranks(job, waits) & facts.is_fresh & ~facts.is_immobile & ~job.is_ending
         waits += find_peer_waits(job, facts, self._thresholds, now_s, waits)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
-        is_held = (job.has_open_transfers | queued_ranks(job)) & facts.is_fresh & ~facts.is_immobile & ~job.is_ending
         knots = follow(waits, job.world_size, is_held)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None or job.has_raised.any():

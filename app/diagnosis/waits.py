@@ -7,6 +7,7 @@ is younger than the wait, or it cannot have moved since (frozen, silent, exited,
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,9 @@ LATE_S = 1.0
 MAX_WAITS_PER_GROUP = 4
 """Limit of seqs of one group examined, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
-"""Limit of waits of one job; where more sub-groups wait, the roots are the same few."""
+"""Limit of waits of one job, before those that they lead to; where more sub-groups wait, the roots are the same few."""
+MAX_HOPS = 4
+"""Limit of times that waits are followed into groups beyond that limit."""
 MAX_WITNESSES = 16
 """Limit of ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
 MIN_COMMON_STEPS = 2
@@ -85,31 +88,52 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
 
 
 def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
-    """Return the current waits of a job, the most behind of each group first, at most `MAX_WAITS`."""
+    """Return the current waits of a job, the most behind of each group first.
+
+    They are `MAX_WAITS` at most, and as many again in which ranks wait that are missing in those.
+    """
     waits: list[Wait] = []
     is_current = facts.is_fresh | facts.is_frozen
-    stood_s = _immobile_since_s(job, facts)
+    known, at = (facts, _immobile_since_s(job, facts)), (thresholds, now_s)
     latest_s = cache(lambda: _latest_calls_s(job, is_current))
-    for table in job.groups.values():
-        is_waiting = table.is_waiting
-        if not is_waiting.any():
-            continue
-        members = table.members
-        is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
-        is_waiting &= ~_that_step_on(job, table, is_waiting, (thresholds, now_s))
-        is_waiting &= ~_that_stand_elsewhere(job, table, is_waiting, latest_s, thresholds)
-        # What a rank waits in is the first call that is not over for it, however many it has called since.
-        at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
-        # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
-        is_first = is_waiting & ~((table.is_queued | table.is_behind_work) & ~facts.is_immobile[members])
-        for seq in _lowest(at_seq[is_first]):
-            is_queued = is_waiting & ~is_first & (at_seq == seq)
-            wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), (facts, stood_s), (thresholds, now_s))
-            if wait is not None:
-                waits.append(wait)
-            if len(waits) >= MAX_WAITS:
-                return waits
+    rest = [table for table in job.groups.values() if table.is_waiting.any()]
+    is_wanted = np.ones(job.world_size, np.bool_)
+    for most in (MAX_WAITS, *[2 * MAX_WAITS] * MAX_HOPS):
+        tables, rest = rest, []
+        for table in tables:
+            if len(waits) >= most or not is_wanted[table.members[table.is_waiting]].any():
+                rest.append(table)
+                continue
+            is_waiting = table.is_waiting & is_current[table.members] & (table.stamp == job.stamp[table.members])
+            is_waiting &= ~_that_step_on(job, table, is_waiting, at)
+            is_waiting &= ~_that_stand_elsewhere(job, table, is_waiting, latest_s, thresholds)
+            waits += islice(_waits_in(job, table, is_waiting, known, at), most - len(waits))
+        if not rest:
+            break
+        is_wanted[:] = False
+        is_wanted[np.concatenate([wait.missing for wait in waits])] = True
+        is_wanted[np.concatenate([wait.waiting for wait in waits])] = False
     return waits
+
+
+def _waits_in(
+    job: JobModel,
+    table: GroupTable,
+    is_waiting: Flags,
+    known: tuple[RankFacts, Moments],
+    at: tuple[Thresholds, float],
+) -> Iterator[Wait]:
+    """Yield the waits of a group."""
+    facts = known[0]
+    # What a rank waits in is the first call that is not over for it, however many it has called since.
+    at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
+    # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
+    is_first = is_waiting & ~((table.is_queued | table.is_behind_work) & ~facts.is_immobile[table.members])
+    for seq in _lowest(at_seq[is_first]):
+        is_queued = is_waiting & ~is_first & (at_seq == seq)
+        wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), known, at)
+        if wait is not None:
+            yield wait
 
 
 def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple[Thresholds, float]) -> Flags:
@@ -256,12 +280,16 @@ def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
     return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
 
 
-def queued_ranks(job: JobModel) -> Flags:
-    """Return which ranks have called something that is behind another call on their GPU."""
-    is_queued = np.zeros(job.world_size, np.bool_)
+def held_ranks(job: JobModel, waits: Sequence[Wait]) -> Flags:
+    """Return which ranks have a transfer under way, or have called something behind another call on their GPU.
+
+    Where there are more waits than are followed, also those that wait at all.
+    """
+    is_held = job.has_open_transfers.copy()
     for table in job.groups.values():
-        is_queued[table.members[table.is_queued & table.is_waiting]] = True
-    return is_queued
+        is_it = table.is_waiting if len(waits) >= MAX_WAITS else table.is_queued & table.is_waiting
+        is_held[table.members[is_it]] = True
+    return is_held
 
 
 def find_out_of_order(waits: Sequence[Wait]) -> Iterator[tuple[Wait, Wait]]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
-from app.diagnosis import contradictions, verdicts
+from app.diagnosis import contradictions, stopped, verdicts
 from app.diagnosis.aborts import aborted
 from app.diagnosis.because.watch import CauseWatch
-from app.diagnosis.causes import CAUSE_ORDER, Cause, RankState, Severity
+from app.diagnosis.causes import CAUSE_ORDER, IMMOBILE, Cause, RankState, Severity
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
     NO_EXITS,
@@ -314,12 +314,12 @@ class _JobDiagnoser:
         if job.is_ended() or job.stop_began_s < evidence.now_s:
             return found
         found += verdicts.node_lost(evidence)
-        found += verdicts.frozen(evidence)
+        found += stopped.frozen(evidence)
         found += contradictions.mismatches(evidence)
-        found += verdicts.silent(evidence)
+        found += stopped.silent(evidence)
         found += not_joined(evidence)
         found += not_exiting(evidence)
-        if exits.first_bad_s is None and all(one.cause is Cause.FROZEN and not is_root_of_a_hang(one) for one in found):
+        if exits.first_bad_s is None and all(one.cause in IMMOBILE and not is_root_of_a_hang(one) for one in found):
             lasting = self._lasting(evidence)
             late = verdicts.stalled(
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places

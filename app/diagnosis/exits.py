@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
-from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.causes import IMMOBILE, Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
 from app.model.farewells import REQUEST_SIGNALS, is_clean, is_of_another, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
@@ -68,8 +68,6 @@ ROOTS_OF_A_HANG = frozenset(
     }
 )
 """Causes that keep ranks waiting until they time out, or until the job is ended."""
-IMMOBILE = frozenset({Cause.FROZEN, Cause.SILENT})
-"""Causes that a rank may recover from, and be in no call then."""
 VICTIM_S = 2.0
 """Seconds; a rank that has waited longer, and ends without an error, ends because of its wait."""
 LOOK_S = 0.5
@@ -255,7 +253,7 @@ def _came_since(job: JobModel, verdict: Verdict) -> list[int]:
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:
     """Return whether a verdict explains why ranks wait without end, not only why they are slow."""
-    is_beside = (verdict.cause, verdict.severity) == (Cause.FROZEN, Severity.WARNING)
+    is_beside = verdict.cause in IMMOBILE and verdict.severity is Severity.WARNING
     return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None and not is_beside
 
 

@@ -17,7 +17,7 @@ from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
-from app.diagnosis.waits import stopped_late, that_go_on
+from app.diagnosis.waits import that_go_on
 from app.model.job_model import PHASE_CODE
 from app.model.xids import facts_key
 from ddpcore.wire import FIRST_GROUP, Phase
@@ -333,18 +333,6 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
     return [ranks[owners == node] for node in nodes]
 
 
-def frozen(evidence: Evidence) -> list[Verdict]:
-    """Name ranks whose process is stopped: immediately, whether others wait for them or not."""
-    facts, beside = evidence.facts, {"severity": Severity.WARNING, "waiting": ()}
-    is_late = stopped_late(evidence.job, facts, evidence.knots, evidence.thresholds.stall_s)
-    verdicts = []
-    for flags, known in ((~is_late, {}), (is_late, beside)):
-        for some in by_node(evidence, np.flatnonzero(facts.is_frozen & flags)):
-            for_s = max(0.0, evidence.now_s - float(evidence.job.process_since_s[some].min()))
-            verdicts.append(name(evidence, Cause.FROZEN, some.tolist(), for_s=for_s, **known))
-    return verdicts
-
-
 def node_lost(evidence: Evidence) -> list[Verdict]:
     """Name nodes that have stopped reporting, with the ranks they run."""
     verdicts = []
@@ -400,16 +388,6 @@ def memory_growth(evidence: Evidence) -> list[Verdict]:
         name(evidence, Cause.MEMORY_GROWTH, growth.ranks, growth=growth, for_s=growth.report.for_s, **known)
         for growth in near_growths(evidence.job, evidence.facts.is_alive)
     ]
-
-
-def silent(evidence: Evidence) -> list[Verdict]:
-    """Name ranks that do not report though their process runs, once others wait for them."""
-    verdicts = []
-    roots = roots_of(evidence, evidence.facts.is_silent, evidence.thresholds.silent_s / 2)
-    for some in by_node(evidence, roots):
-        age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
-        verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s))
-    return verdicts
 
 
 def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: RankPlaces) -> list[Verdict]:

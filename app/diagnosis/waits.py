@@ -335,22 +335,6 @@ def follow(waits: Sequence[Wait], world_size: int, is_held: Flags | None = None)
     return knots
 
 
-def stopped_late(job: JobModel, facts: RankFacts, knots: Sequence[Knot], stall_s: float) -> Flags:
-    """Return which frozen ranks had waited for longer than a stall, for ranks that run, before they were stopped.
-
-    Somebody looks at a hang with a debugger: these ranks are not its cause. Ranks that gave up are not waited for.
-    """
-    is_late, have_raised = np.zeros(job.world_size, np.bool_), bool(job.has_raised.any())
-    for knot in knots:
-        is_here = facts.is_frozen[knot.wait.waiting]
-        if is_here.any() and (have_raised or not facts.is_immobile[knot.roots].all()):
-            ranks = knot.wait.waiting[is_here]
-            is_late[ranks] |= job.process_since_s[ranks] - knot.wait.since_s[is_here] > stall_s
-    for knot in knots:
-        is_late[knot.wait.missing] = False
-    return is_late
-
-
 def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
     """Return the shortest circle from a wait back to it; none where it only leads to a circle."""
     before: dict[int, int] = {}

@@ -141,17 +141,14 @@ def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple
 
     A GPU's main thread runs ahead of a call for a while, and then makes steps no more.
     """
-    (thresholds, now_s), members = at, table.members
+    (thresholds, now_s), members, since_s = at, table.members, table.wait_since_s
     far_s, lasts_s = thresholds.stall_s / 2, np.maximum(STEPPING_S, job.step_limit_s[members] / STEPPING_DIVISOR)
     # It is when the rank has moved last: no earlier than its last step.
-    is_it: Flags = is_waiting & (job.stepped_at_s[members] > table.wait_since_s + far_s)
-    for slot in np.flatnonzero(is_it).tolist():
-        worker = job.worker(int(members[slot]))
-        ages_ms = worker.report.step_ages_ms if worker is not None and worker.report is not None else []
-        ended_s = [float(job.report_at_s[members[slot]]) - age_ms / 1000 for age_ms in ages_ms[:2]]
-        since_s = float(table.wait_since_s[slot])
-        are_later = len(ended_s) > 1 and ended_s[1] > since_s + thresholds.confirm_s and ended_s[0] > since_s + far_s
-        is_it[slot] = are_later and now_s - ended_s[0] < lasts_s[slot]
+    is_it: Flags = is_waiting & (job.stepped_at_s[members] > since_s + far_s)
+    if is_it.any():
+        latest_s, before_s = job.report_at_s[members] - job.steps_together.ages_s(members)[:, :2].T
+        is_it &= (before_s > since_s + thresholds.confirm_s) & (latest_s > since_s + far_s)
+        is_it &= now_s - latest_s < lasts_s
     return is_it
 
 

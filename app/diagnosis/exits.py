@@ -446,13 +446,14 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     """Return whether nothing shows that a death is another's consequence.
 
     An exit code comes before its error line is read: until then it is unclear. A rank that waits runs no code of its
-    own: without an exception, or by an abort, it ends because of its wait.
+    own: without an exception, or by an abort that is not of gloo or CUDA, it ends because of its wait.
     """
     end = death.exit
     if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
         return False
     is_unclear = end.signal is None and not end.error
-    if death.rank in context.victims and (is_unclear or (end.signal == signal.SIGABRT and not ended_by_gloo(death))):
+    is_aborted = end.signal == signal.SIGABRT and not ended_by_gloo(death) and "CUDA error: " not in end.error
+    if death.rank in context.victims and (is_unclear or is_aborted):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s
 

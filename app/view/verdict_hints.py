@@ -145,9 +145,8 @@ def _transport_hint(verdict: Verdict) -> str:
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:
-    has_error = verdict.exit is not None and bool(verdict.exit.error)
-    number = None if verdict.exit is None else verdict.exit.signal
-    if number == signal.SIGTERM and has_error:
+    error, number = ("", None) if verdict.exit is None else (verdict.exit.error, verdict.exit.signal)
+    if error and (number == signal.SIGTERM or (number == signal.SIGABRT and "gloo" not in error)):
         number = None
     rank = verdict.culprits[0]
     logs = f"see the logs of rank {rank}"
@@ -155,10 +154,10 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     is_known = verdict.exit is not None and verdict.exit.code is not None
     it = "they left" if verdict.is_everyone else "it left"
     plain = f"{it} no traceback: {logs}{command}" if is_known else logs + command
-    if verdict.exit is not None and "Duplicate GPU detected" in verdict.exit.error:
+    if "Duplicate GPU detected" in error:
         return "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs"
     return {
-        None: f"the whole traceback{command}" if has_error else plain,
+        None: f"the whole traceback{command}" if error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",

@@ -216,6 +216,7 @@ def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[
         "RuntimeError: CUDA out of memory",
         "KeyError: 'peer'",
         "RuntimeError: DataLoader timed out after 30 seconds",
+        "[Rank 2] Process group watchdog thread terminated with exception: CUDA error: misaligned address",
         "subprocess.TimeoutExpired: Command '['aws', 's3', 'cp']' timed out after 60 seconds",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.",
     ],

@@ -31,6 +31,8 @@ MAX_WAITS_PER_GROUP = 4
 """Limit of seqs of one group examined, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
 """Limit of waits of one job, before those that they lead to; where more sub-groups wait, the roots are the same few."""
+MAX_PEER_WAITS = 256
+"""Limit of ranks whose sends and receives are examined, the lowest first: in a pipeline all wait for the same few."""
 MAX_HOPS = 4
 """Limit of times that waits are followed into groups beyond that limit."""
 MAX_WITNESSES = 16
@@ -283,6 +285,8 @@ def held_ranks(job: JobModel, waits: Sequence[Wait]) -> Flags:
     Where there are more waits than are followed, also those that wait at all.
     """
     is_held = job.has_open_transfers.copy()
+    if np.count_nonzero(job.has_peer_wait) > MAX_PEER_WAITS:
+        is_held |= job.has_peer_wait
     for table in job.groups.values():
         is_it = table.is_waiting if len(waits) >= MAX_WAITS else table.is_queued & table.is_waiting
         is_held[table.members[is_it]] = True

@@ -215,6 +215,8 @@ def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
         return MEMORY_S if is_absent else 0.0
     table = job.groups.get(verdict.group)
     has_recovered = verdict.cause in IMMOBILE and not is_immobile[culprits].all()
+    if verdict.cause is Cause.STRAGGLER and verdict.seq is None and job.has_raised[list(verdict.waiting)].any():
+        return MEMORY_S
     if verdict.cause is Cause.MISMATCH and verdict.op in PEER_OPS and _do_sides_stand(job, verdict):
         return TEARDOWN_S
     if table is None or verdict.called_seq is None or not is_root_of_a_hang(verdict) or has_recovered:
@@ -422,8 +424,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
     if timed_out := [death for death in near if names_time_out(death.exit.error_text)]:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))
-    lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
-    if lost:
+    if lost := tuple(sorted(death.rank for death in near if has_lost_peer(death))):
         return Aftermath(lost)
     if gave_up := [death for death in near if death.exit.signal is None and death.exit.code]:
         return Aftermath(tuple(sorted(death.rank for death in gave_up)), code=gave_up[0].exit.code)

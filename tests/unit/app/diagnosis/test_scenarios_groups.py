@@ -36,6 +36,20 @@ def test_of_culprits_in_different_groups_it_is_told_how_long_others_wait() -> No
     assert "; ranks 0, 2-3, 5 wait for them for 7." in row.text
 
 
+def test_of_culprits_in_different_groups_the_verdict_stays_while_those_that_time_out_end() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        if rank in (1, 4):
+            yield Work(Phase.OTHER, 30, "read", 3600.0, is_standing=True)
+        yield Call("all_reduce", 50, "meet", "a" if rank < 3 else "b", sizes=((10,),))
+
+    groups: dict[str, tuple[int, ...]] = {"a": (0, 1, 2), "b": (3, 4, 5)}
+    sim = SimCluster(1, 6, groups=groups, program=program, timeout_s=12.0, seed=1)
+    sim.run(40)
+
+    assert [culprits for _, _, culprits in sim.told].count((1, 4)) == 1
+    assert sim.causes() == {(Cause.STRAGGLER, (1, 4))}
+
+
 SAVE = Call("all_gather", 50, "save", "save", sizes=((10,),), is_behind=True)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
-from app.diagnosis import contradictions, stopped, verdicts
+from app.diagnosis import contradictions, verdicts
 from app.diagnosis.aborts import aborted
 from app.diagnosis.because.watch import CauseWatch
 from app.diagnosis.causes import CAUSE_ORDER, IMMOBILE, Cause, RankState, Severity
@@ -45,7 +45,7 @@ from app.diagnosis.rank_facts import (
     rank_facts,
 )
 from app.diagnosis.slow_ranks import UsualPlace
-from app.diagnosis.standstill import complete_waits, gpus_at_work, not_exiting, standstill, transport
+from app.diagnosis.standstill import complete_waits, frozen, gpus_at_work, not_exiting, silent, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
@@ -314,9 +314,9 @@ class _JobDiagnoser:
         if job.is_ended() or job.stop_began_s < evidence.now_s:
             return found
         found += verdicts.node_lost(evidence)
-        found += stopped.frozen(evidence)
+        found += frozen(evidence)
         found += contradictions.mismatches(evidence)
-        found += stopped.silent(evidence)
+        found += silent(evidence)
         found += not_joined(evidence)
         found += not_exiting(evidence)
         if exits.first_bad_s is None and all(one.cause in IMMOBILE and not is_root_of_a_hang(one) for one in found):

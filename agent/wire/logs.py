@@ -26,15 +26,19 @@ INTERRUPTED = "KeyboardInterrupt"
 """Exception of a rank that SIGINT has ended, as by Ctrl-C."""
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
-    r"|timed out (waiting|after|in (blocking wait|monitoredbarrier))|application timeout caused|connectfullmesh"
-    r"|(wait|barrier) timeout( after)?|client socket has timed out|socket \S+ timed out|before timing out"
-    r"|(failed to pass|reached) monitoredbarrier|remote (process|peer|worker)|peers? (exited|failed|crash)"
-    r"|communicator (was )?abort|watchdog|taking the entire process down"
+    r"|timed out (waiting|after \S+ seconds waiting|in (blocking wait|monitoredbarrier))|application timeout caused"
+    r"|connectfullmesh|(wait|barrier) timeout( after)?|client socket has timed out|socket \S+ timed out"
+    r"|before timing out|(failed to pass|reached) monitoredbarrier|remote (process|peer|worker)"
+    r"|peers? (exited|failed|crash)|communicator (was )?abort|taking the entire process down"
+    r"|watchdog(?! thread \w+ \w+ exception: CUDA error: (an illegal|misaligned|device-side))"
     r"|ncclremoteerror|diststoreerror|distnetworkerror(?!: the server socket has failed)"
     r"|\b(masterfailed|masterunreachable|rankfailed|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )
-"""Texts of gloo, NCCL, the store and ddpcore in a rank that has lost another, or fails because of it."""
+"""Texts of gloo, NCCL, the store and ddpcore in a rank that has lost another, or fails because of it.
+
+NCCL's watchdog also reports what the rank's own kernels did wrong.
+"""
 
 _OF_RANK = re.compile(r"ddpcore\.errors\.\w+: rank (\d+): ")
 """An error that all ranks raise since that one has it. Source: `ddpcore.agreement.common_problem`."""

@@ -67,6 +67,8 @@ class Cause(StrEnum):
     EVALUATING = "evaluating"
 
 
+IMMOBILE = frozenset({Cause.FROZEN, Cause.SILENT})
+"""Causes that a rank may recover from, and be in no call then."""
 CAUSE_ORDER = {
     cause: place
     for place, cause in enumerate(

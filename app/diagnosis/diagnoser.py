@@ -16,7 +16,7 @@ from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.aborts import aborted
 from app.diagnosis.because.watch import CauseWatch
-from app.diagnosis.causes import CAUSE_ORDER, Cause, RankState, Severity
+from app.diagnosis.causes import CAUSE_ORDER, IMMOBILE, Cause, RankState, Severity
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
     NO_EXITS,
@@ -45,10 +45,10 @@ from app.diagnosis.rank_facts import (
     rank_facts,
 )
 from app.diagnosis.slow_ranks import UsualPlace
-from app.diagnosis.standstill import complete_waits, gpus_at_work, not_exiting, standstill, transport
+from app.diagnosis.standstill import complete_waits, frozen, gpus_at_work, not_exiting, silent, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
-from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, queued_ranks
+from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
 from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
 
@@ -224,10 +224,10 @@ class _JobDiagnoser:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
+        is_held = held_ranks(job, waits) & facts.is_fresh & ~facts.is_immobile & ~job.is_ending
         waits += find_peer_waits(job, facts, self._thresholds, now_s, waits)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
-        is_held = (job.has_open_transfers | queued_ranks(job)) & facts.is_fresh & ~facts.is_immobile & ~job.is_ending
         knots = follow(waits, job.world_size, is_held)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None or job.has_raised.any():
@@ -314,12 +314,12 @@ class _JobDiagnoser:
         if job.is_ended() or job.stop_began_s < evidence.now_s:
             return found
         found += verdicts.node_lost(evidence)
-        found += verdicts.frozen(evidence)
+        found += frozen(evidence)
         found += contradictions.mismatches(evidence)
-        found += verdicts.silent(evidence)
+        found += silent(evidence)
         found += not_joined(evidence)
         found += not_exiting(evidence)
-        if not found and exits.first_bad_s is None:
+        if exits.first_bad_s is None and all(one.cause in IMMOBILE and not is_root_of_a_hang(one) for one in found):
             lasting = self._lasting(evidence)
             late = verdicts.stalled(
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
-from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.causes import IMMOBILE, Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
 from app.model.farewells import REQUEST_SIGNALS, is_clean, is_of_another, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
@@ -68,8 +68,6 @@ ROOTS_OF_A_HANG = frozenset(
     }
 )
 """Causes that keep ranks waiting until they time out, or until the job is ended."""
-IMMOBILE = frozenset({Cause.FROZEN, Cause.SILENT})
-"""Causes that a rank may recover from, and be in no call then."""
 VICTIM_S = 2.0
 """Seconds; a rank that has waited longer, and ends without an error, ends because of its wait."""
 LOOK_S = 0.5
@@ -217,6 +215,8 @@ def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
         return MEMORY_S if is_absent else 0.0
     table = job.groups.get(verdict.group)
     has_recovered = verdict.cause in IMMOBILE and not is_immobile[culprits].all()
+    if verdict.cause is Cause.STRAGGLER and verdict.seq is None and job.has_raised[list(verdict.waiting)].any():
+        return MEMORY_S
     if verdict.cause is Cause.MISMATCH and verdict.op in PEER_OPS and _do_sides_stand(job, verdict):
         return TEARDOWN_S
     if table is None or verdict.called_seq is None or not is_root_of_a_hang(verdict) or has_recovered:
@@ -255,7 +255,8 @@ def _came_since(job: JobModel, verdict: Verdict) -> list[int]:
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:
     """Return whether a verdict explains why ranks wait without end, not only why they are slow."""
-    return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None
+    is_beside = verdict.cause in IMMOBILE and verdict.severity is Severity.WARNING
+    return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None and not is_beside
 
 
 def ended_with_launcher(job: JobModel) -> frozenset[int]:
@@ -370,7 +371,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
     # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out.
     if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
-        own += [d for d in bad if d not in own and d not in first and d.is_like(own[0])]
+        noted = {death.rank for death in (*own, *first)}
+        own += [d for d in bad if d.rank not in noted and d.is_like(own[0])]
         return Exits(own, lost_connection, [], first_s)
     # A rank that closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
@@ -419,15 +421,12 @@ def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
     """Return how deaths came about of which none has a cause of its own."""
     near = [death for death in bad if death.at_s <= until_s]
-    timed_out = [death for death in near if names_time_out(death.exit.error_text)]
-    if timed_out:
+    if timed_out := [death for death in near if names_time_out(death.exit.error_text)]:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))
-    lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
-    if lost:
+    if lost := tuple(sorted(death.rank for death in near if has_lost_peer(death))):
         return Aftermath(lost)
-    gave_up = [death for death in near if death.exit.signal is None and death.exit.code]
-    if gave_up:
+    if gave_up := [death for death in near if death.exit.signal is None and death.exit.code]:
         return Aftermath(tuple(sorted(death.rank for death in gave_up)), code=gave_up[0].exit.code)
     number = next((death.exit.signal for death in near if death.exit.signal is not None), None)
     ranks = tuple(sorted(death.rank for death in near))
@@ -448,13 +447,14 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     """Return whether nothing shows that a death is another's consequence.
 
     An exit code comes before its error line is read: until then it is unclear. A rank that waits runs no code of its
-    own: without an exception, or by an abort, it ends because of its wait.
+    own: without an exception, or by an abort that is not of gloo or CUDA, it ends because of its wait.
     """
     end = death.exit
     if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
         return False
     is_unclear = end.signal is None and not end.error
-    if death.rank in context.victims and (is_unclear or (end.signal == signal.SIGABRT and not ended_by_gloo(death))):
+    is_aborted = end.signal == signal.SIGABRT and not ended_by_gloo(death) and "CUDA error: " not in end.error
+    if death.rank in context.victims and (is_unclear or is_aborted):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s
 

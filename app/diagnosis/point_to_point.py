@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from app.diagnosis.waits import Wait, odd_of_two_groups
+from app.diagnosis.waits import MAX_PEER_WAITS, Wait, odd_of_two_groups
 from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_GROUP, PeerCall
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from app.model.job_model import JobModel
     from ddpcore.wire import RankReport
 
-MAX_PEER_WAITS = 256
-"""Limit of ranks examined, the lowest first: in a pipeline of thousands all wait for the same few."""
 COUNTERPART = {"send": "recv", "recv": "send"}
 MEETINGS = (MONITORED_BARRIER, NEW_GROUP, NEW_COMMUNICATOR)
 """Calls in which each rank waits for all others, and which no recorder holds."""

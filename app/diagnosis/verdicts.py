@@ -255,13 +255,13 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         slots, is_member = table.slots(ranks)
         return bool(is_member.all()) and bool((table.is_behind_work & table.is_waiting)[slots].all())
 
-    def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
-        """Return the ranks whose waits lead to the culprits, and the wait that explains it best."""
+    def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None, float]:
+        """Return the ranks whose waits lead to the culprits, the wait that explains it best, and the longest, in s."""
         is_culprit = np.zeros(self.job.world_size, np.bool_)
         is_culprit[culprits] = True
         knots = [knot for knot in self.knots if is_culprit[knot.roots].any()]
         if not knots:
-            return [], None
+            return [], None, 0.0
         is_victim = np.zeros(self.job.world_size, np.bool_)
         for knot in knots:
             is_victim[knot.wait.waiting] = True
@@ -270,7 +270,8 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         own = [wait for wait in waits if self._holds(wait.group, culprits)]
         direct = [wait for wait in own if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
         shown = max(direct or own, key=lambda wait: wait.waited_s, default=None)
-        return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown
+        longest_s = max(wait.waited_s for wait in waits)
+        return np.flatnonzero(is_victim & ~is_culprit).tolist(), shown, longest_s
 
     def _holds(self, group: str, ranks: Ranks) -> bool:
         """Return whether ranks are members of a group, as far as known: a group without collectives is not known."""
@@ -281,13 +282,14 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
 def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: object) -> Verdict:
     """Return a verdict on some ranks with the facts of the evidence; `known` overrides them."""
     ranks = np.array(sorted(culprits), np.int64)
-    waiting, wait = evidence.held_up_by(ranks)
+    waiting, wait, longest_s = evidence.held_up_by(ranks)
     first = int(ranks[0])
     worker = evidence.job.worker(first)
     report = None if worker is None else worker.report
     facts: dict[str, object] = {
         "culprits": tuple(ranks.tolist()),
         "waiting": tuple(waiting),
+        "waited_s": longest_s,
         "nodes": nodes_of(evidence, ranks),
         "place": evidence.place_of(first),
         "is_seen_outside": evidence.outside_place_of(first) is not None,
@@ -329,16 +331,6 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
     if len(nodes) > MAX_NODES_NAMED:
         return [ranks]
     return [ranks[owners == node] for node in nodes]
-
-
-def frozen(evidence: Evidence) -> list[Verdict]:
-    """Name ranks whose process is stopped: immediately, whether others wait for them or not."""
-    ranks = np.flatnonzero(evidence.facts.is_frozen)
-    verdicts = []
-    for some in by_node(evidence, ranks):
-        for_s = evidence.now_s - float(evidence.job.process_since_s[some].min())
-        verdicts.append(name(evidence, Cause.FROZEN, some.tolist(), for_s=max(0.0, for_s)))
-    return verdicts
 
 
 def node_lost(evidence: Evidence) -> list[Verdict]:
@@ -398,16 +390,6 @@ def memory_growth(evidence: Evidence) -> list[Verdict]:
     ]
 
 
-def silent(evidence: Evidence) -> list[Verdict]:
-    """Name ranks that do not report though their process runs, once others wait for them."""
-    verdicts = []
-    roots = roots_of(evidence, evidence.facts.is_silent, evidence.thresholds.silent_s / 2)
-    for some in by_node(evidence, roots):
-        age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
-        verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s))
-    return verdicts
-
-
 def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: RankPlaces) -> list[Verdict]:
     """Name live ranks that have kept others waiting for longer than a stall, and could have come all that time.
 
@@ -429,7 +411,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, places: Ra
         return []
     verdicts = []
     for some in by_node(evidence, roots):
-        _, wait = evidence.held_up_by(some)
+        _, wait, _ = evidence.held_up_by(some)
         if shown := _in_learned_phase(evidence, some, known):
             verdicts.append(shown)
             continue

@@ -6,6 +6,8 @@ is younger than the wait, or it cannot have moved since (frozen, silent, exited,
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +18,7 @@ from app.model.job_model import PHASE_CODE
 from ddpcore.wire import FIRST_GROUP, ONE_WAY_OPS, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Moments, RankFacts, Ranks, Thresholds
     from app.model.group_table import GroupTable
@@ -28,7 +30,11 @@ LATE_S = 1.0
 MAX_WAITS_PER_GROUP = 4
 """Limit of seqs of one group examined, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
-"""Limit of waits of one job; where more sub-groups wait, the roots are the same few."""
+"""Limit of waits of one job, before those that they lead to; where more sub-groups wait, the roots are the same few."""
+MAX_PEER_WAITS = 256
+"""Limit of ranks whose sends and receives are examined, the lowest first: in a pipeline all wait for the same few."""
+MAX_HOPS = 4
+"""Limit of times that waits are followed into groups beyond that limit."""
 MAX_WITNESSES = 16
 """Limit of ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
 MIN_COMMON_STEPS = 2
@@ -84,29 +90,52 @@ class Knot(msgspec.Struct, frozen=True, eq=False):
 
 
 def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
-    """Return the current waits of a job, the most behind of each group first, at most `MAX_WAITS`."""
+    """Return the current waits of a job, the most behind of each group first.
+
+    They are `MAX_WAITS` at most, and as many again in which ranks wait that are missing in those.
+    """
     waits: list[Wait] = []
     is_current = facts.is_fresh | facts.is_frozen
-    stood_s = _immobile_since_s(job, facts)
-    for table in job.groups.values():
-        is_waiting = table.is_waiting
-        if not is_waiting.any():
-            continue
-        members = table.members
-        is_waiting = is_waiting & is_current[members] & (table.stamp == job.stamp[members])
-        is_waiting &= ~_that_step_on(job, table, is_waiting, (thresholds, now_s))
-        # What a rank waits in is the first call that is not over for it, however many it has called since.
-        at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
-        # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
-        is_first = is_waiting & ~((table.is_queued | table.is_behind_work) & ~facts.is_immobile[members])
-        for seq in _lowest(at_seq[is_first]):
-            is_queued = is_waiting & ~is_first & (at_seq == seq)
-            wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), (facts, stood_s), (thresholds, now_s))
-            if wait is not None:
-                waits.append(wait)
-            if len(waits) >= MAX_WAITS:
-                return waits
+    known, at = (facts, _immobile_since_s(job, facts)), (thresholds, now_s)
+    latest_s = cache(lambda: _latest_calls_s(job, is_current))
+    rest = [table for table in job.groups.values() if table.is_waiting.any()]
+    is_wanted = np.ones(job.world_size, np.bool_)
+    for most in (MAX_WAITS, *[2 * MAX_WAITS] * MAX_HOPS):
+        tables, rest = rest, []
+        for table in tables:
+            if len(waits) >= most or not is_wanted[table.members[table.is_waiting]].any():
+                rest.append(table)
+                continue
+            is_waiting = table.is_waiting & is_current[table.members] & (table.stamp == job.stamp[table.members])
+            is_waiting &= ~_that_step_on(job, table, is_waiting, at)
+            is_waiting &= ~_that_stand_elsewhere(job, table, is_waiting, latest_s, thresholds)
+            waits += islice(_waits_in(job, table, is_waiting, known, at), most - len(waits))
+        if not rest:
+            break
+        is_wanted[:] = False
+        is_wanted[np.concatenate([wait.missing for wait in waits])] = True
+        is_wanted[np.concatenate([wait.waiting for wait in waits])] = False
     return waits
+
+
+def _waits_in(
+    job: JobModel,
+    table: GroupTable,
+    is_waiting: Flags,
+    known: tuple[RankFacts, Moments],
+    at: tuple[Thresholds, float],
+) -> Iterator[Wait]:
+    """Yield the waits of a group."""
+    facts = known[0]
+    # What a rank waits in is the first call that is not over for it, however many it has called since.
+    at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
+    # A GPU that stands in a call of another group, or in work of its own, has not come to this one.
+    is_first = is_waiting & ~((table.is_queued | table.is_behind_work) & ~facts.is_immobile[table.members])
+    for seq in _lowest(at_seq[is_first]):
+        is_queued = is_waiting & ~is_first & (at_seq == seq)
+        wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), known, at)
+        if wait is not None:
+            yield wait
 
 
 def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple[Thresholds, float]) -> Flags:
@@ -114,18 +143,41 @@ def _that_step_on(job: JobModel, table: GroupTable, is_waiting: Flags, at: tuple
 
     A GPU's main thread runs ahead of a call for a while, and then makes steps no more.
     """
-    (thresholds, now_s), members = at, table.members
+    (thresholds, now_s), members, since_s = at, table.members, table.wait_since_s
     far_s, lasts_s = thresholds.stall_s / 2, np.maximum(STEPPING_S, job.step_limit_s[members] / STEPPING_DIVISOR)
     # It is when the rank has moved last: no earlier than its last step.
-    is_it: Flags = is_waiting & (job.stepped_at_s[members] > table.wait_since_s + far_s)
-    for slot in np.flatnonzero(is_it).tolist():
-        worker = job.worker(int(members[slot]))
-        ages_ms = worker.report.step_ages_ms if worker is not None and worker.report is not None else []
-        ended_s = [float(job.report_at_s[members[slot]]) - age_ms / 1000 for age_ms in ages_ms[:2]]
-        since_s = float(table.wait_since_s[slot])
-        are_later = len(ended_s) > 1 and ended_s[1] > since_s + thresholds.confirm_s and ended_s[0] > since_s + far_s
-        is_it[slot] = are_later and now_s - ended_s[0] < lasts_s[slot]
+    is_it: Flags = is_waiting & (job.stepped_at_s[members] > since_s + far_s)
+    if is_it.any():
+        latest_s, before_s = job.report_at_s[members] - job.steps_together.ages_s(members)[:, :2].T
+        is_it &= (before_s > since_s + thresholds.confirm_s) & (latest_s > since_s + far_s)
+        is_it &= now_s - latest_s < lasts_s
     return is_it
+
+
+def _that_stand_elsewhere(
+    job: JobModel, table: GroupTable, is_waiting: Flags, latest_s: Callable[[], Moments], thresholds: Thresholds
+) -> Flags:
+    """Return which waiting members have made steps since they called what another of them has left for a later call.
+
+    A thread waits in it, or nobody does yet: wherever such a member stands now, it is not there.
+    """
+    later_s = table.wait_since_s + thresholds.stall_s / 2
+    has_gone_on: Flags = is_waiting & (job.stepped_at_s[table.members] > later_s)
+    if has_gone_on.any():
+        has_left = has_gone_on & (latest_s()[table.members] > later_s)
+        has_gone_on &= np.isin(table.completed, table.completed[has_left])
+    return has_gone_on
+
+
+def _latest_calls_s(job: JobModel, is_current: Flags) -> Moments:
+    """Return when each rank made the latest call that it, or its GPU, stands in; -inf where it stands in none."""
+    latest_s: Moments = np.full(job.world_size, -np.inf)
+    for table in job.groups.values():
+        stands = table.is_waiting & ~table.is_queued & ~table.is_behind_work
+        stands &= is_current[table.members] & (table.stamp == job.stamp[table.members])
+        ranks = table.members[stands]
+        latest_s[ranks] = np.maximum(latest_s[ranks], table.wait_since_s[stands])
+    return latest_s
 
 
 def _lowest(seqs: Ranks) -> list[int]:
@@ -227,12 +279,18 @@ def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
     return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
 
 
-def queued_ranks(job: JobModel) -> Flags:
-    """Return which ranks have called something that is behind another call on their GPU."""
-    is_queued = np.zeros(job.world_size, np.bool_)
+def held_ranks(job: JobModel, waits: Sequence[Wait]) -> Flags:
+    """Return which ranks have a transfer under way, or have called something behind another call on their GPU.
+
+    Where there are more waits than are followed, also those that wait at all.
+    """
+    is_held = job.has_open_transfers.copy()
+    if np.count_nonzero(job.has_peer_wait) > MAX_PEER_WAITS:
+        is_held |= job.has_peer_wait
     for table in job.groups.values():
-        is_queued[table.members[table.is_queued & table.is_waiting]] = True
-    return is_queued
+        is_it = table.is_waiting if len(waits) >= MAX_WAITS else table.is_queued & table.is_waiting
+        is_held[table.members[is_it]] = True
+    return is_held
 
 
 def find_out_of_order(waits: Sequence[Wait]) -> Iterator[tuple[Wait, Wait]]:

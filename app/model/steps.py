@@ -154,6 +154,11 @@ class StepsTogether:
         self._ended_s[ranks] = np.where(ages_ms == NO_AGE_MS, np.nan, ended_s)
         self._stride[ranks] = records["stride"]
 
+    def ages_s(self, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return how long before each rank's report its latest steps ended, shape (ranks, `NUM_AGES`), NaN unknown."""
+        ages_s: NDArray[np.float64] = self._made_s[ranks, np.newaxis] - self._ended_s[ranks]
+        return ages_s
+
     def at_one_moment(
         self, latest: NDArray[np.int64], is_frozen: NDArray[np.bool_], is_dead: NDArray[np.bool_]
     ) -> NDArray[np.int64]:

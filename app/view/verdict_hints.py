@@ -49,20 +49,27 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return _mismatch_hint(verdict)
     if verdict.cause is Cause.TRANSPORT:
         return _transport_hint(verdict)
-    thaw = f": kill -CONT {pid}{on_node}" if pid else ""
+    if verdict.cause in (Cause.CHECKPOINTING, Cause.EVALUATING) and verdict.aftermath is not None:
+        return f"{SHORTER[verdict.cause]}, or give the group a longer timeout: init_process_group(timeout=...)"
+    # The process is the first culprit's, which may be on any of several nodes.
+    pid = None if len(verdict.nodes) > 1 else pid
+    is_one, first = len(verdict.culprits) == 1, ranks_text(verdict.culprits[:1])
+    thaw = f"{':' if is_one else f', {first} by'} kill -CONT {pid}{on_node}" if pid else ""
     spy = f" with py-spy dump --pid {pid}" if pid else ""
     return {
-        Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
+        Cause.FROZEN: f"thaw {'it' if is_one else 'each of them'}{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: _hung(on_node)
         if verdict.is_blocked
-        else f"look at it{on_node}{spy}: a C extension may hold the GIL",
+        else f"look at {'it' if is_one else first}{on_node}{spy}: a C extension may hold the GIL",
         Cause.NODE_LOST: _restart_without(verdict)
         if verdict.unreachable_reason is not None
-        else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
+        else f"is {node or 'the node'} up, and its agent running?"
+        + (" the other ranks cannot go on without it" if verdict.waiting else ""),
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
         if verdict.has_closed
         else "every rank must make the same calls: look for uneven inputs or an early return",
-        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.NOT_JOINED: "see its launcher's log and its own"
+        + ("; the others begin when it comes" if verdict.aftermath is None else ""),
         Cause.STANDSTILL: f"look at these lines: {COMPUTES if is_busy(verdict) else WAITS}"
         + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),
         Cause.NOT_EXITING: "empty the queue before the end, or call its cancel_join_thread()"
@@ -74,6 +81,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     }[verdict.cause]
 
 
+SHORTER = {Cause.CHECKPOINTING: "save asynchronously", Cause.EVALUATING: "share the evaluation among all ranks"}
 TCP_PAUSE_S = 60.0
 """Seconds for which connections are given time to go on, at least: TCP sends again after pauses that double.
 
@@ -126,7 +134,7 @@ def _transport_hint(verdict: Verdict) -> str:
         compared = f"compare {ROOT_ARGUMENT.get(verdict.op, 'root')} at that line on every rank"
         return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
     network = "check the network between the nodes: interface, firewall, MTU"
-    if verdict.away is not None and verdict.away[2] <= max(TCP_PAUSE_S, verdict.away[1]):
+    if verdict.aftermath is None and verdict.away is not None and verdict.away[2] <= max(TCP_PAUSE_S, verdict.away[1]):
         return f"its connections may pause for as long again, then go on: wait before you restart; if not, {network}"
     if verdict.num_hosts > 1:
         return network
@@ -141,9 +149,8 @@ def _transport_hint(verdict: Verdict) -> str:
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:
-    has_error = verdict.exit is not None and bool(verdict.exit.error)
-    number = None if verdict.exit is None else verdict.exit.signal
-    if number == signal.SIGTERM and has_error:
+    error, number = ("", None) if verdict.exit is None else (verdict.exit.error, verdict.exit.signal)
+    if error and (number == signal.SIGTERM or (number == signal.SIGABRT and "gloo" not in error)):
         number = None
     rank = verdict.culprits[0]
     logs = f"see the logs of rank {rank}"
@@ -151,10 +158,10 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     is_known = verdict.exit is not None and verdict.exit.code is not None
     it = "they left" if verdict.is_everyone else "it left"
     plain = f"{it} no traceback: {logs}{command}" if is_known else logs + command
-    if verdict.exit is not None and "Duplicate GPU detected" in verdict.exit.error:
+    if "Duplicate GPU detected" in error:
         return "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs"
     return {
-        None: f"the whole traceback{command}" if has_error else plain,
+        None: f"the whole traceback{command}" if error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",

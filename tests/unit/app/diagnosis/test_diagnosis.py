@@ -130,6 +130,23 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(watched.receive(watched.tick(0, *groups)).waits) == 3
 
 
+def test_beyond_the_limit_of_waits_those_are_followed_that_the_others_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.diagnosis.waits.MAX_WAITS", 2)
+    watched = Watched(num_nodes=4)
+    own = [group_report(5, group=str(rank), ranks=[rank, rank + 4]) for rank in range(4)]
+    theirs = [watched.tick(rank, group_report(6, 20.0, group=str(rank), ranks=[rank, rank + 4])) for rank in range(4)]
+    first, *held = [
+        group_report(5 + (rank > 4), 20.5 if rank > 4 else None, group="9", ranks=[4, 5, 6, 7]) for rank in range(4, 8)
+    ]
+    stands = watched.tick(4, own[0], first, stood_s=20.0)
+
+    found = watched.receive(
+        *theirs, stands, *(watched.tick(5 + place, own[1 + place], group) for place, group in enumerate(held))
+    )
+
+    assert causes(found) == {(Cause.STRAGGLER, (4,))}
+
+
 def test_a_rank_frozen_inside_a_collective_holds_it_up_though_it_has_called() -> None:
     watched = Watched()
     inside = watched.tick(1, group_report(5, 4.0))

@@ -146,6 +146,7 @@ def test_an_end_that_nobody_saw_is_suspected_when_the_others_end_badly() -> None
         "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "RuntimeError: Application timeout caused pair closure",
+        "RuntimeError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/1",
         "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 4000 ms",
         "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv",
@@ -214,6 +215,9 @@ def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[
         "ValueError: boom",
         "RuntimeError: CUDA out of memory",
         "KeyError: 'peer'",
+        "RuntimeError: DataLoader timed out after 30 seconds",
+        "[Rank 2] Process group watchdog thread terminated with exception: CUDA error: misaligned address",
+        "subprocess.TimeoutExpired: Command '['aws', 's3', 'cp']' timed out after 60 seconds",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.",
     ],
 )
@@ -263,3 +267,19 @@ def test_of_a_job_that_has_ended_well_its_ranks_are_not_blamed_for_the_last_one_
 
     assert found.early_leavers == []
     assert culprits(found) == [7]
+
+
+def test_deaths_of_many_ranks_are_not_compared_one_by_one() -> None:
+    class Compared(Death):
+        times = 0
+
+        def __eq__(self, other: object) -> bool:
+            Compared.times += 1
+            return super().__eq__(other)
+
+        __hash__ = Death.__hash__
+
+    ends = [Compared(rank, 10.0 + rank / 100, ExitReport(code=1, error="E: x")) for rank in range(100)]
+
+    assert culprits(sorted_out(*ends)) == list(range(100))
+    assert Compared.times < len(ends)

@@ -226,3 +226,22 @@ def test_ranks_that_time_out_in_good_order_are_not_told_as_early_leavers() -> No
     sim.run(10)
 
     assert sim.causes() == {(Cause.STRAGGLER, (1,))}
+
+
+@pytest.mark.parametrize("hangs_on_death", [GLOO, NCCL])
+@pytest.mark.parametrize(("stop", "told"), [(SimCluster.freeze, Cause.FROZEN), (SimCluster.hold_gil, Cause.SILENT)])
+def test_a_rank_that_is_stopped_in_the_middle_of_a_hang_is_not_its_cause(
+    hangs_on_death: bool, stop: Callable[[SimCluster, int], None], told: Cause
+) -> None:
+    sim = hung("asleep", timeout_s=60.0, hangs_on_death=hangs_on_death)
+    sim.run(15)
+    stop(sim, 2)
+    sim.run(25)
+
+    cause, beside = sim.verdicts()
+    assert (cause.cause, cause.culprits, cause.severity) == (Cause.STRAGGLER, [1], Severity.CRITICAL)
+    assert (beside.cause, beside.culprits, beside.severity) == (told, [2], Severity.WARNING)
+    sim.run(30)
+
+    assert only_verdict(sim).culprits == [1]
+    assert "3 wait for it in all_reduce #21 for 1 min" in only_verdict(sim).text

@@ -134,3 +134,16 @@ def test_a_victim_whose_own_gpu_is_well_stays_a_victim() -> None:
 
     assert verdict.culprits == [0]
     assert "contained memory error" in verdict.text
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_kernel_s_fault_that_nccl_s_watchdog_reports_is_the_rank_s_own_also_while_all_wait(*, is_cut: bool) -> None:
+    training = Training(hangs_on_death=True, timeout_s=60.0)
+    if is_cut:
+        training.sim.cut_network()
+        training.sim.run(15)
+    verdict = training.end(WATCHDOG.format(what="an illegal memory access was encountered"), signal=SIGABRT)
+
+    assert (verdict.cause, verdict.culprits) == (Cause.EXITED, [3])
+    assert "whose connection" not in verdict.text
+    assert verdict.hint == "the whole traceback: rankdeck logs demo --rank 3"

@@ -33,6 +33,7 @@ SHIFTED = (
     Side((2,), "0", 57, "all_reduce", "", 1, None, dtype="Float"),
     Side((0, 1), "0", 57, "all_reduce", "", 161, None, dtype="Float"),
 )
+TIMED_OUT = Aftermath((0, 3), is_timeout=True, timeout_s=20.0)
 GROUP_1 = Side((0, 2), "1", 61, "all_reduce", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
@@ -513,11 +514,20 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
     [
         (verdict(Cause.FROZEN), 4002, "thaw it: kill -CONT 4002 on demo-1"),
         (verdict(Cause.FROZEN), None, "thaw it; a debugger"),
+        (verdict(Cause.FROZEN, culprits=(2, 3)), 4002, "thaw each of them, rank 2 by kill -CONT 4002 on demo-1; a"),
+        (verdict(Cause.FROZEN, culprits=(2, 3), nodes=("n0", "n1")), 4002, "thaw each of them; a debugger"),
+        (verdict(Cause.SILENT, culprits=(2, 3)), 4002, "look at rank 2 on demo-1 with py-spy dump --pid 4002: a C"),
         (verdict(Cause.SILENT), 4002, "py-spy dump --pid 4002"),
         (verdict(Cause.SILENT), None, "look at it on demo-1: a C extension"),
         (verdict(Cause.SILENT, is_blocked=True), 4002, "a network file system on demo-1"),
         (verdict(Cause.NODE_LOST), None, "is demo-1 up"),
         (verdict(Cause.NODE_LOST, nodes=()), None, "is the node up"),
+        (
+            verdict(Cause.CHECKPOINTING, aftermath=TIMED_OUT),
+            None,
+            "save asynchronously, or give the group a longer time",
+        ),
+        (verdict(Cause.EVALUATING, aftermath=TIMED_OUT), None, "share the evaluation among all ranks, or give the gr"),
         (verdict(Cause.MISMATCH), None, "different branches"),
         (verdict(Cause.MISMATCH, sides=(RECEIVES, replace(RECEIVES, ranks=(1,)))), None, "each send needs its receive"),
         (verdict(Cause.MISMATCH, sides=(MAKES_GROUP, RECEIVES)), None, "every rank calls new_group for every group"),
@@ -624,6 +634,19 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
 )
 def test_each_cause_has_its_next_step(told: Verdict, pid: int | None, words: str) -> None:
     assert words in hint(told, pid)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (verdict(Cause.NODE_LOST, waiting=()), "cannot go on"),
+        (verdict(Cause.NOT_JOINED, aftermath=TIMED_OUT), "the others begin"),
+        (verdict(Cause.TRANSPORT, num_hosts=2, away=("demo-1", 62.0, 12.0), aftermath=TIMED_OUT), "wait before"),
+        (verdict(Cause.SILENT, culprits=(2, 3), nodes=("n0", "n1")), "--pid"),
+    ],
+)
+def test_a_next_step_says_nothing_that_is_over_or_not_so(told: Verdict, words: str) -> None:
+    assert words not in hint(told, 4002)
 
 
 def test_a_sentence_is_bounded_and_clean() -> None:

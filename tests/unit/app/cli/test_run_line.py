@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,10 +21,10 @@ from app.fleet.agent_link import AgentPlace
 from app.fleet.local_link import LocalLink
 from app.session.options import SessionOptions
 from app.session.remote_job import RunRequest
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from app.cli.chosen_hosts import HostsWanted
     from app.fleet.agent_link import AgentLink
@@ -283,6 +284,7 @@ def test_a_program_has_the_variables_of_the_shell_that_starts_it(
     of_agent = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "SAME": "a=b"}
     agent = subprocess.Popen(["sleep", "60"], env=of_agent)
     try:
+        until(Path(f"/proc/{agent.pid}/environ").read_bytes, 10, "the kernel has put its variables in place")
         for name, value in {
             "CUDA_VISIBLE_DEVICES": "1",
             "SAME": "a=b",

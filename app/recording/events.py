@@ -330,8 +330,10 @@ class EventLog:
         for key in over:
             verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
-            if verdict.cause in NO_LONGER and not is_on and self._may_recover(verdict):
-                text = _over_text(verdict, self.now_s - since_s, is_seen=not self._is_unseen(verdict))
+            is_seen = not self._is_unseen(verdict)
+            is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
+            if verdict.cause in NO_LONGER and not is_on and not (is_seen and is_hidden) and self._may_recover(verdict):
+                text = _over_text(verdict, self.now_s - since_s, is_seen=is_seen)
                 self.add_event(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
         if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
             self._reported_before_s.clear()
@@ -349,6 +351,10 @@ class EventLog:
             return False
         late = {self._node_names[at] for at in np.flatnonzero(self._node_codes >= STALE).tolist()}
         return not late.isdisjoint(verdict.node.split(", "))
+
+    def _is_done(self) -> bool:
+        """Return whether the ranks make no steps any more, since they have ended: none is a straggler then."""
+        return self._job is not None and self._job.step is not None and self._job.steps_per_s is None
 
     def _may_recover(self, verdict: VerdictRow) -> bool:
         """Return whether the end of a verdict is a recovery: the end of its attempt is none."""
@@ -391,6 +397,11 @@ def _is_same(event: Event, other: Event) -> bool:
 
 def _key(verdict: VerdictRow) -> Hashable:
     return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
+
+
+def _is_hung(job_id: str, verdicts: Sequence[VerdictRow]) -> bool:
+    """Return whether a job stands: how fast its ranks are does not show then."""
+    return any(verdict.job == job_id and verdict.severity is Severity.CRITICAL for verdict in verdicts)
 
 
 def _over_text(verdict: VerdictRow, stood_s: float, *, is_seen: bool) -> str:

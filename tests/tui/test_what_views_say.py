@@ -13,8 +13,10 @@ from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
 from app.tui.theme import Look
+from app.tui.widgets.chart_panel import no_loss_text
 from app.tui.widgets.columns import Table, rank_columns
 from app.view.ranks import rank_text
+from app.view.rows import Figure
 from app.view.view import View
 from ddpcore.wire import Phase
 from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source, training_source
@@ -313,6 +315,17 @@ async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: b
             assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
         await console.resize(80, 24)
         assert ("--metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
+
+
+async def test_in_place_of_a_loss_stands_where_other_figures_are() -> None:
+    sim = SimCluster(program=without_loss)
+    source = TalkingSource(sim)
+    source.run(6)
+    async with desk(source, (120, 35)) as console:
+        history = console.console.ui.history.shown
+        assert history is not None
+        history.figures = [*history.figures, Figure("metric mse", 1.0)]
+        assert no_loss_text(console.console.ui) == "no loss; mse: in Charts"
 
 
 async def test_the_loss_is_drawn_once_steps_come() -> None:

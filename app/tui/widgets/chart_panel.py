@@ -229,7 +229,11 @@ def no_loss_text(ui: UiState) -> str:
     """Return the sentence in place of a loss that has never come."""
     if ui.source.player or _brings_loss(ui.view):
         return NO_LOSS
-    return NO_LOSS_MATCHED if ui.source.reads_loss else HOW_TO_READ_LOSS
+    if ui.source.reads_loss:
+        return NO_LOSS_MATCHED
+    figures = ui.history.shown.figures if ui.history.shown is not None else ()
+    named = [figure.key.removeprefix(METRIC_PREFIX) for figure in figures if figure.key.startswith(METRIC_PREFIX)]
+    return f"no loss; {', '.join(named)}: in Charts" if named else HOW_TO_READ_LOSS
 
 
 def _brings_loss(view: View | None) -> bool:

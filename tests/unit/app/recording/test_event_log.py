@@ -83,6 +83,22 @@ def test_who_is_no_longer_seen_has_not_recovered(witness: Witness) -> None:
     assert over.startswith("rank 2: no longer seen, after ")
 
 
+@pytest.mark.parametrize("end", ["a hang", "the end of the program"])
+def test_a_slow_rank_has_not_recovered_when_that_no_longer_shows(witness: Witness, end: str) -> None:
+    witness.run(12)
+    witness.sim.slow(2, 4.0)
+    witness.run(20)
+    assert len(witness.told(EventKind.VERDICT)) == 1
+    if end == "a hang":
+        witness.sim.freeze(0)
+    else:
+        for rank in range(4):
+            witness.sim.exit(rank)
+    witness.run(12)
+
+    assert witness.told(EventKind.OVER) == []
+
+
 def test_what_ends_with_its_job_has_not_recovered(witness: Witness) -> None:
     witness.run(12)
     witness.sim.freeze(2)

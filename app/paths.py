@@ -91,12 +91,12 @@ class TunnelDir:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the directory with its content; safe to call twice."""
-        if self._lock_fd < 0:
+        """Remove the directory with its content; safe to call twice, from two threads at once, too."""
+        lock_fd, self._lock_fd = self._lock_fd, -1
+        if lock_fd < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        os.close(lock_fd)
 
 
 def _sweep(parent: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -416,4 +417,20 @@ def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.M
     assert left == {living.path, new.path}
     living.remove()
     living.remove()
+    assert list(short_path.iterdir()) == []
+
+
+def test_a_directory_that_two_threads_remove_closes_its_lock_once(
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    place, remove = TunnelDir(), shutil.rmtree
+
+    def while_another_removes_it(path: Path, *, ignore_errors: bool) -> None:
+        place.remove()
+        remove(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", while_another_removes_it)
+        place.remove()
     assert list(short_path.iterdir()) == []

@@ -49,7 +49,9 @@ def launchers(agent: RunningAgent) -> list[int]:
     found = []
     for process in agent.processes():
         with contextlib.suppress(psutil.Error):
-            if "torch.distributed.run" in process.cmdline() and "RANK" not in process.environ():
+            words = process.cmdline()
+            is_shim = any(word.endswith("shim.py") for word in words)  # its arguments are those of the launcher
+            if "torch.distributed.run" in words and not is_shim and "RANK" not in process.environ():
                 found.append(process.pid)
     return found
 

@@ -47,6 +47,7 @@ MAX_LOCAL_WORLD_SIZE = 4096
 """Ranks of one job on one node."""
 MAX_RESTARTS = 1000
 GRACE_S = 10.0
+"""Default of `JobSpec.grace_s`."""
 
 LocalWorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOCAL_WORLD_SIZE)]
 

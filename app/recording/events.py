@@ -353,7 +353,7 @@ class EventLog:
         return not late.isdisjoint(verdict.node.split(", "))
 
     def _is_done(self) -> bool:
-        """Return whether the ranks make no steps any more, since they have ended: none is a straggler then."""
+        """Return whether the job's rate of steps is not known any more, as once its ranks have ended."""
         return self._job is not None and self._job.step is not None and self._job.steps_per_s is None
 
     def _may_recover(self, verdict: VerdictRow) -> bool:

@@ -79,7 +79,7 @@ def clean_names(names: tuple[str, ...]) -> list[str]:
 
 
 def disbelief_text(names: Sequence[str], job: JobModel | None, node: int) -> str:
-    """Return `not believed: ranks 0 and 1 of job gpt, which it claims, run on h1`; empty of a node that is believed."""
+    """Return `not believed: ranks 0-1 of job gpt, which it claims, run on h1`; empty of a node that is believed."""
     status = None if job is None else job.refused.get(node)
     if job is None or status is None:
         return ""

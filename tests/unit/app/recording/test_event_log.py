@@ -93,7 +93,7 @@ def test_a_slow_rank_has_not_recovered_when_that_no_longer_shows(witness: Witnes
         witness.sim.freeze(0)
     else:
         for rank in range(4):
-            witness.sim.exit(rank)
+            witness.sim.leave(rank, teardown_s=1.0 + 3.0 * rank)
     witness.run(12)
 
     assert witness.told(EventKind.OVER) == []

@@ -133,8 +133,9 @@ def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     """Print which rank costs the others time, and in which phase.
 
     The costliest comes first. Shares of the time observed: COST is how much less a rank waits than the others, LAST ON
-    NODE how often it comes last of the ranks on its own node, which are not compared with those of other nodes, MORE
-    what it does more than the others. Exit codes are those of `status`.
+    NODE how often it comes last of the ranks on its own node, which are not compared with those of other nodes. MORE
+    TIME IN names the phases that take it longer than the others; OTHER is time in none of them, outside the model. Exit
+    codes are those of `status`.
     """
     _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
 
@@ -237,11 +238,14 @@ class _LineWish(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One kind of rows: their name in JSON, and functions for rows, for their text, and for the text without a row."""
+    """One kind of rows: their name in JSON, and functions for rows, for their lines, and for the text without a row.
+
+    Lines take the widths of their columns: see `app.view.plain_tables`.
+    """
 
     name: str
     rows: Callable[[View], Sequence[Any]]
-    lines: Callable[[Sequence[Any]], list[str]]
+    lines: Callable[[Sequence[Any], dict[str, int]], list[str]]
     nothing: Callable[[View], str] = lambda _view: NO_RANK
 
 
@@ -249,6 +253,7 @@ def _list(
     table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str | None
 ) -> None:
     """Print rows, and end with the exit code of `status`."""
+    widths: dict[str, int] = {}
 
     def show(view: View) -> None:
         found = table.rows(view)
@@ -257,7 +262,7 @@ def _list(
         elif view.job() is None:
             click.echo(NO_JOB)
         else:
-            click.echo("\n".join(table.lines(found)) or table.nothing(view))
+            click.echo("\n".join(table.lines(found, widths)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
         raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))

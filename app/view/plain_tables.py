@@ -1,4 +1,8 @@
-"""Rows as lines of plain text, for the commands that print one table: a header, and aligned columns. Pure."""
+"""Rows as lines of plain text, for the commands that print one table: a header, and aligned columns. Pure.
+
+Each function takes the widths of the columns that were printed before, by header, and updates them: in a table that is
+printed again and again, columns only grow.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ MAX_WORSE = 2
 
 
 class _Column(NamedTuple, Generic[Row]):
-    """A column of a table; it is left out when no row has a value.
+    """A column of a table; it is left out while no row has had a value.
 
     Attributes:
         name: Its header; a leading space aligns its cells to the right.
@@ -44,7 +48,7 @@ class _Column(NamedTuple, Generic[Row]):
     cell: Callable[[Row], str]
 
 
-def rank_lines(rows: Sequence[RankRow]) -> list[str]:
+def rank_lines(rows: Sequence[RankRow], widths: dict[str, int]) -> list[str]:
     """Return a table of ranks: what each does, its current call and its place."""
     columns: list[_Column[RankRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
@@ -60,10 +64,10 @@ def rank_lines(rows: Sequence[RankRow]) -> list[str]:
         _Column(" GPU MEMORY", lambda row: bytes_cell(row.gpu_used_bytes)),
         _Column("AT", lambda row: row.where or row.detail),
     ]
-    return _lines(columns, rows)
+    return _lines(columns, rows, widths)
 
 
-def barrier_lines(rows: Sequence[BarrierRow]) -> list[str]:
+def barrier_lines(rows: Sequence[BarrierRow], widths: dict[str, int]) -> list[str]:
     """Return a table of the calls in which ranks wait, with the ranks still missing."""
     columns: list[_Column[BarrierRow]] = [
         _Column("CALL", lambda row: call_text(row.group, row.seq, row.op, row.label)),
@@ -73,24 +77,29 @@ def barrier_lines(rows: Sequence[BarrierRow]) -> list[str]:
         _Column("WAITING AT", lambda row: row.where),
         _Column("MISSING AT", lambda row: row.missing_where),
     ]
-    return _lines(columns, rows)
+    return _lines(columns, rows, widths)
 
 
-def straggler_lines(rows: Sequence[PaceRow]) -> list[str]:
+def straggler_lines(rows: Sequence[PaceRow], widths: dict[str, int]) -> list[str]:
     """Return a table of how the ranks spend their time, and of what each does more than the others."""
-    phases = [phase for phase in STEP_ORDER if any(row.phases[phase] >= MIN_SHOWN_FRAC for row in rows)]
+    headers = {phase: f" {phase.upper()}" for phase in STEP_ORDER}
+    phases = [
+        phase
+        for phase in STEP_ORDER
+        if headers[phase] in widths or any(row.phases[phase] >= MIN_SHOWN_FRAC for row in rows)
+    ]
     columns: list[_Column[PaceRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
         _Column(" COST", lambda row: percent_text(row.cost_frac)),
         _Column(" WAITS", lambda row: percent_text(row.wait_frac)),
         _Column(" LAST ON NODE", lambda row: percent_text(row.last_frac)),
-        *(_Column(f" {phase.upper()}", partial(_phase_cell, phase)) for phase in phases),
-        _Column("MORE", lambda row: ", ".join(row.more_of)),
+        *(_Column(headers[phase], partial(_phase_cell, phase)) for phase in phases),
+        _Column("MORE TIME IN", lambda row: ", ".join(row.more_of)),
         _Column("STANDS OUT", _worse_cell),
         _Column("AT", lambda row: row.where),
     ]
-    return _lines(columns, rows)
+    return _lines(columns, rows, widths)
 
 
 def _worse_cell(row: PaceRow) -> str:
@@ -103,7 +112,7 @@ def _phase_cell(phase: str, row: PaceRow) -> str:
     return percent_text(row.phases[phase])
 
 
-def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
+def memory_lines(rows: Sequence[MemoryRow], widths: dict[str, int]) -> list[str]:
     """Return a table of the ranks' memory, compared with the median, and of each rank's nearest limit."""
     columns: list[_Column[MemoryRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
@@ -125,19 +134,20 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
         _Column(" GROWTH/MIN", lambda row: bytes_cell(row.growth_bytes_per_min)),
         _Column(" FULL IN", lambda row: seconds_cell(row.remaining_s)),
     ]
-    return _lines(columns, rows)
+    return _lines(columns, rows, widths)
 
 
-def _lines(columns: Sequence[_Column[Row]], rows: Sequence[Row]) -> list[str]:
+def _lines(columns: Sequence[_Column[Row]], rows: Sequence[Row], widths: dict[str, int]) -> list[str]:
     """Return the header and a line for each row; empty without rows."""
     if not rows:
         return []
     parts: list[list[str]] = []
     for column in columns:
         cells = [column.cell(row) for row in rows]
-        if not set(cells) - {"", UNKNOWN}:
+        if column.name not in widths and not set(cells) - {"", UNKNOWN}:
             continue
-        width = max(len(column.name.strip()), *map(len, cells))
+        width = max(len(column.name.strip()), widths.get(column.name, 0), *map(len, cells))
+        widths[column.name] = width
         align = str.rjust if column.name.startswith(" ") else str.ljust
         parts.append([align(text, width) for text in (column.name.strip(), *cells)])
     return ["  ".join(line).rstrip() for line in zip(*parts, strict=True)]

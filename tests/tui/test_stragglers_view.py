@@ -126,7 +126,7 @@ def test_rows_have_signals_where_these_are_asked_for() -> None:
     assert [one for one in pace.signals(0) if one.is_worse] == []
     rows = listing._pace(hot_source().view(), None)
     assert [row.rank for row in rows if row.signals] == [row.rank for row in rows], "of --json all"
-    head, first, *_ = straggler_lines(rows)
+    head, first, *_ = straggler_lines(rows, {})
     assert "STANDS OUT" in head
     assert re.search(r"GPU slowed by heat \d\d % \(.* %\), GPU clock 1,\d{3} MHz \(1,\d{3} MHz\)", first)
 

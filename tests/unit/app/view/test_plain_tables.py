@@ -10,7 +10,7 @@ def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=6)
     sim.run_to_step(20)
 
-    header, *lines = rank_lines(sim.view().ranks())
+    header, *lines = rank_lines(sim.view().ranks(), {})
 
     assert header.split()[:4] == ["RANK", "NODE", "STATE", "STEP"]
     assert "GPU" not in header
@@ -18,7 +18,7 @@ def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:
     places = {line.index("demo-") for line in lines}
     assert places == {header.index("NODE")}
     assert all(line == line.rstrip() for line in lines)
-    assert rank_lines([]) == []
+    assert rank_lines([], {}) == []
 
 
 def test_only_ranks_that_wait_show_the_number_of_their_call() -> None:
@@ -26,7 +26,7 @@ def test_only_ranks_that_wait_show_the_number_of_their_call() -> None:
     sim.run_to_step(20)
     sim.freeze(2)
     sim.run(5)
-    _, *lines = rank_lines(sim.view().ranks())
+    _, *lines = rank_lines(sim.view().ranks(), {})
 
     assert ["all_reduce #" in line for line in lines] == [True, True, False, True], "a moving rank's is seconds old"
 
@@ -37,7 +37,7 @@ def test_a_wait_is_told_with_both_sides() -> None:
     sim.freeze(2)
     sim.run(5)
 
-    header, line = barrier_lines(sim.view().barriers())
+    header, line = barrier_lines(sim.view().barriers(), {})
 
     assert header.split()[:4] == ["CALL", "WAITED", "WAITING", "MISSING"]
     assert line.startswith("all_reduce #")
@@ -49,7 +49,7 @@ def test_memory_is_beside_the_median() -> None:
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
     sim.run_to_step(20)
 
-    header, *lines = memory_lines(sim.view().memory())
+    header, *lines = memory_lines(sim.view().memory(), {})
 
     assert header.split()[:3] == ["RANK", "NODE", "RSS"]
     assert len(lines) == 2
@@ -63,10 +63,40 @@ def test_a_straggler_comes_first_with_what_it_does_more() -> None:
     pace = sim.view().pace
     assert pace is not None
 
-    header, first, *others = straggler_lines(pace.rows(range(4)))
+    header, first, *others = straggler_lines(pace.rows(range(4)), {})
 
     assert header.split()[:5] == ["RANK", "NODE", "COST", "WAITS", "LAST"]
     assert first.split()[0] == "3"
-    assert first[header.index("MORE") :].strip()
+    assert first[header.index("MORE TIME IN") :].strip()
     assert len(others) == 3
-    assert straggler_lines([]) == []
+    assert straggler_lines([], {}) == []
+
+
+def test_the_columns_of_a_table_that_is_printed_again_only_grow() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(20)
+    sim.freeze(2)
+    sim.run(15)
+    widths: dict[str, int] = {}
+    before, *_ = rank_lines(sim.view().ranks(), widths)
+    sim.thaw(2)
+    sim.run(15)
+
+    after, *lines = rank_lines(sim.view().ranks(), widths)
+
+    alone, *_ = rank_lines(sim.view().ranks(), {})
+    assert len(alone) < len(before), "ranks that move have shorter rows"
+    assert len(after) >= len(before)
+    assert after.split() == before.split(), "no column goes either"
+    assert len(lines) == 4
+
+
+def test_a_phase_that_has_had_a_column_keeps_it() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(200)
+    pace = sim.view().pace
+    assert pace is not None
+    widths = {" CHECKPOINT": 10}
+
+    assert "CHECKPOINT" not in straggler_lines(pace.rows(range(4)), {})[0]
+    assert "CHECKPOINT" in straggler_lines(pace.rows(range(4)), widths)[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,7 @@ import click
 import msgspec
 
 from app.cli.chosen_hosts import on_each, print_each
-from app.cli.headless import print_line
+from app.cli.headless import print_line, waiting_for
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
 from app.errors import AgentUnreachableError, ExitCode, NoAgentError
@@ -29,6 +28,7 @@ from app.preflight.examining import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.session.control import workdir_on
+from app.session.opening import OpeningProgress
 from app.text import LINE_LIMIT, clean, nodes_text, own_color
 
 if TYPE_CHECKING:
@@ -175,16 +175,14 @@ def doctor(
         refuse_relay("doctor")
     chosen = named_hosts(hosts, exclude)
     wanted = [_wanted(entry, how["workdir"], how["job_python"]) for entry in chosen]
-    if sys.stderr.isatty():
-        print_line(f"rankdeck: {len(chosen)} host{'s' * (len(chosen) != 1)} to look at ...")
-    named = named_python(python)
+    named, progress = named_python(python), OpeningProgress([entry.host for entry in chosen])
     make_room_for_nodes(len(chosen))
-    with LinkGroup() as group:
+    with waiting_for(lambda: progress.text), LinkGroup() as group:
         for entry in chosen:
             group.add(link_by(entry.host, named, entry.python, python, ssh_config))
         answers = (error for _, error in group.connect(lambda _link: None))
         reached = [link if error is None else error for link, error in zip(group.links, answers, strict=True)]
-        found = preflight([*zip(wanted, reached, strict=True)], how["port"])
+        found = preflight([*zip(wanted, reached, strict=True)], how["port"], progress.move)
     if is_json:
         print_json(json_object(found))
     else:

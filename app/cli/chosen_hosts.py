@@ -23,7 +23,7 @@ import click
 import msgspec
 
 from agent.wire.slurm import slurm_step
-from app.cli.headless import print_line, quiet_after
+from app.cli.headless import print_line, quiet_after, waiting_for
 from app.cli.inventory_file import load_inventory, named_hosts
 from app.cli.options import (
     RelayWay,
@@ -49,9 +49,11 @@ from app.fleet.agent_link import LinkGroup
 from app.inventory.inventory import NO_RELAY, HostEntry, Inventory, is_meant
 from app.model.new_nodes import NewNodes
 from app.paths import make_room_for_nodes
+from app.preflight.findings import HostStep
 from app.session.audit import AuditedAction
 from app.session.control import workdir_on
 from app.session.hosts import Hosts
+from app.session.opening import Opening, OpeningProgress
 from app.slurm.client import slurm_hostnames, slurm_job, slurm_job_hosts, why_ending, why_unreachable
 from app.slurm.node_watch import NodeWatch
 from app.slurm.own_step import await_nodes, become_agent, refuse_several_tasks, relay_directory, serving
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
     from app.fleet.agent_link import AgentLink
     from app.fleet.relay_hub import RelayHub
     from app.preflight.findings import Step
-    from app.session.opening import OpeningProgress
     from app.session.remote_session import RemoteSession
     from app.settings.schema import Settings
     from app.ssh.questions import QuestionDesk
@@ -311,7 +312,10 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
     """
     with LinkGroup() as group:
         link(wanted, group)
-        yield reach(wanted, group, then, needs_all=needs_all)
+        progress = OpeningProgress(wanted.names)
+        with waiting_for(lambda: progress.text):
+            hosts = reach(wanted, group, progress.then(then), needs_all=needs_all)
+        yield hosts
 
 
 @contextmanager
@@ -320,14 +324,17 @@ def looked_at(wanted: HostsWanted, job: Watch) -> Iterator[Hosts]:
     with ExitStack() as stack:
         try:
             hosts = stack.enter_context(reached(wanted, job.then, needs_all=job.needs_all))
+            progress = OpeningProgress(hosts.names)
             steps: list[Step] = []
 
-            def notify(_host: str, step: Step) -> None:
+            def notify(host: str, step: Step) -> None:
                 if not steps:
                     print_line(f"rankdeck: looking at {nodes_text(hosts.names)} first")
                 steps.append(step)
+                progress.move(host, step)
 
-            job.look(hosts, notify)
+            with waiting_for(lambda: progress.text):
+                job.look(hosts, notify)
         except KeyboardInterrupt:
             print_line("rankdeck: no job was started")
             raise
@@ -355,8 +362,6 @@ def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool,
     if is_headless or is_json or not is_terminal():
         with looked_at(wanted, job) as hosts:
             present(job.make(hosts), settings, is_json=is_json, is_headless=is_headless)
-    from app.session.opening import Opening  # noqa: PLC0415 - only the screen pays for it
-
     with LinkGroup() as group:
 
         def begin() -> QuestionDesk | None:
@@ -439,13 +444,21 @@ def on_each(
         do: Called in a thread, with a connected link.
     """
     named = named_python(python)
+    progress = OpeningProgress([entry.host for entry in hosts])
 
     def visit(entry: HostEntry) -> Answer:
-        with link_by(entry.host, named, entry.python, python, ssh_config) as link:
-            link.connect()
-            return do(link)  # yielded after the link has closed: the command may end with the last answer
+        try:
+            with link_by(entry.host, named, entry.python, python, ssh_config) as link:
+                link.connect()
+                return do(link)  # yielded after the link has closed: the command may end with the last answer
+        finally:
+            progress.move(entry.host, HostStep.READY)
 
-    yield from zip((entry.host for entry in hosts), run_parallel(hosts, visit), strict=True)
+    answers = run_parallel(hosts, visit)
+    for entry in hosts:
+        with waiting_for(lambda: progress.text):
+            answer = next(answers)
+        yield entry.host, answer
 
 
 def print_each(

@@ -11,11 +11,10 @@ import click
 from agent.wire.commands import RefusalReason
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
-from app.cli.headless import print_line, with_progress
-from app.cli.options import audit_log, job_under_way, json_option, print_json, print_trouble
+from app.cli.headless import print_line, waiting_for, with_progress
+from app.cli.options import audit_log, checked_job, job_argument, job_under_way, json_option, print_json, print_trouble
 from app.errors import AgentRefusedError, AppError, ExitCode
 from app.fleet.agent_link import AgentLink
-from app.inventory.program import check_job_id
 from app.session.options import SessionOptions
 from app.session.remote_job import end_states, latest_status, node_of_rank, of_latest_attempt, only_running_job
 from app.session.remote_session import RemoteSession
@@ -38,11 +37,11 @@ _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCE
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@job_argument
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
 @json_option
 @takes_hosts
-def stop(*, job_id: str | None, wanted: HostsWanted, now: bool, is_json: bool) -> None:
+def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
     """End a job in an orderly way.
 
     A program with the engine finishes a step and writes a checkpoint first. Any other is sent SIGTERM, and SIGKILL when
@@ -52,16 +51,16 @@ def stop(*, job_id: str | None, wanted: HostsWanted, now: bool, is_json: bool) -
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@job_argument
 @json_option
 @takes_hosts
-def kill(*, job_id: str | None, wanted: HostsWanted, is_json: bool) -> None:
+def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
     """Kill every process of a job immediately."""
     _end(wanted, job_id, lambda control, job_id: control.kill(job_id), is_json=is_json)
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@job_argument
 @click.option("--now", is_flag=True, help="Kill it at once, without an agreed step and a checkpoint")
 @click.option(
     "--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE), help="Ranks of each host [as before]"
@@ -71,12 +70,11 @@ def kill(*, job_id: str | None, wanted: HostsWanted, is_json: bool) -> None:
 )
 @json_option
 @takes_hosts
-def restart(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
+def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
     """End a job if it runs, and start its next attempt.
 
     It ends in an orderly way, and starts with the same options.
     """
-    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
         watch = hosts.command("attach")
@@ -90,7 +88,7 @@ def restart(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: An
 
 @click.command()
 @click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
-@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
+@click.option("--job", "job_id", callback=checked_job, help="Id of the job [the one that runs there]")
 @click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
 @click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
 @click.option(
@@ -109,8 +107,6 @@ def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: 
     The job has to allow it: `run --allow-faults`.
     """
     harm = make_fault(FaultKind(kind), **how)
-    if job_id:
-        check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         job_id, node = asyncio.run(_inject(_session(hosts), job_id, harm))
     if is_json:
@@ -137,10 +133,7 @@ def _session(hosts: Hosts) -> RemoteSession:
     return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
 
 
-def _end(
-    wanted: HostsWanted, job_id: str | None, ask: Callable[[JobControl, str], Awaitable[str]], *, is_json: bool
-) -> None:
-    job_id = check_job_id(job_id) if job_id else ""
+def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl, str], Awaitable[str]], *, is_json: bool) -> None:
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         job_id, states, num_unknown = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
     if is_json:
@@ -166,7 +159,8 @@ async def _wait_for_end(
         job_id = await job_under_way(session, job_id)
         done = await ask(session.job_control, job_id)
         print_line(f"rankdeck: {done}")
-        return job_id, *await _end_of(session, job_id)
+        with waiting_for(lambda: f"{session.title}: waiting for the end of job {job_id}"):
+            return job_id, *await _end_of(session, job_id)
     except AgentRefusedError as error:
         if not done or error.reason != RefusalReason.UNKNOWN_JOB:
             raise

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
-from app.cli.headless import print_line
-from app.cli.options import audit_log, job_under_way, json_option, present, print_json
+from app.cli.headless import print_line, waiting_for
+from app.cli.options import audit_log, job_argument, job_under_way, json_option, present, print_json
 from app.cli.presenting import is_terminal, print_summary, show_session
 from app.cli.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
 from app.fleet.agent_link import AgentLink
-from app.inventory.program import check_job_id
 from app.paths import NotRegularError, TooLargeError, read_regular_file
 from app.recording.bundle import bundle_name, encode_bundle, recording_of
 from app.recording.evidence import Answers, write_evidence
@@ -45,7 +44,7 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@job_argument
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -54,14 +53,11 @@ EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does 
 @json_option
 @takes_settings
 @takes_hosts
-def evidence(
-    *, job_id: str | None, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings
-) -> None:
+def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
     """Save what is known of a job in one file.
 
     Reports, stacks, output and versions, for `rankdeck replay`. Without JOB it is the only one under way.
     """
-    job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         found = asyncio.run(_collect(RemoteSession(hosts, None, options, job_id), job_id))
@@ -80,14 +76,13 @@ def evidence(
 @json_option
 @takes_settings
 @takes_hosts
-@click.argument("job_id", metavar="[JOB]", required=False)
-def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
+@job_argument
+def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, settings: Settings) -> None:
     """Record a job into FILE until it ends.
 
     All of its reports, for `rankdeck replay`; a full file becomes FILE.1. Status lines are printed, as with `attach
     --headless`.
     """
-    job_id = check_job_id(job_id) if job_id else ""
     options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         present(RemoteSession(hosts, None, options, job_id), settings, is_json=is_json, is_headless=True)
@@ -135,22 +130,27 @@ async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
         job_id = await job_under_way(session, job_id)
-        await session.job_control.statuses(job_id)  # refuses an unknown job immediately
-        answers = Answers()
-        await session.take_stacks(job_id, answers)
-        await session.replay_history()
-        began_s = time.monotonic()
-        while (waited_s := time.monotonic() - began_s) < LISTENING_S or not session.has_all_lines:
-            session.view()
-            await asyncio.sleep(POLL_S)
-            if waited_s > MAX_LISTENING_S:
-                break
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await session.ask_agents(job_id, answers)
-        return await session.evidence(job_id, ON_REQUEST, answers)
+        with waiting_for(lambda: f"{session.title}: collecting the evidence of job {job_id}"):
+            return await _evidence_of(session, job_id)
     finally:
         await session.close()
+
+
+async def _evidence_of(session: RemoteSession, job_id: str) -> Evidence:
+    await session.job_control.statuses(job_id)  # refuses an unknown job immediately
+    answers = Answers()
+    await session.take_stacks(job_id, answers)
+    await session.replay_history()
+    began_s = time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < LISTENING_S or not session.has_all_lines:
+        session.view()
+        await asyncio.sleep(POLL_S)
+        if waited_s > MAX_LISTENING_S:
+            break
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            await session.ask_agents(job_id, answers)
+    return await session.evidence(job_id, ON_REQUEST, answers)
 
 
 def _read(path: Path) -> Recording:

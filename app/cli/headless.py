@@ -1,4 +1,7 @@
-"""A job without a terminal: a line on stderr whenever something has changed, a summary on stdout."""
+"""A job without a terminal: a line on stderr whenever something has changed, a summary on stdout.
+
+`waiting_for` shows a user at a terminal what a command waits for, on a line that is erased again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import click
 
 from app.diagnosis.causes import Cause
 from app.errors import ExitCode
@@ -189,28 +194,103 @@ class Headless:
         return now_s - self._struck_at_s > VERDICT_DEADLINE_S
 
 
+class _Terminal:
+    """The one line of standard error that is overwritten, whichever threads write there."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._is_there = False
+        self._num_questions = 0
+
+    def show(self, text: str) -> None:
+        """Overwrite the line, unless the user is asked a question."""
+        with self.lock:
+            if not self._num_questions:
+                width = shutil.get_terminal_size().columns - 1
+                self._write(f"{_LINE_AWAY}{text[:width]}")
+                self._is_there = True
+
+    def clear(self) -> None:
+        """Erase the line."""
+        with self.lock:
+            if self._is_there:
+                self._write(_LINE_AWAY)
+                self._is_there = False
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Erase the line, and show none while the user is asked a question."""
+        with self.lock:
+            self.clear()
+            self._num_questions += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._num_questions -= 1
+
+    def _write(self, text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - as `print_line`
+
+
+_TERMINAL = _Terminal()
+asking = _TERMINAL.asking
+
+
 class UpdatingLine:
     """A line on standard error that is overwritten, for progress; not written without a terminal."""
 
     def __init__(self) -> None:
-        self._is_possible = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._is_there = False
+        self.is_possible = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def show(self, text: str) -> None:
         """Overwrite the line with `text`, which must be clean."""
-        if self._is_possible:
-            width = shutil.get_terminal_size().columns - 1
-            self._write(f"{_LINE_AWAY}{text[:width]}")
-            self._is_there = True
+        if self.is_possible:
+            _TERMINAL.show(text)
 
     def clear(self) -> None:
         """Erase the line; permanent output is printed in its place."""
-        if self._is_there:
-            self._write(_LINE_AWAY)
-            self._is_there = False
+        _TERMINAL.clear()
 
-    def _write(self, text: str) -> None:
-        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - as `print_line`
+
+_BEGAN_S = time.monotonic()
+SILENT_S = 1.5
+"""Seconds from the begin of a command for which it may show nothing."""
+BRIEF_S = 0.3
+"""Seconds of a wait that is never shown: a line that flashes up is not read."""
+REDRAW_S = 0.2
+
+
+@contextmanager
+def waiting_for(what: Callable[[], str]) -> Iterator[None]:
+    """Show what the block waits for, on a line that is erased at its end; for users at a terminal only.
+
+    Not with `--json`, nor where the output goes elsewhere than to the terminal.
+
+    Args:
+        what: Returns the line, clean; called in a thread of its own.
+    """
+    context, line = click.get_current_context(silent=True), UpdatingLine()
+    is_json = context is not None and context.params.get("is_json")
+    if is_json or not (line.is_possible and sys.stdout.isatty()):
+        yield
+        return
+    is_over = threading.Event()
+
+    def show() -> None:
+        wait_s = max(BRIEF_S, _BEGAN_S + SILENT_S - time.monotonic())
+        while not is_over.wait(wait_s):
+            line.show(what())
+            wait_s = REDRAW_S
+
+    showing = threading.Thread(target=show, name="rankdeck-waiting", daemon=True)
+    showing.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        showing.join()
+        line.clear()
 
 
 async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
@@ -250,7 +330,9 @@ def print_line(text: str) -> None:
     has_left: Callable[[], bool] | None = getattr(_thread, "has_left", None)
     if has_left is not None and has_left():
         return
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
+    with _TERMINAL.lock:
+        _TERMINAL.clear()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
 
 
 def _state(view: View) -> object:

@@ -17,11 +17,12 @@ import click
 import msgspec
 
 from app.cli.chosen_hosts import HostsWanted, Watch, link, on_each, reached, takes_hosts, watch
-from app.cli.headless import UpdatingLine, print_line
+from app.cli.headless import print_line, waiting_for
 from app.cli.options import (
     audit_log,
     evidence_option,
     follow_one_job,
+    job_argument,
     job_under_way,
     json_option,
     no_evidence_option,
@@ -43,7 +44,6 @@ from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, offer, own_py_spy
 from app.inspect.nccl_ras import ranks_behind
 from app.inspect.seen import jobs_of
-from app.inventory.program import check_job_id
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.session.options import SessionOptions
 from app.session.outside import InspectSession
@@ -87,14 +87,13 @@ STATUS_REPORTS_S = 1.0
 @json_option
 @takes_settings
 @takes_hosts
-@click.argument("job_id", metavar="[JOB]", required=False)
-def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
+@job_argument
+def attach(*, wanted: HostsWanted, job_id: str, headless: bool, is_json: bool, **how: Any) -> None:
     """Watch a job that rankdeck runs, from any console.
 
     Without JOB it is the one that was started last of those under way. `inspect` looks at jobs of other launchers.
     """
     options = session_options(**how)
-    job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # watching works even where this directory is gone
         wanted = wanted.with_workdirs("")
 
@@ -120,8 +119,8 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 @json_option
 @takes_settings
 @takes_hosts
-@click.argument("job_id", metavar="[JOB]", required=False)
-def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
+@job_argument
+def status(*, wanted: HostsWanted, job_id: str, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print the state of hosts, and of a job.
 
     Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, as for a
@@ -134,16 +133,15 @@ def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watchin
 
 
 @contextlib.contextmanager
-def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> Iterator[RemoteSession]:
+def looking_on(wanted: HostsWanted, job_id: str, settings: Settings) -> Iterator[RemoteSession]:
     """Yield a session that watches a job on some hosts; raises as `reached`."""
-    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
         yield RemoteSession(hosts, None, options, job_id)
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@job_argument
 @click.option(
     "--all",
     "is_whole",
@@ -153,12 +151,11 @@ def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> I
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
 @json_option
 @takes_hosts
-def stacks(*, job_id: str | None, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
+def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
     """Print where every rank of a job stands, frame by frame.
 
     Identical stacks are together, the odd one comes first.
     """
-    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
         picture = asyncio.run(_take_stacks(session, job_id, is_native=how["is_native"]))
@@ -173,7 +170,8 @@ async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) 
     try:
         await session.connect()
         job_id = await job_under_way(session, job_id)
-        return picture_of(await session.stacks(job_id=job_id, is_native=is_native))
+        with waiting_for(lambda: f"{session.title}: waiting for the stacks of job {job_id}"):
+            return picture_of(await session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()
 
@@ -187,10 +185,19 @@ async def first_view(session: RemoteSession, *, replays: bool = True) -> View:
     Raises:
         AppError: No host can be reached, none reports, or none knows the job.
     """
-    await session.connect()
-    await session.check_job()
-    if replays:
-        await session.replay_history()
+    doing = "asking the agents"
+    with waiting_for(lambda: f"{session.title}: {doing}"):
+        await session.connect()
+        await session.check_job()
+        if replays:
+            doing = "reading what the agents remember"
+            await session.replay_history()
+        doing = "waiting for the first reports"
+        return await _first_reports(session)
+
+
+async def _first_reports(session: RemoteSession) -> View:
+    """Return the view after a second of reports; see `first_view`."""
     deadline_s = time.monotonic() + FIRST_REPORTS_S
     enough_s = deadline_s
     while True:
@@ -219,11 +226,8 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
     """
     if is_watching:
         follow_one_job(session)
-    line = UpdatingLine()
-    line.show(f"{session.title}: waiting for the first reports")
     try:
         view = await first_view(session)
-        line.clear()
         while True:
             if is_watching and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
                 click.clear()
@@ -235,7 +239,6 @@ async def look(session: RemoteSession, show: Callable[[View], object], *, is_wat
             await asyncio.sleep(WATCH_PERIOD_S)
             view = session.view()
     finally:
-        line.clear()
         await session.close()
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.cli.chosen_hosts import HostsWanted, takes_hosts
-from app.cli.headless import print_line
+from app.cli.headless import print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
-from app.cli.options import follow_one_job, json_option, print_json, watch_option
+from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
@@ -89,7 +89,7 @@ rank_option = click.option(
 
 def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that the commands of rows share."""
-    for option in (click.argument("job_id", metavar="[JOB]", required=False), takes_hosts, takes_settings, json_option):
+    for option in (job_argument, takes_hosts, takes_settings, json_option):
         command = option(command)
     return command
 
@@ -154,7 +154,7 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 
 @click.command()
 @lists_rows
-def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str | None) -> None:
+def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str) -> None:
     """Print what has happened, as far as the agents remember.
 
     Verdicts, nodes, checkpoints, actions.
@@ -200,7 +200,7 @@ def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bo
     help="Only the last N, of all ranks together [all]",
 )
 @lists_rows
-def logs(*, settings: Settings, wanted: HostsWanted, job_id: str | None, **how: Any) -> None:
+def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 
     Of all hosts together, as `gpu1:r0  line`. Lines that are there are merged by time. The agents keep the last lines;
@@ -250,7 +250,7 @@ class _Table(NamedTuple):
 
 
 def _list(
-    table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str | None
+    table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str
 ) -> None:
     """Print rows, and end with the exit code of `status`."""
     widths: dict[str, int] = {}
@@ -288,7 +288,8 @@ async def _events(session: RemoteSession) -> list[Event]:
     try:
         await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
         reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
-        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
+        with waiting_for(lambda: session.reading or session.title):
+            await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
         return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
     finally:
         await session.close()
@@ -306,8 +307,9 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             print_line(f"rankdeck: {NO_JOB}")
             return
         kept: list[tuple[float, str, LogLine]] = []
-        while lines := await _more_lines(session):
-            kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
+        with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
+            while lines := await _more_lines(session):
+                kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
         merged = [(node, line) for _, node, line in in_time_order(kept)]
         _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
         if wish.untimed and wish.max_age_s is not None:

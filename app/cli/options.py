@@ -16,12 +16,13 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from app.cli.headless import print_line
+from app.cli.headless import print_line, waiting_for
 from app.cli.inventory_file import SSH_CONFIG_VARIABLE, load_inventory
 from app.cli.presenting import is_served, is_terminal, print_session, show_session
 from app.errors import AppError, SessionError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
+from app.inventory.program import check_job_id
 from app.paths import make_room_for_nodes
 from app.recording.evidence import check_directory, default_directory
 from app.session.audit import AuditLog, default_path
@@ -79,6 +80,14 @@ exclude_option = click.option(
 watch_option = click.option(
     "--watch", "is_watching", is_flag=True, help="Print it again every second until the job has ended"
 )
+
+
+def checked_job(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
+    """Return the job's id, checked before any host is connected to; empty where none was typed."""
+    return check_job_id(value) if value else ""
+
+
+job_argument = click.argument("job_id", metavar="[JOB]", required=False, callback=checked_job)
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(
     "--evidence",
@@ -270,7 +279,8 @@ def through_relay(inventory: Inventory, way: RelayWay, named_python: str, ssh_co
     own = next((entry for entry in inventory.hosts if entry.host == inventory.relay), None)
     link = link_by(inventory.relay, named_python, own.python if own else "", way.python, ssh_config)
     with RelayHub(link, inventory.relay_dir, way.why_gone) as hub:
-        hub.connect()
+        with waiting_for(lambda: f"going to the relay on {clean(hub.host)}"):
+            hub.connect()
         make_room_for_nodes(len(hub.nodes), least_a_node=0)
         yield hub
 

@@ -53,7 +53,7 @@ from app.session.audit import AuditedAction
 from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
 from app.session.hosts import wanted_of
 from app.session.options import SessionOptions
-from app.session.remote_job import RunRequest, check_metrics, own_variables
+from app.session.remote_job import RunRequest, check_metrics, check_room, own_variables
 from app.session.remote_session import RemoteSession
 from app.settings.keys import nearest_text
 from app.ssh.config import THIS_MACHINE
@@ -407,13 +407,15 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
     """Return if several hosts are fit for a job together.
 
     Raises:
+        HostsBusyError: Other jobs run there.
         AppError: The hosts are not fit; each problem was printed.
     """
     if not all(link.runs_programs for link in hosts.links):
         print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
         return
     workdirs = [entry.workdir for entry in hosts.entries]
-    refuse_before_examining([*zip(hosts.links, workdirs, strict=True)], request.job_id, request.command)
+    links = [*zip(hosts.links, workdirs, strict=True)]
+    check_room(request, refuse_before_examining(links, request.job_id, request.command))
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
         found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one

@@ -17,7 +17,7 @@ import termios
 import threading
 from typing import TYPE_CHECKING
 
-from app.cli.headless import print_line
+from app.cli.headless import asking, print_line
 from app.ssh.login import Logins
 from app.ssh.questions import ANSWER_WITHIN_S, QuestionDesk
 
@@ -44,7 +44,7 @@ class TerminalPrompter:
 
     def ask(self, text: str, *, is_shown: bool = False) -> str | None:
         """Return the user's answer; None after two minutes or Ctrl-D."""
-        with self._lock, contextlib.suppress(OSError, termios.error), _opened() as terminal:
+        with self._lock, asking(), contextlib.suppress(OSError, termios.error), _opened() as terminal:
             if _is_raw(terminal):
                 return None
             with _typed_line(terminal, is_shown=is_shown):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from agent.wire.commands import Reply
     from agent.wire.examination import Examination
+    from agent.wire.reports import NodeReport
     from app.fleet.agent_link import AgentLink, Talk
 
 NUM_PINGS = 4
@@ -94,13 +95,18 @@ def preflight(
     return compare([*answers.values()])
 
 
-def refuse_before_examining(links: Sequence[tuple[AgentLink, str]], job_id: str, command: Sequence[str]) -> None:
+def refuse_before_examining(
+    links: Sequence[tuple[AgentLink, str]], job_id: str, command: Sequence[str]
+) -> dict[str, NodeReport]:
     """Refuse a job for what takes no examination: one of its name is under way, or its program is not there.
 
     Args:
         links: Each host, and the working directory there; empty is the home.
         job_id: The job.
         command: Its command.
+
+    Returns:
+        The report of each host whose agent gives one.
 
     Raises:
         AgentRefusedError: A host would refuse it.
@@ -114,15 +120,20 @@ def refuse_before_examining(links: Sequence[tuple[AgentLink, str]], job_id: str,
         except MalformedMessageError:
             return None
 
+    reports = {}
     for (link, _), reply in zip(links, run_parallel(links, lambda one: look(*one)), strict=True):
         if isinstance(reply, Refused):
             raise AgentRefusedError(link.host, reply.reason, clean(reply.message, LINE_LIMIT))
         # An agent that cannot say, perhaps an older one, is examined like the others.
-        for job in reply.report.jobs if isinstance(reply, Status) else ():
+        if not isinstance(reply, Status):
+            continue
+        reports[link.host] = reply.report
+        for job in reply.report.jobs:
             if job.job_id == job_id and job.state not in ENDED_STATES:
                 error = AgentRefusedError(link.host, RefusalReason.JOB_EXISTS, f"job {job_id} is {job.state} there")
                 error.hint = f"rankdeck stop {job_id} first, or another --name"
                 raise error
+    return reports
 
 
 def failure_of(host: str, error: AppError) -> Failure:

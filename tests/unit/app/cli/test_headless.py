@@ -8,15 +8,17 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import click
 import msgspec
 import pytest
 
 from app.cli import hosts
-from app.cli.headless import Headless, with_progress
-from app.cli.hosts import _print_status
+from app.cli.headless import Headless, asking, print_line, waiting_for, with_progress
+from app.cli.hosts import _print_status, status
 from app.cli.presenting import show_session
 from app.diagnosis.causes import Severity
 from app.errors import ExitCode, UsageError
@@ -27,11 +29,12 @@ from app.view.summary import exit_code, is_over, summary_lines, summary_object
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 from tests.support.typist import Typist
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from app.session.remote_session import RemoteSession
     from app.view.view import View
 
 
@@ -257,26 +260,88 @@ class TypedTerminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-async def test_who_watches_on_a_terminal_reads_at_once_what_is_waited_for(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = TypedTerminal() if is_terminal else io.StringIO()
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> TypedTerminal:
+    """Make standard output and error those of a terminal; call it in the test, since pytest replaces them before."""
+    written = TypedTerminal()
     monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(sys, "stdout", TypedTerminal())
     monkeypatch.setenv("TERM", "xterm")
-    while_waiting: list[str] = []
+    return written
+
+
+def test_who_waits_at_a_terminal_reads_for_what_until_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = at_a_terminal(monkeypatch)
+
+    with waiting_for(lambda: "going to h1 and h2"):
+        until(lambda: "\r\x1b[Kgoing to h1 and h2" in typed.getvalue(), 30, "it is shown")
+        print_line("rankdeck: h2 is unreachable")
+        assert typed.getvalue().endswith("\r\x1b[Krankdeck: h2 is unreachable\n"), "no line stands before it"
+        until(lambda: typed.getvalue().endswith("going to h1 and h2"), 30, "it is shown again")
+
+    assert typed.getvalue().endswith("going to h1 and h2\r\x1b[K")
+
+
+def test_what_is_waited_for_is_not_written_into_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = at_a_terminal(monkeypatch)
+
+    looks: list[str] = []
+
+    def what() -> str:
+        looks.append(typed.getvalue())
+        return "going to h1"
+
+    with waiting_for(what):
+        until(lambda: "going to h1" in typed.getvalue(), 30, "it is shown")
+        with asking():
+            before, num_looks = typed.getvalue(), len(looks)
+            until(lambda: len(looks) > num_looks + 2, 30, "it would have been shown")
+            assert typed.getvalue() == before
+        until(lambda: typed.getvalue() != before, 30, "it is shown again")
+
+
+@pytest.mark.parametrize("reader", ["json", "pipe", "dumb", "a file for what is said"])
+def test_what_is_waited_for_is_shown_to_nobody_but_a_user(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = at_a_terminal(monkeypatch)
+    if reader == "pipe":
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    elif reader == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    elif reader != "json":
+        typed = cast("TypedTerminal", io.StringIO())
+        monkeypatch.setattr(sys, "stderr", typed)
+    context = click.Context(status)
+    context.params["is_json"] = reader == "json"
+
+    with context, waiting_for(lambda: "going to h1"):
+        assert "rankdeck-waiting" not in [thread.name for thread in threading.enumerate()]
+
+    assert typed.getvalue() == ""
+
+
+async def test_a_look_at_hosts_names_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = at_a_terminal(monkeypatch)
+
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
 
-    async def first_view(_session: object) -> View:
-        while_waiting.append(written.getvalue())
-        return sim.view()
+    class Slow(Ended):
+        away = frozenset[str]()
+        title = "rankdeck on h1"
 
-    monkeypatch.setattr(hosts, "first_view", first_view)
+        async def connect(self) -> None:
+            await until_async(lambda: "rankdeck on h1: asking the agents" in typed.getvalue(), 30, "it is shown")
 
-    await hosts.look(Ended(sim.view), lambda _view: None, is_watching=False)  # type: ignore[arg-type]
+        async def check_job(self) -> None:
+            """It is there."""
 
-    assert while_waiting[0].endswith("rankdeck demo: waiting for the first reports") is is_terminal
-    assert written.getvalue().endswith("\r\x1b[K" if is_terminal else "")
+        async def replay_history(self) -> None:
+            what = "rankdeck on h1: reading what the agents remember"
+            await until_async(lambda: what in typed.getvalue(), 30, "it is shown")
+
+    await hosts.look(cast("RemoteSession", Slow(sim.view)), lambda _view: None, is_watching=False)
+
+    assert "rankdeck on h1: waiting for the first reports" in typed.getvalue()
+    assert typed.getvalue().endswith("\r\x1b[K")
 
 
 class ClosedConsole:

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from agent.wire.logs import LogLine
+from app.cli import chosen_hosts
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
+from app.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,22 @@ def test_a_wrong_option_is_refused_with_what_is_right(argv: list[str], words: st
         rankdeck.main(argv, standalone_mode=False)
 
     assert words in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["status"], ["logs"], ["events"], ["stop"], ["stacks"], ["evidence"], ["fault", "kill", "--rank", "0", "--job"]],
+)
+def test_a_name_that_no_job_can_have_is_refused_before_a_relay_is_connected_to(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_arguments: object) -> None:
+        raise AssertionError("it connects")
+
+    monkeypatch.setattr(chosen_hosts, "through_relay", connect)
+
+    with pytest.raises(UsageError, match="cannot be a job's name"):
+        rankdeck.main([*argv, "No job", "--relay", "login1"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from agent.wire.commands import Status, encode_reply
 from app.cli import chosen_hosts
 from app.cli import run as run_command
 from app.cli.main import rankdeck
-from app.errors import AgentRefusedError, UsageError
+from app.errors import AgentRefusedError, HostsBusyError, UsageError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.local_link import LocalLink
+from app.inventory.inventory import HostEntry
 from app.session.options import SessionOptions
 from app.session.remote_job import RunRequest
+from tests.support.node_reports import job_status, node_report
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -327,3 +330,28 @@ def test_what_cannot_be_sent_is_refused(started: list[Started], monkeypatch: pyt
             run(*words, "train.py")
 
     assert started == []
+
+
+class BusyLink:
+    """A host on which another job runs, and which is not examined."""
+
+    runs_programs = True
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.verbs: list[str] = []
+
+    def ask_verb(self, verb: str, *_arguments: str, answered: object = ()) -> bytes:
+        self.verbs.append(verb)
+        assert answered
+        return encode_reply(Status(node_report(1, [job_status(job_id="other")], [])))
+
+
+def test_hosts_on_which_another_job_runs_are_refused_before_they_are_examined() -> None:
+    links, entries = [BusyLink("h1"), BusyLink("h2")], [HostEntry("h1"), HostEntry("h2")]
+    request = RunRequest(("train.py",), "gpt")
+
+    with pytest.raises(HostsBusyError, match=r"^job other runs on h1 and h2$"):
+        run_command._look_first(cast("Hosts", SimpleNamespace(links=links, entries=entries)), request, lambda *_: None)
+
+    assert [link.verbs for link in links] == [["status"], ["status"]]

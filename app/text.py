@@ -185,6 +185,11 @@ def nodes_text(nodes: Sequence[str], max_named: int = 2) -> str:
     return f"{', '.join(nodes[:max_named])} and {len(nodes) - max_named} more"
 
 
+def attempt_text(attempt: int) -> str:
+    """Return `restart 1` for attempt 1, as an agent counts; empty for attempt 0, a job's first start."""
+    return f"restart {attempt}" if attempt else ""
+
+
 def place_text(place: Place | None) -> str:
     """Return `file.py:line in function` without the file's directory; empty when it is not known."""
     return "" if place is None else clean_name(f"{place.file.rpartition('/')[2]}:{place.line} in {place.function}")

@@ -48,9 +48,10 @@ def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
         return Refused(RefusalReason.NOT_PERMITTED, reason)
     if existing is None or (existing.has_ended and spec.attempt > existing.attempt):
         return None
-    what = f"job {spec.job_id} is {existing.state} here in attempt {existing.attempt}"
-    todo = "a higher attempt" if existing.has_ended else f"rankdeck stop {spec.job_id} first, or another --name"
-    return Refused(RefusalReason.JOB_EXISTS, f"{what}: {todo}")
+    todo = f"rankdeck stop {spec.job_id} first, or another --name"
+    if existing.has_ended:
+        todo = f"attempt {existing.attempt} was the last, and a later one is needed"
+    return Refused(RefusalReason.JOB_EXISTS, f"job {spec.job_id} is {existing.state} here: {todo}")
 
 
 def refusal_by_gpus(spec: JobSpec, num_visible: int | None) -> Refused | None:

@@ -35,7 +35,7 @@ from app.fleet import commands
 from app.fleet.commands import StreamChannel, knows_no_job, taken
 from app.fleet.start_progress import MIN_NODES_SHOWN, NodeStage, StartProgress
 from app.stacks.groups import NodeStacks
-from app.text import LINE_LIMIT, clean, clean_name, nodes_text
+from app.text import LINE_LIMIT, attempt_text, clean, clean_name, nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Fleet:
             AgentUnreachableError: See `start`.
         """
         first = next(iter(commands.values()))
-        progress = StartProgress(f"attempt {first.attempt} of job {clean_name(first.job_id)}", list(commands))
+        progress = StartProgress(f"{attempt_text(first.attempt)} of job {clean_name(first.job_id)}", list(commands))
         await self._start(first.job_id, commands, progress)
 
     async def _start(

@@ -52,7 +52,7 @@ class StartProgress:
     """One start of a job, written by the starter and read by the console.
 
     Attributes:
-        what: What is started, clean: `job gpt`, or `attempt 2 of job gpt`.
+        what: What is started, clean: `job gpt`, or `restart 2 of job gpt`.
         is_over: Whether the start has finished, successfully or not.
     """
 

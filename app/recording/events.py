@@ -16,7 +16,7 @@ import numpy as np
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, NODE_STATES, STALE
-from app.text import LINE_LIMIT, clean, nodes_text, ranks_text, seconds_text
+from app.text import LINE_LIMIT, attempt_text, clean, nodes_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -300,7 +300,7 @@ class EventLog:
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
         at_s = self.now_s - (_past_s(view) if known is None else 0.0)
         if known is None or known.state != job.state:
-            attempt = f", attempt {job.attempt}" if job.attempt else ""
+            attempt = f", {attempt_text(job.attempt)}" if job.attempt else ""
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
             self.add_event(f"job {job.job_id}{attempt}: {job.state}{code}", at_s, EventKind.JOB, severity)

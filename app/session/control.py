@@ -33,7 +33,7 @@ from app.session.remote_job import (
     unknown_job_text,
 )
 from app.ssh.config import THIS_MACHINE
-from app.text import clean_name, nodes_text
+from app.text import attempt_text, clean_name, nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -165,7 +165,7 @@ class JobControl:
         addresses = [None] if without is None else self._master_addrs(statuses)
         try:
             if not has_ended(statuses):
-                self.doing = f"restart: waiting for attempt {latest_status(statuses).attempt} to end"
+                self.doing = "restart: waiting for the job to end"
                 if is_immediate:
                     await self._fleet().kill(job_id, list(found))
                 else:
@@ -178,7 +178,7 @@ class JobControl:
         if begun is None:
             return self._logged(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
-        return self._logged(f"job {job_id} restarts: attempt {begun.attempt} with {ranks}")
+        return self._logged(f"job {job_id} restarts with {ranks} ({attempt_text(begun.attempt)})")
 
     def _master_addrs(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
         """Return the master addresses to try for the next attempt, best first; an empty one keeps the last.

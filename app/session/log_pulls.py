@@ -19,6 +19,7 @@ from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.errors import AppError
 from app.recording.recorder import Past
 from app.recording.records import LinesRecord
+from app.text import attempt_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -245,7 +246,7 @@ class Begun(NamedTuple):
 
 
 class AttemptMarks:
-    """Puts a line between the lines of two attempts of a job: `--- attempt 1 began 12:03:04`. Pure."""
+    """Puts a line between the lines of two attempts of a job: `--- restart 1 began 12:03:04`. Pure."""
 
     def __init__(self) -> None:
         self._marked: set[tuple[str, int]] = set()
@@ -263,7 +264,7 @@ class AttemptMarks:
             own = (place for place, (_, _, line) in enumerate(marked) if line.job_id == begun.job_id)
             place = next((place for place in own if marked[place][0] >= begun.at_s), None)
             if place is not None or begun.is_live:
-                text = f"--- attempt {begun.attempt} began {begun.time_text}"
+                text = f"--- {attempt_text(begun.attempt)} began {begun.time_text}"
                 mark = LogLine(0, LAUNCHER_RANK, "stdout", text, begun.job_id)
                 marked.insert(len(marked) if place is None else place, (begun.at_s, begun.node, mark))
         return marked

@@ -22,7 +22,7 @@ from app.inventory.jobs import is_variable
 from app.inventory.program import is_utf8
 from app.settings.keys import nearest_text
 from app.ssh.config import LOOPBACK
-from app.text import NAME_LIMIT, clean, clean_name, nodes_text
+from app.text import NAME_LIMIT, attempt_text, clean, clean_name, nodes_text
 from app.view.actions import max_ranks
 from ddpcore.wire_launch import is_of_launcher
 
@@ -356,7 +356,7 @@ def next_split(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, take
 def started_text(spec: JobSpec, hosts: str) -> str:
     """Return that a job has started on `hosts`, which are named clean; a name that is used again counts on."""
     ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
-    again = f" (attempt {spec.attempt}: a job of this name ran there before)" if spec.attempt else ""
+    again = f" ({attempt_text(spec.attempt)}: a job of this name ran there before)" if spec.attempt else ""
     return f"job {spec.job_id} started on {hosts} with {ranks}{again}"
 
 

@@ -98,7 +98,7 @@ async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_r
     session: Session, tmp_path: Path
 ) -> None:
     done = await session.job_control.restart("wait")
-    assert done == "job wait restarts: attempt 1 with 2 ranks"
+    assert done == "job wait restarts with 2 ranks (restart 1)"
     assert session.job_control.doing == ""
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
 
@@ -107,7 +107,7 @@ async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_r
     statuses = await session.job_control.statuses("wait")
     assert [(status.first_rank, status.local_world_size) for status in statuses.values()] == [(0, 2), (2, 1)]
     told = [session.events[index].text for index in range(len(session.events))]
-    assert told == [f"on request: {done}", "on request: job wait restarts: attempt 2 with 3 ranks"]
+    assert told == [f"on request: {done}", "on request: job wait restarts with 3 ranks (restart 2)"]
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
 @pytest.mark.ranks
 async def test_a_kill_takes_the_place_of_a_restart_that_waits_for_the_end(session: Session) -> None:
     restart = asyncio.create_task(session.job_control.restart("wait"))
-    await until(lambda: session.job_control.doing == "restart: waiting for attempt 0 to end")
+    await until(lambda: session.job_control.doing == "restart: waiting for the job to end")
 
     await session.job_control.kill("wait")
 

@@ -203,7 +203,7 @@ async def test_verdicts_and_attempts_stand_on_the_axis_and_in_the_charts() -> No
         await console.play(source, 12)
         assert console.lines()[-2].endswith("now")
         assert console.lines()[-3].count("↻") == 2
-        assert "↻ new attempt" in heading(console)
+        assert "↻ restart" in heading(console)
 
 
 async def test_what_is_not_known_is_a_gap() -> None:

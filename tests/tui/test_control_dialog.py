@@ -271,9 +271,9 @@ async def test_a_refusal_is_told_and_the_console_goes_on() -> None:
 
 async def test_what_is_under_way_stands_in_the_masthead() -> None:
     source = training()
-    control_of(source).doing = "restart: waiting for attempt 0 to end"
+    control_of(source).doing = "restart: waiting for the job to end"
     async with desk(source, (160, 40)) as console:
-        assert "restart: waiting for attempt 0 to end" in console.lines()[2]
+        assert "restart: waiting for the job to end" in console.lines()[2]
 
 
 async def test_before_there_is_a_job_there_is_nothing_to_ask() -> None:

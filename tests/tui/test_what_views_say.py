@@ -380,7 +380,7 @@ async def test_what_a_job_is_about_to_do_is_no_news_once_it_has_ended() -> None:
         source.notice("evidence of this is kept")
         await console.frames()
         assert "evidence of this is kept" in console.lines()[-1]
-        source.notice("attempt 1 of job demo: begun on demo-0")
+        source.notice("restart 1 of job demo: begun on demo-0")
         await console.frames()
         source.sim.next_attempt()
         source.run(3)

@@ -118,7 +118,7 @@ class ChartsView(LineView):
             key = keymap.first("events")
             legend.append(f"{verdicts} verdict{': see ' if key else ''}{key}")
         if glyphs.attempt in shown:
-            legend.append(f"{glyphs.attempt} new attempt")
+            legend.append(f"{glyphs.attempt} restart")
         for labels in legend:
             if line.width + len(labels) + 4 <= self.size.width:
                 line.put(f"    {labels}", palette.heading)

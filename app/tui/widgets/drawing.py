@@ -20,6 +20,7 @@ from app.fleet.start_progress import NodeStage
 from app.preflight.findings import HostStep, Step
 from app.text import (
     UNKNOWN,
+    attempt_text,
     bytes_text,
     call_text,
     loss_step_text,
@@ -266,7 +267,7 @@ def wait_block(ui: UiState, row: BarrierRow, width: int) -> list[Line]:
     style = look.severity_style(row.severity)
     call = call_text(row.group, row.seq, row.op, row.label)
     title = Line(look).put(f" {look.glyphs.severities[row.severity]} ", style).put(call, palette.strong)
-    job = f"   job {row.job}" + (f", attempt {row.attempt}" if row.attempt else "")
+    job = f"   job {row.job}" + (f", {attempt_text(row.attempt)}" if row.attempt else "")
     title.put(job, palette.faint)
     stall_s = ui.source.stall_s
     bar_width = max(8, min(60, width - 44))

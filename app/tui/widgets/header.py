@@ -286,7 +286,7 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
         age = f", {seconds_text(job.checkpoint_age_s)} ago" if job.checkpoint_age_s is not None else ""
         figures.append(("checkpoint", f"{job.checkpoint_step:,}{age}"))
     if job.attempt:
-        figures.append(("attempt", str(job.attempt)))
+        figures.append(("restart", str(job.attempt)))
     figures.append(("ranks", str(job.world_size)))
     figures.append(("nodes", str(job.num_nodes)))
     return figures

@@ -129,7 +129,7 @@ async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart()
 
     told = await control_over(**channels).restart("j")
 
-    assert told == "job j restarts: attempt 1 with 6 ranks"
+    assert told == "job j restarts with 6 ranks (restart 1)"
     assert channels["n2"].kinds() == ["PrepareAgain", "Abort", "PrepareAgain", "Commit"]
     assert [one.status.state for one in channels.values() if one.status] == [JobState.RUNNING] * 3
 
@@ -147,7 +147,7 @@ async def test_a_restart_takes_the_attempt_above_all_that_its_nodes_keep() -> No
     for node, free in (("n0", 5), ("n2", 8)):
         channels[node].answers[PrepareAgain] = refuse(channels[node], free)
 
-    assert await control_over(**channels).restart("j") == "job j restarts: attempt 8 with 6 ranks"
+    assert await control_over(**channels).restart("j") == "job j restarts with 6 ranks (restart 8)"
     assert {one.status.attempt for one in channels.values() if one.status} == {8}
 
 
@@ -213,7 +213,7 @@ async def test_what_ends_a_job_ends_the_attempt_that_is_just_being_begun(wish: s
 
     node.gate.set()
 
-    assert await restart == "job j restarts: attempt 1 with 2 ranks"
+    assert await restart == "job j restarts with 2 ranks (restart 1)"
     await end
     assert node.kinds() == ["PrepareAgain", "Commit", wish.capitalize()]
     assert node.status is not None
@@ -277,7 +277,7 @@ async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
     control = control_over(n0=silent, n1=other)
     with pytest.raises(UsageError, match="only 1 of the 2 nodes of job j can be asked"):
         await control.restart("j")
-    assert await control.restart("j", without=()) == "job j restarts: attempt 1 with 2 ranks"
+    assert await control.restart("j", without=()) == "job j restarts with 2 ranks (restart 1)"
     assert (other.kinds(), silent.heard) == (["PrepareAgain", "Commit"], [])
     again = other.heard[0]
     assert isinstance(again, PrepareAgain)
@@ -328,7 +328,7 @@ async def test_a_node_that_comes_back_meanwhile_does_not_take_part() -> None:
     await until_async(lambda: "PrepareAgain" in channels["n2"].kinds(), 10, "the attempt to be prepared")
     del lost.answers[GetStatus]
     channels["n2"].gate.set()
-    assert await restart == "job j restarts: attempt 1 with 4 ranks"
+    assert await restart == "job j restarts with 4 ranks (restart 1)"
     assert lost.heard == []
 
 

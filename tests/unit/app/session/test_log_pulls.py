@@ -153,7 +153,7 @@ def test_each_attempt_is_marked_once_before_its_own_lines() -> None:
 
     marked = marks.marked(lines, [began("a", 1, 5.5)])
 
-    assert [line.text for _, _, line in marked] == ["1", "5", "6", "--- attempt 1 began 12:03:04", "9"]
+    assert [line.text for _, _, line in marked] == ["1", "5", "6", "--- restart 1 began 12:03:04", "9"]
     assert [(line.rank, line.job_id) for _, _, line in marked if line.text.startswith("---")] == [(-1, "a")]
     assert marks.marked(printed("a", 20.0), [began("a", 1, 5.5)]) == printed("a", 20.0)
 
@@ -161,7 +161,7 @@ def test_each_attempt_is_marked_once_before_its_own_lines() -> None:
 def test_a_restart_is_marked_before_it_prints_and_one_that_is_over_and_has_no_line_is_not() -> None:
     old = printed("a", 1.0)
     assert [line.text for _, _, line in AttemptMarks().marked(old, [began("a", 2, 3.0)])][1:] == [
-        "--- attempt 2 began 12:03:04"
+        "--- restart 2 began 12:03:04"
     ]
     assert AttemptMarks().marked(old, [began("a", 2, 3.0, is_live=False)]) == old
 

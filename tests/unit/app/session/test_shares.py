@@ -39,7 +39,7 @@ def two_nodes(**changes: object) -> dict[str, JobStatus]:
     ("attempt", "num_ranks", "text"),
     [
         (0, 1, "job train started on gpu1 with 1 rank"),
-        (1, 4, "job train started on gpu1 with 4 ranks (attempt 1: a job of this name ran there before)"),
+        (1, 4, "job train started on gpu1 with 4 ranks (restart 1: a job of this name ran there before)"),
     ],
 )
 def test_a_name_that_is_used_again_is_explained_with_its_attempt(attempt: int, num_ranks: int, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
+from app.session.log_pulls import AttemptMarks, in_time_order
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
@@ -32,8 +34,8 @@ from app.view.summary import is_over
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.wire.logs import LogLine
     from app.recording.events import Event
+    from app.session.log_pulls import Begun, DatedLine
     from app.session.remote_session import RemoteSession
     from app.settings.schema import Settings
     from app.view.pace import PaceRow
@@ -203,7 +205,8 @@ def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bo
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 
-    Of all hosts together, as `gpu1:r0  line`. Lines that are there are merged by time. The agents keep the last lines;
+    Of all hosts together, as `gpu1:r0  line`, with a line where a restart began. Lines that are there are merged by
+    time. The agents keep the last lines;
     `python -P -m agent logs` reads whole files. A line is as old as an agent has known it: files have no times, so what
     was printed before an agent began counts from its begin.
     """
@@ -225,16 +228,23 @@ class _LineWish(NamedTuple):
     max_age_s: float | None
     untimed: set[str]
 
-    def among(self, pairs: Iterable[tuple[str, LogLine]], job_id: str) -> Iterator[tuple[str, LogLine]]:
-        """Yield the (node, line) pairs of a job that match."""
-        for node, line in pairs:
+    def among(self, lines: Iterable[DatedLine], job_id: str) -> Iterator[DatedLine]:
+        """Yield the lines of a job that match."""
+        for at_s, node, line in lines:
             if line.age_s is None:
                 self.untimed.add(node)
             elif self.max_age_s is not None and line.age_s > self.max_age_s:
                 continue
             is_its = line.job_id in ("", job_id) and (self.pattern is None or self.pattern.search(line.text))
             if is_its and (self.ranks is None or any(a <= line.rank <= b for a, b in self.ranks.ranges)):
-                yield node, line
+                yield at_s, node, line
+
+    def attempts(self, session: RemoteSession, job_id: str) -> list[Begun]:
+        """Return the restart of a job that is marked between its lines; none in JSON, nor where `--grep` chooses."""
+        if self.is_json or self.pattern is not None:
+            return []
+        from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
+        return [one for one in session.later_attempts() if one.job_id == job_id and one.at_s >= from_s]
 
 
 class _Table(NamedTuple):
@@ -297,8 +307,6 @@ async def _events(session: RemoteSession) -> list[Event]:
 
 async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:
     """Print the existing lines, and with `is_following` new ones until the job has ended."""
-    from app.session.log_pulls import in_time_order  # noqa: PLC0415 - needed with a session alone
-
     if is_following:
         follow_one_job(session)
     try:
@@ -306,11 +314,12 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not job_id:
             print_line(f"rankdeck: {NO_JOB}")
             return
-        kept: list[tuple[float, str, LogLine]] = []
+        kept: list[DatedLine] = []
+        marks = AttemptMarks()
         with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
             while lines := await _more_lines(session):
-                kept += [(at_s, *found) for at_s, node, line in lines for found in wish.among([(node, line)], job_id)]
-        merged = [(node, line) for _, node, line in in_time_order(kept)]
+                kept += wish.among(lines, job_id)
+        merged = marks.marked(in_time_order(kept), wish.attempts(session, job_id))
         _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
@@ -324,12 +333,12 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             for notice in session.drain_notices():
                 print_line(f"rankdeck: {notice}")
             while lines := await _more_lines(session):
-                _print_lines(wish.among([(node, line) for _, node, line in lines], job_id), wish)
+                _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
     finally:
         await session.close()
 
 
-async def _more_lines(session: RemoteSession) -> list[tuple[float, str, LogLine]]:
+async def _more_lines(session: RemoteSession) -> list[DatedLine]:
     """Return new lines; empty once all announced lines have come, or when no more come."""
     deadline_s = time.monotonic() + SILENT_S
     session.view()
@@ -339,8 +348,8 @@ async def _more_lines(session: RemoteSession) -> list[tuple[float, str, LogLine]
     return lines
 
 
-def _print_lines(pairs: Iterable[tuple[str, LogLine]], wish: _LineWish) -> None:
-    for node, line in pairs:
+def _print_lines(lines: Iterable[DatedLine], wish: _LineWish) -> None:
+    for _, node, line in lines:
         if wish.is_json:
             fields = {"node": node, "rank": line.rank, "stream": line.stream, "text": line.text, "age_s": line.age_s}
             click.echo(json.dumps(fields))  # ASCII only: a line may contain terminal escapes

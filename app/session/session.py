@@ -320,13 +320,13 @@ class Session:
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, merged by time, with `AttemptMarks`."""
         lines = self._logs.drain_dated()
-        attempts = list(self._later_attempts())
+        attempts = list(self.later_attempts())
         if attempts and (lines or self._logs.has_all):
             lines = self._marks.marked(lines, attempts)
         return [(node, line) for _, node, line in lines]
 
-    def _later_attempts(self) -> Iterator[Begun]:
-        """Yield the latest attempt of each job that an agent has launched more than once."""
+    def later_attempts(self) -> Iterator[Begun]:
+        """Yield the latest attempt of each job that an agent has launched more than once, for `AttemptMarks`."""
         for job in self._cluster.jobs.values():
             if job.attempt and job.assignments and not job.together.is_adopted and math.isfinite(job.started_s):
                 node, at = self._cluster.node_names[min(job.assignments)], _time_text(job.started_s + wall_offset_s())

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+import time
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from agent.wire.logs import LogLine
-from app.cli import chosen_hosts
+from app.cli import chosen_hosts, listing
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
 from app.errors import UsageError
+from app.session.log_pulls import Begun
+from tests.support.consoles import SimSource
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from app.session.log_pulls import DatedLine
+    from app.session.remote_session import RemoteSession
+    from app.view.view import View
 
 
 @pytest.mark.parametrize(
@@ -78,8 +90,77 @@ def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str
     ]
     wish = _LineWish(is_json=False, ranks=None, pattern=None, max_age_s=max_age_s, untimed=set())
 
-    assert [line.text for _, line in wish.among([("gpu1", line) for line in lines], "gpt")] == found
+    assert [line.text for _, _, line in wish.among([(0.0, "gpu1", line) for line in lines], "gpt")] == found
     assert wish.untimed == {"gpu1"}
+
+
+class Printed(SimSource):
+    """A session of a job that has restarted since its first lines."""
+
+    title = "rankdeck on h1"
+    has_all_lines = True
+
+    def __init__(self) -> None:
+        sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        sim.run_to_step(3)
+        super().__init__(sim.view)
+        self._begun_s = time.monotonic() - 60.0
+        texts = {-30.0: "loss 5", -20.0: "loss 4", 10.0: "loss 3"}
+        self._dated = [
+            (self._begun_s + at_s, "h1", LogLine(number, 0, "stdout", text, "demo", age_s=60.0 - at_s))
+            for number, (at_s, text) in enumerate(texts.items(), 1)
+        ]
+
+    def drain_dated_logs(self) -> list[DatedLine]:
+        lines, self._dated = self._dated, []
+        return lines
+
+    def later_attempts(self) -> list[Begun]:
+        other = Begun("other", 3, "h1", self._begun_s, "12:03:04", is_live=True)
+        return [other, Begun("demo", 1, "h1", self._begun_s, "12:03:04", is_live=True)]
+
+
+RESTART = "h1:launcher  --- restart 1 began 12:03:04"
+OLD, NEW = ["h1:r0  loss 5", "h1:r0  loss 4"], ["h1:r0  loss 3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ({}, [*OLD, RESTART, *NEW]),
+        ({"num_last": 2}, [RESTART, *NEW]),
+        ({"num_last": 0}, []),
+        ({"max_age_s": 55.0}, NEW),
+        ({"pattern": re.compile("loss")}, OLD + NEW),
+    ],
+)
+async def test_a_line_marks_where_a_restart_began(
+    options: dict[str, Any], printed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def first_view(session: Printed) -> View:
+        return session.view()
+
+    monkeypatch.setattr(listing, "first_view", first_view)
+    wish = _LineWish(False, None, options.get("pattern"), options.get("max_age_s"), set())
+
+    await listing._logs(cast("RemoteSession", Printed()), wish, num_last=options.get("num_last"), is_following=False)
+
+    assert capsys.readouterr().out.splitlines() == printed
+
+
+async def test_rows_of_json_are_lines_of_ranks_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def first_view(session: Printed) -> View:
+        return session.view()
+
+    monkeypatch.setattr(listing, "first_view", first_view)
+    wish = _LineWish(True, None, None, None, set())
+
+    await listing._logs(cast("RemoteSession", Printed()), wish, num_last=None, is_following=False)
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["loss 5", "loss 4", "loss 3"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

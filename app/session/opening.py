@@ -54,13 +54,15 @@ class OpeningProgress:
 
     @property
     def text(self) -> str:
-        """A short line: `going to 4 hosts: 3 ready, connecting to h2`."""
+        """A short line: `going to 4 hosts: 3 of 4 done, waiting for h2`."""
         steps = self._steps
         is_doctor = any(isinstance(step, Step) for step in steps.values())
         done = [node for node, step in steps.items() if step in (HostStep.READY, Step.DONE)]
         left = nodes_text([node for node, step in steps.items() if node not in done and step is not Step.FAILED])
         hosts = self.nodes[0] if len(steps) == 1 else f"{len(steps)} hosts"
         what = f"rankdeck doctor looks at {hosts}" if is_doctor else f"going to {hosts}"
+        if len(steps) == 1:
+            return what
         return f"{what}: {len(done)} of {len(steps)} done{f', waiting for {left}' if left else ''}"
 
 

@@ -28,3 +28,12 @@ async def test_the_headline_names_what_the_hosts_wait_for(size: tuple[int, int])
         progress.move("h2", Step.EXAMINING)
         await console.frames(10)
         assert_looks_as_before(f"opening-doctor-{size[0]}x{size[1]}", console.lines())
+
+
+def test_a_host_that_does_not_answer_is_waited_for_no_longer_and_one_alone_is_not_counted() -> None:
+    progress = OpeningProgress(["h1", "h2", "h3"])
+    progress.move("h1", Step.DONE)
+    progress.move("h2", Step.FAILED)
+
+    assert progress.text == "rankdeck doctor looks at 3 hosts: 1 of 3 done, waiting for h3"
+    assert OpeningProgress(["h1"]).text == "going to h1"

@@ -206,9 +206,8 @@ def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) ->
     """Print what the ranks of a job have printed.
 
     Of all hosts together, as `gpu1:r0  line`, with a line where a restart began. Lines that are there are merged by
-    time. The agents keep the last lines;
-    `python -P -m agent logs` reads whole files. A line is as old as an agent has known it: files have no times, so what
-    was printed before an agent began counts from its begin.
+    time. The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has
+    known it: files have no times, so what was printed before an agent began counts from its begin.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:

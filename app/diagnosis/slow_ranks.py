@@ -15,9 +15,12 @@ import numpy as np
 from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, shares
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from app.diagnosis.rank_pace import LostTime
+    from app.diagnosis.rank_pace import Habit, LostTime
+    from app.model.job_model import JobModel
     from ddpcore.wire import Phase, Place, RankReport
 
 MIN_COST = 0.1
@@ -69,6 +72,10 @@ MIN_LOOKS = 4
 """Reports that show a line before it is named as the usual one."""
 MAX_LOOKS = 120
 """Reports after which older ones count half."""
+MAX_PEERS = 8
+"""Limit of other ranks whose lines are compared."""
+MIN_MORE = 0.05
+"""Least fraction of its time that a slow rank is at a line beyond what its peers are."""
 MAJORITY_LAST = 0.95
 
 
@@ -88,33 +95,76 @@ class Laggards(msgspec.Struct, frozen=True):
     """Whether they are slow in some steps only, as far as a longer window shows."""
 
 
+class _Places:
+    """The lines at which some ranks were seen at work, out of all looks at them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Place] = Counter()
+        self.num_looks = 0
+        self._latest: dict[int, RankReport] = {}
+
+    def take(self, report: RankReport, phase: Phase | None) -> None:
+        """Take a report, if it is new; a rank that waits, or is in another phase, is nowhere."""
+        if self._latest.get(report.rank) is report:
+            return
+        self._latest[report.rank] = report
+        self.num_looks += 1
+        is_at_work = not any(group.is_waiting for group in report.groups)
+        if report.place is not None and is_at_work and phase in (None, report.phase):
+            self.counts[report.place] += 1
+        if self.num_looks > MAX_LOOKS * len(self._latest):
+            self.num_looks //= 2
+            self.counts = Counter({place: count // 2 for place, count in self.counts.items() if count > 1})
+
+    def frac(self, place: Place) -> float:
+        """Return the fraction of the looks that have shown a line."""
+        return self.counts[place] / max(1, self.num_looks)
+
+
 class UsualPlace:
-    """The line at which slow ranks are seen most often while they do what makes them slow."""
+    """The line at which slow ranks are seen more often than their peers while they do what makes them slow."""
 
     def __init__(self) -> None:
         self._ranks: tuple[int, ...] = ()
-        self._counts: Counter[Place] = Counter()
-        self._latest_report: RankReport | None = None
+        self._own, self._peers = _Places(), _Places()
 
-    def observe(self, ranks: tuple[int, ...], report: RankReport | None, phase: Phase | None) -> Place | None:
-        """Take the latest report of the first slow rank; return the line, None until it has been seen a few times.
+    def observe(self, job: JobModel, ranks: tuple[int, ...], habit: Habit | None) -> Place | None:
+        """Look at the first slow rank and a few others of a job; return the line as `take` does."""
+        others = np.setdiff1d(np.arange(job.world_size), ranks)
+        sample = others[:: -(-max(1, len(others)) // MAX_PEERS)].tolist()
+        seen = {one.rank: one.report for one in job.workers([ranks[0], *sample]) if one.report is not None}
+        own = seen.pop(ranks[0], None)
+        return self.take(ranks, own, list(seen.values()), None if habit is None else habit.phase)
+
+    def take(
+        self, ranks: tuple[int, ...], own: RankReport | None, peers: Sequence[RankReport], phase: Phase | None
+    ) -> Place | None:
+        """Take the latest reports; return the line, None where there is none, and until it has been seen a few times.
 
         Args:
             ranks: The slow ranks.
-            report: The report.
+            own: The report of the first of them.
+            peers: Reports of others.
             phase: The phase in which they spend more time than others; None where that is not known.
         """
         if ranks != self._ranks:
             self._ranks = ranks
-            self._counts.clear()
-        if report is not None and report is not self._latest_report and report.place is not None:
-            self._latest_report = report
-            if phase is None or report.phase is phase:
-                self._counts[report.place] += 1
-        if self._counts.total() > MAX_LOOKS:
-            self._counts = Counter({place: count // 2 for place, count in self._counts.items() if count > 1})
-        most = self._counts.most_common(1)
-        return most[0][0] if most and most[0][1] >= MIN_LOOKS else None
+            self._own, self._peers = _Places(), _Places()
+        if own is not None:
+            self._own.take(own, phase)
+        for report in peers:
+            self._peers.take(report, phase)
+        often = [place for place, count in self._own.counts.items() if count >= MIN_LOOKS]
+        most = max(often, key=self._more_frac, default=None)
+        return most if most is not None and self._more_frac(most) > self._chance_frac(most) else None
+
+    def _more_frac(self, place: Place) -> float:
+        return self._own.frac(place) - self._peers.frac(place)
+
+    def _chance_frac(self, place: Place) -> float:
+        """Return by how much the fractions of a line may differ where slow ranks are there no more than others."""
+        usual = self._peers.frac(place)
+        return max(MIN_MORE, 2 * math.sqrt(usual * (1.0 - usual) / max(1, self._own.num_looks)))
 
 
 class Limits(NamedTuple):

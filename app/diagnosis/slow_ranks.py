@@ -74,6 +74,8 @@ MAX_LOOKS = 120
 """Reports after which older ones count half."""
 MAX_PEERS = 8
 """Limit of other ranks whose lines are compared."""
+MIN_OFTEN = 0.25
+"""Least fraction of its time that a slow rank is at a line that is named."""
 MIN_MORE = 0.05
 """Least fraction of its time that a slow rank is at a line beyond what its peers are."""
 MAJORITY_LAST = 0.95
@@ -104,13 +106,12 @@ class _Places:
         self._latest: dict[int, RankReport] = {}
 
     def take(self, report: RankReport, phase: Phase | None) -> None:
-        """Take a report, if it is new; a rank that waits, or is in another phase, is nowhere."""
-        if self._latest.get(report.rank) is report:
+        """Take a report, if it is new and of the phase; a rank that waits is at no line."""
+        if self._latest.get(report.rank) is report or phase not in (None, report.phase):
             return
         self._latest[report.rank] = report
         self.num_looks += 1
-        is_at_work = not any(group.is_waiting for group in report.groups)
-        if report.place is not None and is_at_work and phase in (None, report.phase):
+        if report.place is not None and not any(group.is_waiting for group in report.groups):
             self.counts[report.place] += 1
         if self.num_looks > MAX_LOOKS * len(self._latest):
             self.num_looks //= 2
@@ -125,7 +126,7 @@ class UsualPlace:
     """The line at which slow ranks are seen more often than their peers while they do what makes them slow."""
 
     def __init__(self) -> None:
-        self._ranks: tuple[int, ...] = ()
+        self._of: tuple[tuple[int, ...], Phase | None] = ((), None)
         self._own, self._peers = _Places(), _Places()
 
     def observe(self, job: JobModel, ranks: tuple[int, ...], habit: Habit | None) -> Place | None:
@@ -134,10 +135,10 @@ class UsualPlace:
         sample = others[:: -(-max(1, len(others)) // MAX_PEERS)].tolist()
         seen = {one.rank: one.report for one in job.workers([ranks[0], *sample]) if one.report is not None}
         own = seen.pop(ranks[0], None)
-        return self.take(ranks, own, list(seen.values()), None if habit is None else habit.phase)
+        return self.take(ranks, own, list(seen.values()), habit)
 
     def take(
-        self, ranks: tuple[int, ...], own: RankReport | None, peers: Sequence[RankReport], phase: Phase | None
+        self, ranks: tuple[int, ...], own: RankReport | None, peers: Sequence[RankReport], habit: Habit | None
     ) -> Place | None:
         """Take the latest reports; return the line, None where there is none, and until it has been seen a few times.
 
@@ -145,26 +146,29 @@ class UsualPlace:
             ranks: The slow ranks.
             own: The report of the first of them.
             peers: Reports of others.
-            phase: The phase in which they spend more time than others; None where that is not known.
+            habit: The phase in which they spend more time than others, of which lines are compared then: others may
+                wait there. None where that is not known.
         """
-        if ranks != self._ranks:
-            self._ranks = ranks
+        phase = None if habit is None else habit.phase
+        if self._of != (ranks, phase):
+            self._of = ranks, phase
             self._own, self._peers = _Places(), _Places()
         if own is not None:
             self._own.take(own, phase)
         for report in peers:
             self._peers.take(report, phase)
-        often = [place for place, count in self._own.counts.items() if count >= MIN_LOOKS]
-        most = max(often, key=self._more_frac, default=None)
-        return most if most is not None and self._more_frac(most) > self._chance_frac(most) else None
+        counts = self._own.counts
+        often = [place for place in counts if counts[place] >= MIN_LOOKS and self._own.frac(place) >= MIN_OFTEN]
+        more = {place: self._more_frac(place, habit) for place in often}
+        most = max(often, key=lambda place: more[place], default=None)
+        return most if most is not None and more[most] > 0.0 else None
 
-    def _more_frac(self, place: Place) -> float:
-        return self._own.frac(place) - self._peers.frac(place)
-
-    def _chance_frac(self, place: Place) -> float:
-        """Return by how much the fractions of a line may differ where slow ranks are there no more than others."""
-        usual = self._peers.frac(place)
-        return max(MIN_MORE, 2 * math.sqrt(usual * (1.0 - usual) / max(1, self._own.num_looks)))
+    def _more_frac(self, place: Place, habit: Habit | None) -> float:
+        """Return by how much more of its time than its peers a slow rank is at a line, beyond what may be chance."""
+        own_part, peers_part = (1.0, 1.0) if habit is None else (habit.frac, habit.others_frac)
+        usual = peers_part * self._peers.frac(place)
+        chance = 2 * math.sqrt(usual * (1.0 - usual) / max(1, self._own.num_looks))
+        return own_part * self._own.frac(place) - usual - max(MIN_MORE, chance)
 
 
 class Limits(NamedTuple):

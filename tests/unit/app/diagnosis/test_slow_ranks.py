@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.diagnosis.rank_pace import LostTime
+from app.diagnosis.rank_pace import Habit, LostTime
 from app.diagnosis.slow_ranks import KEEP, NEW, Laggards, UsualPlace, find_slow
 from ddpcore.wire import Phase, Place
 from tests.support.node_reports import group_report, rank_report
@@ -42,6 +42,7 @@ def test_a_rank_that_passes_on_what_a_slow_one_sends_is_not_slow_beside_it() -> 
     assert both.ranks == (1, 9)
 
 
+LOADING = Habit(Phase.DATA, 0.5, 0.1)
 LOADS, TRAINS = Place("/home/u/data.py", 22, "augment"), Place("/home/u/train.py", 39, "main")
 
 
@@ -50,21 +51,23 @@ def test_the_line_that_is_seen_most_often_is_named_not_the_last_one() -> None:
     seen = [(LOADS, Phase.DATA), (TRAINS, Phase.BACKWARD), (LOADS, Phase.DATA), (TRAINS, Phase.DATA)] * 3
 
     reports = [rank_report(1, place=place, phase=phase) for place, phase in seen]
-    named = [usual.take((1,), report, [], Phase.DATA) for report in reports]
+    named = [usual.take((1,), report, [], LOADING) for report in reports]
 
     assert named[:5] == [None] * 5
     assert named[-1] == LOADS
-    assert usual.take((1,), reports[-1], [], Phase.DATA) == LOADS
-    assert usual.take((2,), None, [], Phase.DATA) is None
+    assert usual.take((1,), reports[-1], [], LOADING) == LOADS
+    assert usual.take((2,), None, [], LOADING) is None
 
 
-def place_named(own: list[Place], peers: list[Place], *, waits: bool = False) -> Place | None:
+def place_named(
+    own: list[Place], peers: list[Place], habit: Habit | None = None, *, waits: bool = False
+) -> Place | None:
     """Return the line that is named of rank 1 after many looks at it and two others, which may wait at their lines."""
     usual, named = UsualPlace(), None
     groups = [group_report(waiting_s=0.2)] if waits else []
     for place, other in zip(own * 30, peers * 30, strict=True):
         others = [rank_report(rank, place=other, groups=groups) for rank in (0, 2)]
-        named = usual.take((1,), rank_report(1, place=place), others, None)
+        named = usual.take((1,), rank_report(1, place=place), others, habit)
     return named
 
 
@@ -76,3 +79,9 @@ def test_a_line_where_the_peers_are_as_often_is_not_named() -> None:
 def test_peers_that_wait_at_the_line_of_the_slow_rank_are_not_at_work_there() -> None:
     assert place_named([TRAINS], [TRAINS], waits=True) == TRAINS
     assert place_named([TRAINS], [TRAINS]) is None
+
+
+def test_of_a_phase_that_takes_the_slow_rank_longer_its_line_is_named_though_the_peers_stand_there_too() -> None:
+    assert place_named([TRAINS], [TRAINS], Habit(Phase.FORWARD, 0.47, 0.1)) == TRAINS
+    even = Habit(Phase.FORWARD, 0.4, 0.3)
+    assert place_named([TRAINS, TRAINS, LOADS], [TRAINS, TRAINS, TRAINS], even) == LOADS

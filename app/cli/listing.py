@@ -146,7 +146,7 @@ def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     """Print what each rank of a job holds.
 
-    It is compared with a typical rank's, and with the limit that it reaches first. Exit codes are those of `status`.
+    It is compared with the median, and with the limit that it reaches first. Exit codes are those of `status`.
     """
     _list(_Table("memory", lambda view: view.memory(_chosen(view, wanted_ranks)), memory_lines), **how)
 

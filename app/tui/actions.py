@@ -94,11 +94,7 @@ ACTIONS = (
         "Which rank costs the others time, and what it does that they do not.",
     ),
     Action(
-        "memory",
-        "app.show_view('memory')",
-        "5",
-        "Memory",
-        "Memory of every rank beside a typical one's, and of every node.",
+        "memory", "app.show_view('memory')", "5", "Memory", "Memory of every rank beside the median, and of every node."
     ),
     Action("logs", "app.show_view('logs')", "6", "Logs", "What all ranks print, merged as it comes."),
     Action(

@@ -166,7 +166,7 @@ class JobMemory:
         if imbalance is None or imbalance < EVEN_FRAC:
             most = f"RSS is even, about {bytes_text(median)} each"
         else:
-            over = f"{percent_text(imbalance)} over typical {bytes_text(median)}"
+            over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
             most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
         old = self._old_text()
         return MemorySummary(
@@ -243,7 +243,7 @@ def memory_findings(rows: Sequence[MemoryRow], summary: MemorySummary | None) ->
     is_uneven = summary is not None and summary.severity is Severity.WARNING
     if summary is not None and is_uneven and summary.max_rank is not None and summary.max_rank not in growing:
         who, more = ranks_text([summary.max_rank]), summary.max_bytes / max(1, summary.median_bytes)
-        text = f"{who} holds {bytes_text(summary.max_bytes)}, {more:.1f} times a typical rank's"
+        text = f"{who} holds {bytes_text(summary.max_bytes)}, {more:.1f} times the median"
         found.append(Finding(Severity.WARNING, text, "a rank that loads, gathers or logs for all holds more"))
     return found + [_fragmented(row) for row in rows if _is_fragmented(row)]
 

@@ -104,7 +104,7 @@ def _phase_cell(phase: str, row: PaceRow) -> str:
 
 
 def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
-    """Return a table of the ranks' memory, compared with a typical rank's, and of each rank's nearest limit."""
+    """Return a table of the ranks' memory, compared with the median, and of each rank's nearest limit."""
     columns: list[_Column[MemoryRow]] = [
         _Column(" RANK", lambda row: str(row.rank)),
         _Column("NODE", lambda row: row.node),
@@ -112,7 +112,7 @@ def memory_lines(rows: Sequence[MemoryRow]) -> list[str]:
         _Column(" PSS", lambda row: bytes_cell(row.pss_bytes)),
         _Column(" PEAK", lambda row: bytes_cell(row.peak_rss_bytes)),
         _Column(
-            " VS TYPICAL",
+            " VS MEDIAN",
             lambda row: UNKNOWN if row.from_median_frac is None else signed_percent_text(row.from_median_frac),
         ),
         _Column(" GPU", lambda row: UNKNOWN if row.gpu is None else str(row.gpu)),

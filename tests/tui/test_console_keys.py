@@ -126,7 +126,7 @@ async def test_the_palette_runs_an_action_by_name() -> None:
     async with desk(frozen_source()) as console:
         await console.press("ctrl+p")
         await console.press(*"memory")
-        await until_async(lambda: "beside a typical" in console.text(), WAIT_S, "the palette has found it")
+        await until_async(lambda: "beside the median" in console.text(), WAIT_S, "the palette has found it")
         await console.press("enter")
 
         await until_async(lambda: console.console.active == "memory", WAIT_S, "the view is shown")

@@ -109,7 +109,7 @@ async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None
         await console.show("memory")
         text = console.text()
 
-        assert "918 MiB PSS in 4 ranks; most RSS on rank 3: 312 MiB, 2 % over typical 306 MiB" in text
+        assert "918 MiB PSS in 4 ranks; most RSS on rank 3: 312 MiB, 2 % over median 306 MiB" in text
         assert re.search(r"3 +demo-1 +312M +234M +312M +\+2 %", text)
         assert "6.0 GiB / 16 GiB" in text
 

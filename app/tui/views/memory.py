@@ -108,9 +108,9 @@ class MemoryView(LineView):
         return [
             *self._first_columns(view),
             figure("PEAK", 6, 3, lambda row: size_text(row.peak_rss_bytes), "muted"),
-            Column("VS TYPICAL", 10, 1, self._paint_difference, is_right=True),
+            Column("VS MEDIAN", 9, 1, self._paint_difference, is_right=True),
             *self._growth_columns(),
-            Column(f"{self.look.glyphs.mark} IS TYPICAL", 16, 0, self._paint_bar, is_flexible=True),
+            Column(f"{self.look.glyphs.mark} IS THE MEDIAN", 16, 0, self._paint_bar, is_flexible=True),
         ]
 
     def _growth_columns(self) -> list[Column[MemoryRow]]:

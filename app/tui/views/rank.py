@@ -158,5 +158,5 @@ def _held(row: MemoryRow) -> list[tuple[str, str]]:
     )
     parts = [(name, bytes_text(size)) for name, size in sizes if size is not None]
     if row.from_median_frac is not None:
-        parts.insert(1, ("vs a typical rank", signed_percent_text(row.from_median_frac)))
+        parts.insert(1, ("beside the median", signed_percent_text(row.from_median_frac)))
     return parts

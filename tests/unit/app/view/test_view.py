@@ -374,7 +374,7 @@ def test_memory_is_told_beside_the_median() -> None:
     assert summary.severity is Severity.WARNING
     assert summary.total_bytes == 4600 * MIB
     assert summary.text == (
-        "4 ranks hold 4.5 GiB (shared pages counted in each); most RSS on rank 3: 1.6 GiB, 60 % over typical 1.0 GiB"
+        "4 ranks hold 4.5 GiB (shared pages counted in each); most RSS on rank 3: 1.6 GiB, 60 % over median 1.0 GiB"
     )
     rows = view.memory()
     assert [row.severity for row in rows] == [Severity.OK] * 3 + [Severity.WARNING]
@@ -426,7 +426,7 @@ def test_when_no_rank_lives_any_more_their_peaks_are_told() -> None:
     assert summary is not None
     assert summary.text == (
         "no rank lives; at their peaks 4 ranks held 4.5 GiB (shared pages counted in each); "
-        "most RSS on rank 3: 1.6 GiB, 60 % over typical 1.0 GiB"
+        "most RSS on rank 3: 1.6 GiB, 60 % over median 1.0 GiB"
     )
     row = view.memory()[3]
     assert (row.rss_bytes, row.peak_rss_bytes, row.has_ended, row.is_old) == (None, 1600 * MIB, True, True)

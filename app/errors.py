@@ -168,7 +168,7 @@ class AgentRefusedError(AppError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, node: str, reason: str, message: str, next_attempt: int | None = None) -> None:
-        super().__init__(f"{node} refused ({reason}): {message}", _AFTER_REFUSAL.get(reason, ""))
+        super().__init__(f"{node} refused: {message}", _AFTER_REFUSAL.get(reason, ""))
         self.reason = reason
         self.message = message
         self.next_attempt = next_attempt

@@ -384,10 +384,7 @@ class _JobDiagnoser:
             habit=self._fractions.habit,
             earlier_cost=self._fractions.trend.earlier(evidence.now_s),
         )
-        first = evidence.job.worker(laggards.ranks[0])
-        habit = self._fractions.habit
-        report = None if first is None else first.report
-        usual = self._usual_place.observe(laggards.ranks, report, None if habit is None else habit.phase)
+        usual = self._usual_place.observe(evidence.job, laggards.ranks, self._fractions.habit)
         return [blamed if usual is None else msgspec.structs.replace(blamed, place=usual, is_usual_place=True)]
 
     def _put(self, found: list[Verdict], evidence: Evidence) -> None:

@@ -15,9 +15,12 @@ import numpy as np
 from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, shares
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from app.diagnosis.rank_pace import LostTime
+    from app.diagnosis.rank_pace import Habit, LostTime
+    from app.model.job_model import JobModel
     from ddpcore.wire import Phase, Place, RankReport
 
 MIN_COST = 0.1
@@ -69,6 +72,12 @@ MIN_LOOKS = 4
 """Reports that show a line before it is named as the usual one."""
 MAX_LOOKS = 120
 """Reports after which older ones count half."""
+MAX_PEERS = 8
+"""Limit of other ranks whose lines are compared."""
+MIN_OFTEN = 0.25
+"""Least fraction of its time that a slow rank is at a line that is named."""
+MIN_MORE = 0.05
+"""Least fraction of its time that a slow rank is at a line beyond what its peers are."""
 MAJORITY_LAST = 0.95
 
 
@@ -88,33 +97,78 @@ class Laggards(msgspec.Struct, frozen=True):
     """Whether they are slow in some steps only, as far as a longer window shows."""
 
 
-class UsualPlace:
-    """The line at which slow ranks are seen most often while they do what makes them slow."""
+class _Places:
+    """The lines at which some ranks were seen at work, out of all looks at them."""
 
     def __init__(self) -> None:
-        self._ranks: tuple[int, ...] = ()
-        self._counts: Counter[Place] = Counter()
-        self._latest_report: RankReport | None = None
+        self.counts: Counter[Place] = Counter()
+        self.num_looks = 0
+        self._latest: dict[int, RankReport] = {}
 
-    def observe(self, ranks: tuple[int, ...], report: RankReport | None, phase: Phase | None) -> Place | None:
-        """Take the latest report of the first slow rank; return the line, None until it has been seen a few times.
+    def take(self, report: RankReport, phase: Phase | None) -> None:
+        """Take a report, if it is new and of the phase; a rank that waits is at no line."""
+        if self._latest.get(report.rank) is report or phase not in (None, report.phase):
+            return
+        self._latest[report.rank] = report
+        self.num_looks += 1
+        if report.place is not None and not any(group.is_waiting for group in report.groups):
+            self.counts[report.place] += 1
+        if self.num_looks > MAX_LOOKS * len(self._latest):
+            self.num_looks //= 2
+            self.counts = Counter({place: count // 2 for place, count in self.counts.items() if count > 1})
+
+    def frac(self, place: Place) -> float:
+        """Return the fraction of the looks that have shown a line."""
+        return self.counts[place] / max(1, self.num_looks)
+
+
+class UsualPlace:
+    """The line at which slow ranks are seen more often than their peers while they do what makes them slow."""
+
+    def __init__(self) -> None:
+        self._of: tuple[tuple[int, ...], Phase | None] = ((), None)
+        self._own, self._peers = _Places(), _Places()
+
+    def observe(self, job: JobModel, ranks: tuple[int, ...], habit: Habit | None) -> Place | None:
+        """Look at the first slow rank and a few others of a job; return the line as `take` does."""
+        others = np.setdiff1d(np.arange(job.world_size), ranks)
+        sample = others[:: -(-max(1, len(others)) // MAX_PEERS)].tolist()
+        seen = {one.rank: one.report for one in job.workers([ranks[0], *sample]) if one.report is not None}
+        own = seen.pop(ranks[0], None)
+        return self.take(ranks, own, list(seen.values()), habit)
+
+    def take(
+        self, ranks: tuple[int, ...], own: RankReport | None, peers: Sequence[RankReport], habit: Habit | None
+    ) -> Place | None:
+        """Take the latest reports; return the line, None where there is none, and until it has been seen a few times.
 
         Args:
             ranks: The slow ranks.
-            report: The report.
-            phase: The phase in which they spend more time than others; None where that is not known.
+            own: The report of the first of them.
+            peers: Reports of others.
+            habit: The phase in which they spend more time than others, of which lines are compared then: others may
+                wait there. None where that is not known.
         """
-        if ranks != self._ranks:
-            self._ranks = ranks
-            self._counts.clear()
-        if report is not None and report is not self._latest_report and report.place is not None:
-            self._latest_report = report
-            if phase is None or report.phase is phase:
-                self._counts[report.place] += 1
-        if self._counts.total() > MAX_LOOKS:
-            self._counts = Counter({place: count // 2 for place, count in self._counts.items() if count > 1})
-        most = self._counts.most_common(1)
-        return most[0][0] if most and most[0][1] >= MIN_LOOKS else None
+        phase = None if habit is None else habit.phase
+        if self._of != (ranks, phase):
+            self._of = ranks, phase
+            self._own, self._peers = _Places(), _Places()
+        if own is not None:
+            self._own.take(own, phase)
+        for report in peers:
+            self._peers.take(report, phase)
+        counts = self._own.counts
+        often = [place for place in counts if counts[place] >= MIN_LOOKS and self._own.frac(place) >= MIN_OFTEN]
+        more = {place: self._more_frac(place, habit) for place in often}
+        most = max(often, key=lambda place: more[place], default=None)
+        return most if most is not None and more[most] > 0.0 else None
+
+    def _more_frac(self, place: Place, habit: Habit | None) -> float:
+        """Return by how much more of its time than its peers a slow rank is at a line, beyond what may be chance."""
+        own_part, peers_part = (1.0, 1.0) if habit is None else (habit.frac, habit.others_frac)
+        usual = peers_part * self._peers.frac(place)
+        chance = 2 * math.sqrt(usual * (1.0 - usual) / max(1, self._own.num_looks))
+        return own_part * self._own.frac(place) - usual - max(MIN_MORE, chance)
 
 
 class Limits(NamedTuple):

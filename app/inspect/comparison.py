@@ -1,7 +1,8 @@
 """Compares the ranks of a job that were only seen from outside: who waits where, who is elsewhere, who moves. Pure.
 
 A rank's looks are first made one `Standing`; `finding_of` compares those. It names only a rank that no other rank
-explains. A rank that moves may save, evaluate or prepare data: others rightly wait for it, and it is no alarm.
+explains. A rank that moves may save, evaluate or prepare data: others rightly wait for it, and it is no alarm. One that
+only changes its line within one function is, once the others have waited long: its loop may not end.
 
 Source of the functions: torch 2.1 to 2.13, torch/distributed/distributed_c10d.py and torch/nn/parallel/distributed.py.
 """
@@ -65,6 +66,8 @@ SURE_S = 8.0
 """Seconds for which ranks must have been at one place: they may read a slow disk, compute, or wait for a long call."""
 SURE_ON_GPU_S = 30.0
 """The same where ranks wait for their GPUs: a healthy job with long steps stands there most of the time."""
+SURE_LOOP_S = 30.0
+"""Seconds that the others must have waited for a rank that runs within one function: it may prepare data there."""
 SPARE_LOOKS = 4
 
 
@@ -120,6 +123,8 @@ class Standing(msgspec.Struct, frozen=True):
     place: Place | None
     """Innermost line of the user's program."""
     is_moving: bool
+    is_in_loop: bool
+    """Whether it moves, and its looks differ by nothing but their line within one function of the program."""
     busy_frac: float
     """Cores that it has used between its looks."""
     steps: tuple[str, str]
@@ -186,12 +191,13 @@ def standing_of(rank: SeenRank) -> Standing:
         kind = Kind.ENDING
     elif kind is Kind.ELSEWHERE and not op and not is_moving and _may_wait_for_gpu(rank, busy_frac):
         kind = Kind.DEVICE
+    is_in_loop = kind is Kind.ELSEWHERE and is_moving and steps[0] == steps[1] and _is_one_function(rank.looks)
     if kind in (Kind.ELSEWHERE, Kind.BLOCKED) and _hz(looks, "io_bytes", seconds) > MOVED_BYTES_HZ:
-        is_moving = True
+        is_moving, is_in_loop = True, False
     if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _hz(looks, "switches", seconds) > MAX_SWITCHES_HZ:
-        is_moving = True
+        is_moving, is_in_loop = True, False
     phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
-    return Standing(rank, kind, op, place, is_moving, busy_frac, steps, phase, last.trouble)
+    return Standing(rank, kind, op, place, is_moving, is_in_loop, busy_frac, steps, phase, last.trouble)
 
 
 def _may_wait_for_gpu(rank: SeenRank, busy_frac: float) -> bool:
@@ -207,6 +213,12 @@ def _hz(looks: Sequence[Look], counter: str, seconds: float) -> float:
 
 def _lines(look: Look) -> tuple[tuple[str, int], ...]:
     return tuple((frame.function, frame.line) for frame in look.frames)
+
+
+def _is_one_function(looks: Sequence[Look]) -> bool:
+    """Return whether looks have shown the same calls, and the innermost one is a function of the program."""
+    calls = {(tuple(frame.function for frame in look.frames), _lines(look)[1:]) for look in looks}
+    return len(calls) == 1 and not any(LIBRARY.search(look.frames[0].file) for look in looks if look.frames)
 
 
 def _in_backward(frames: Sequence[SeenFrame]) -> bool:
@@ -295,12 +307,19 @@ def _found(
 
 
 def _elsewhere(others: list[Standing], by_call: list[list[Standing]]) -> Finding:
-    """Return who keeps away from the call in which others wait: those at rest, else those that stand and compute."""
-    standing = [one for one in others if not one.is_moving]
-    culprits = [one for one in standing if one.is_at_rest] or standing or others
+    """Return who keeps away from the call in which others wait: those at rest, else those that stand and compute.
+
+    Where all of them move, they are an alarm once each runs within one function and the others have waited long.
+    """
     is_joining = all(one.kind is Kind.JOINS for group in by_call for one in group)
     is_starting = is_joining and all(one.rank.age_s < START_S for one in others)
-    return _found(What.ELSEWHERE, SURE_S if standing else math.inf, culprits, by_call, may_alarm=not is_starting)
+    standing = [one for one in others if not one.is_moving]
+    culprits = [one for one in standing if one.is_at_rest] or standing or others
+    sure_s = SURE_S if standing else math.inf
+    if not standing and all(one.is_in_loop for one in others):
+        waited_s = min(one.seen_s for group in by_call for one in group)
+        sure_s = SURE_S if waited_s >= SURE_LOOP_S else SURE_LOOP_S
+    return _found(What.ELSEWHERE, sure_s, culprits, by_call, may_alarm=not is_starting)
 
 
 def _all_wait(job: SeenJob, by_call: list[list[Standing]]) -> Finding:

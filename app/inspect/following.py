@@ -14,12 +14,14 @@ from app.model.cluster import MAX_WORLD_SIZE
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from app.inspect.seen import HostSeen, Look, SeenRank
+    from app.inspect.seen import HostSeen, SeenRank
 
 MIN_LOOKS = 3
 """Looks kept of a rank that moves: so many show that."""
 MAX_LOOKS = 64
-"""Looks kept of a rank that stays at one place."""
+"""Looks kept of a rank that stays at one place, or in one function."""
+SURE_LOOKS = 8
+"""Looks at one place from which earlier ones at other lines of its function are forgotten."""
 
 Process = tuple[str, int, int]
 """Host, pid and start: one process for ever."""
@@ -35,8 +37,8 @@ class Following:
 
     def __init__(self) -> None:
         self._hosts: dict[str, HostSeen] = {}
-        self._stays: dict[Process, int] = {}
-        """Number of the last looks at a process that have shown it at one place."""
+        self._stays: dict[Process, tuple[int, int]] = {}
+        """Number of the last looks at a process that have shown it at one place, and in one function."""
 
     def put(self, host: str, seen: HostSeen) -> None:
         """Take what a host has seen in its latest look."""
@@ -50,11 +52,14 @@ class Following:
     def _joined(self, before: SeenRank | None, seen: SeenRank) -> SeenRank:
         """Return a rank with its earlier looks: those of its stay at one place, or the few that show that it moves."""
         looks = [] if before is None else before.looks
-        stay = self._stays.get(process_of(seen), 0)
+        here, inside = self._stays.get(process_of(seen), (0, 0))
         for look in seen.looks:
-            stay = stay + 1 if looks and not _moves(seen, looks[-1], look) else 1
+            pair = standing_of(msgspec.structs.replace(seen, looks=[*looks[-1:], look]))
+            here = here + 1 if looks and not pair.is_moving else 1
+            inside = inside + 1 if looks and (not pair.is_moving or pair.is_in_loop) else 1
+            stay = here if here >= SURE_LOOKS else inside
             looks = [*looks, look][-min(MAX_LOOKS, max(MIN_LOOKS, stay)) :]
-        self._stays[process_of(seen)] = stay
+        self._stays[process_of(seen)] = here, inside
         return msgspec.structs.replace(seen, looks=looks)
 
     def unseen_lines(self) -> list[str]:
@@ -65,10 +70,6 @@ class Following:
         """Return the jobs without those of rankdeck, whose pids are given by host; the largest first."""
         found = [job for job in jobs_of(self._hosts.items()) if job.size <= MAX_WORLD_SIZE]
         return [job for job in found if not any(rank.pid in own_pids.get(rank.host, ()) for rank in job.ranks)]
-
-
-def _moves(rank: SeenRank, earlier: Look, later: Look) -> bool:
-    return standing_of(msgspec.structs.replace(rank, looks=[earlier, later])).is_moving
 
 
 def job_now(before: SeenJob, jobs: Sequence[SeenJob]) -> SeenJob:

@@ -66,9 +66,10 @@ def _elsewhere(_job: SeenJob, finding: Finding) -> list[str]:
     it = "it" if len(finding.culprits) == 1 else "they"
     classes = _classes(finding.culprits)
     stands = "; ".join(_stands_text(group, "" if len(classes) > 1 else it) for group in classes)
+    waits = _all_waits(finding) + _waited_text(finding)
     if finding.severity is Severity.CRITICAL:
-        return [f"{who} {has} not come to the call in which others wait: {stands}", _all_waits(finding)]
-    return [_all_waits(finding), f"{who} {has} not come to it, {_excuse(finding, it, has)}: {stands}"]
+        return [f"{who} {has} not come to the call in which others wait: {stands}", waits]
+    return [waits, f"{who} {has} not come to it, {_excuse(finding, it, has)}: {stands}"]
 
 
 def _missing(job: SeenJob, finding: Finding) -> list[str]:
@@ -140,10 +141,16 @@ def _all_waits(finding: Finding) -> str:
     return "; ".join(_waits_text(group) for group in finding.waiting)
 
 
+def _waited_text(finding: Finding) -> str:
+    """Return for how long all that wait have waited, where that is long."""
+    waited_s = min((one.seen_s for group in finding.waiting for one in group), default=0.0)
+    return f" for {seconds_text(waited_s)}" if waited_s >= LONG_S else ""
+
+
 def _excuse(finding: Finding, it: str, has: str) -> str:
     """Return why ranks that have not come to a call are no alarm."""
     one = finding.culprits[0]
-    if one.is_moving:
+    if one.is_moving and not (one.is_in_loop and finding.num_looks):
         return f"no alarm while {it} move{'s' if it == 'it' else ''}"
     return "and may have work there" if finding.num_looks else f"and {it} {has} just started"
 
@@ -168,6 +175,8 @@ def _call_text(group: Sequence[Standing]) -> str:
 def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     one = group[0]
     verb = ("is" if one.is_moving else "stands") if len(group) == 1 else "are" if one.is_moving else "stand"
+    if one.is_in_loop:
+        verb = f"{'runs' if len(group) == 1 else 'run'} within one function,"
     inner = (
         f", calling {clean_name(one.op)}" if one.op and one.place is not None and one.op != one.place.function else ""
     )

@@ -280,7 +280,7 @@ def nothing_differs_text(verdict: Verdict) -> str:
         return f"why is not known: {its} agent takes no signals"
     cores = _cores_text(verdict)
     if not differing:
-        return f"{cores}nothing else differs: {num_signals} signals are like {its} peers', per second of work"
+        return f"{cores}no cause found: none of {num_signals} signals differs enough from {its} peers'"
     figures = ", ".join(
         f"{WORDINGS[one.signal].label} {amount_text(one.signal, one.value)}"
         f" (peers {amount_text(one.signal, one.peers)})"

@@ -198,7 +198,7 @@ class JobPace:
         observed_s = float(self._pace.observed_s[self._order[worst]])
         if cost_frac[worst] < max(MIN_COST, float(chance_frac(np.asarray(np.median(wait_frac)), observed_s))):
             holds = "held" if is_over else "holds"
-            return severity, f"nobody {holds} the others up: the median rank {waits} {middle} of the time"
+            return severity, f"nobody {holds} the others up: a typical rank {waits} {middle} of the time"
         less = f"{ranks_text([int(self._order[worst])])} {waits} {percent_text(float(cost_frac[worst]))} less"
         # Of a job that is over a verdict may have stood, and none is to come.
         unsure = " before the job ended" if is_over else ": not long or not surely enough for a verdict"
@@ -212,7 +212,7 @@ class JobPace:
             now = "" if is_over else " now"
             return f"{who} {holds} the others up for {seconds_text(self._held_up_s)}{now}"
         cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
-        return f"{who} {'costs' if is_one else 'cost'} the others {cost} of their time; the median rank waits {middle}"
+        return f"{who} {'costs' if is_one else 'cost'} the others {cost} of their time; a typical rank waits {middle}"
 
     @property
     def _phase_frac(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -121,7 +121,7 @@ def memory_lines(rows: Sequence[MemoryRow], widths: dict[str, int]) -> list[str]
         _Column(" PSS", lambda row: bytes_cell(row.pss_bytes)),
         _Column(" PEAK", lambda row: bytes_cell(row.peak_rss_bytes)),
         _Column(
-            " MEDIAN",
+            " VS MEDIAN",
             lambda row: UNKNOWN if row.from_median_frac is None else signed_percent_text(row.from_median_frac),
         ),
         _Column(" GPU", lambda row: UNKNOWN if row.gpu is None else str(row.gpu)),

@@ -99,7 +99,7 @@ async def test_what_stands_out_comes_first_and_is_marked_without_colour_too() ->
         assert lines[first].split()[4:] == ["ITS", "PEERS", "SINCE"]
         assert re.match(r" ! GPU slowed by heat +\d\d % +\d.* +\d+s$", lines[first + 1])
         assert re.match(r" ! GPU clock +1,\d{3} MHz +1,\d{3} MHz", lines[first + 2])
-        assert "! differs by enough from its peers, per second of work" in text, "as a verdict says that nothing does"
+        assert "! differs enough from its peers" in text, "as a verdict says that nothing does"
 
         await console.press("down")
         text = console.text()
@@ -136,7 +136,7 @@ async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> N
         await console.show("stragglers")
         text = console.text()
 
-    assert re.search(r"rank 6 costs the others \d\d % of their time; the median rank waits \d\d %", text)
+    assert re.search(r"rank 6 costs the others \d\d % of their time; a typical rank waits \d\d %", text)
     headings = re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FORWARD +BACKWARD +OPTIMIZER +WHERE\n(.*)\n", text)
     assert headings is not None
     assert re.match(
@@ -182,7 +182,7 @@ async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None
         await console.show("stragglers")
         text = console.text()
 
-    assert re.search(r"nobody holds the others up: the median rank waits \d+ % of the time", text)
+    assert re.search(r"nobody holds the others up: a typical rank waits \d+ % of the time", text)
     assert "\u25b4 more than the others" in text
     assert "LAST how often it comes last of the ranks on its node" in text, "also at 80 columns"
     assert re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FWD +BWD +OPTIM", text)

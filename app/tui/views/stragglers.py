@@ -169,11 +169,7 @@ class StragglersView(LineView):
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
         lines = [line]
-        notes = (
-            [f"{WORSE} differs by enough from its peers, per second of work", "what is 0 for all is left out"]
-            if has_signals
-            else []
-        )
+        notes = [f"{WORSE} differs enough from its peers", "what is 0 for all is left out"] if has_signals else []
         for note in (
             *notes,
             "COST how much less it waits than most",

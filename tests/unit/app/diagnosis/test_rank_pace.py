@@ -71,7 +71,7 @@ def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> Non
     before = sim.view().pace
     assert before is not None
     assert before.summary().severity is Severity.OK
-    assert before.summary().text.startswith("nobody holds the others up: the median rank waits ")
+    assert before.summary().text.startswith("nobody holds the others up: a typical rank waits ")
 
     sim.slow(6, 3.0)
     sim.run(20)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.diagnosis.rank_pace import LostTime
+from app.diagnosis.rank_pace import Habit, LostTime
 from app.diagnosis.slow_ranks import KEEP, NEW, Laggards, UsualPlace, find_slow
 from ddpcore.wire import Phase, Place
-from tests.support.node_reports import rank_report
+from tests.support.node_reports import group_report, rank_report
 
 OBSERVED_S = 12.0
 
@@ -42,15 +42,46 @@ def test_a_rank_that_passes_on_what_a_slow_one_sends_is_not_slow_beside_it() -> 
     assert both.ranks == (1, 9)
 
 
+LOADING = Habit(Phase.DATA, 0.5, 0.1)
+LOADS, TRAINS = Place("/home/u/data.py", 22, "augment"), Place("/home/u/train.py", 39, "main")
+
+
 def test_the_line_that_is_seen_most_often_is_named_not_the_last_one() -> None:
     usual = UsualPlace()
-    loads, trains = Place("/home/u/data.py", 22, "augment"), Place("/home/u/train.py", 39, "main")
-    seen = [(loads, Phase.DATA), (trains, Phase.BACKWARD), (loads, Phase.DATA), (trains, Phase.DATA)] * 3
+    seen = [(LOADS, Phase.DATA), (TRAINS, Phase.BACKWARD), (LOADS, Phase.DATA), (TRAINS, Phase.DATA)] * 3
 
     reports = [rank_report(1, place=place, phase=phase) for place, phase in seen]
-    named = [usual.observe((1,), report, Phase.DATA) for report in reports]
+    named = [usual.take((1,), report, [], LOADING) for report in reports]
 
     assert named[:5] == [None] * 5
-    assert named[-1] == loads
-    assert usual.observe((1,), reports[-1], Phase.DATA) == loads
-    assert usual.observe((2,), None, Phase.DATA) is None
+    assert named[-1] == LOADS
+    assert usual.take((1,), reports[-1], [], LOADING) == LOADS
+    assert usual.take((2,), None, [], LOADING) is None
+
+
+def place_named(
+    own: list[Place], peers: list[Place], habit: Habit | None = None, *, waits: bool = False
+) -> Place | None:
+    """Return the line that is named of rank 1 after many looks at it and two others, which may wait at their lines."""
+    usual, named = UsualPlace(), None
+    groups = [group_report(waiting_s=0.2)] if waits else []
+    for place, other in zip(own * 30, peers * 30, strict=True):
+        others = [rank_report(rank, place=other, groups=groups) for rank in (0, 2)]
+        named = usual.take((1,), rank_report(1, place=place), others, habit)
+    return named
+
+
+def test_a_line_where_the_peers_are_as_often_is_not_named() -> None:
+    assert place_named([TRAINS, TRAINS, LOADS], [TRAINS, TRAINS, LOADS]) is None
+    assert place_named([TRAINS, TRAINS, LOADS], [TRAINS, TRAINS, TRAINS]) == LOADS, "though it is elsewhere more often"
+
+
+def test_peers_that_wait_at_the_line_of_the_slow_rank_are_not_at_work_there() -> None:
+    assert place_named([TRAINS], [TRAINS], waits=True) == TRAINS
+    assert place_named([TRAINS], [TRAINS]) is None
+
+
+def test_of_a_phase_that_takes_the_slow_rank_longer_its_line_is_named_though_the_peers_stand_there_too() -> None:
+    assert place_named([TRAINS], [TRAINS], Habit(Phase.FORWARD, 0.47, 0.1)) == TRAINS
+    even = Habit(Phase.FORWARD, 0.4, 0.3)
+    assert place_named([TRAINS, TRAINS, LOADS], [TRAINS, TRAINS, TRAINS], even) == LOADS

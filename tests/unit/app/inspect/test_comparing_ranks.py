@@ -35,12 +35,63 @@ def test_the_rank_that_stands_elsewhere_is_named_with_its_line() -> None:
     )
 
 
-@pytest.mark.parametrize("stacks", [[at(14, 57), at(14, 60)], [at(14), at(15), at(16)]])
-def test_a_rank_that_moves_is_no_alarm(stacks: list[list[SeenFrame]]) -> None:
-    finding, text = found(rank(0, *stacks), rank(1, WAITS))
+HELPED = [[SeenFrame("/home/u/load.py", 3, "parse", {}), *at(15)], at(15)]
+STORED = [[SeenFrame(f"{TORCH}/serialization.py", line, "save", {}), *at(15)] for line in (8, 9)]
+
+
+@pytest.mark.parametrize("stacks", [[at(14, 57), at(14, 60)], [at(14, 57), at(15, 60)], HELPED, STORED])
+@pytest.mark.parametrize("seconds", [2, 40])
+def test_a_rank_that_moves_is_no_alarm(stacks: list[list[SeenFrame]], seconds: int) -> None:
+    finding, text = found(rank(0, *stacks, cpu_s=1.0, seconds=seconds), rank(1, WAITS, asleep_s=90.0, seconds=seconds))
 
     assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.WARNING, [0])
     assert "rank 0 has not come to it, no alarm while it moves" in text
+
+
+LOOP = [at(14), at(15), at(16)] * 30
+
+
+@pytest.mark.parametrize(("seconds", "asleep_s", "more_looks"), [(2, 5.0, 34), (20, 21.0, 34), (2, 300.0, 12)])
+def test_a_rank_that_runs_within_one_function_may_have_work_there(
+    seconds: int, asleep_s: float, more_looks: int
+) -> None:
+    finding, text = found(
+        rank(0, *LOOP, cpu_s=1.0, seconds=seconds), rank(1, WAITS, asleep_s=asleep_s, seconds=seconds)
+    )
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.WARNING, [0])
+    assert "rank 0 has not come to it, and may have work there: it runs within one function, at load.py:" in text
+    assert text.endswith(f"no alarm yet; to be sure, look longer: --looks {more_looks}")
+
+
+@pytest.mark.parametrize(("seconds", "asleep_s", "waited"), [(11, 300.0, "5 min"), (33, 1.0, "33 s")])
+def test_a_loop_without_an_end_is_an_alarm_once_the_others_have_waited_long(
+    seconds: int, asleep_s: float, waited: str
+) -> None:
+    finding, text = found(
+        *(rank(number, WAITS, asleep_s=asleep_s, seconds=seconds) for number in range(3)),
+        rank(3, *LOOP, state="R", cpu_s=1.0, seconds=seconds),
+    )
+
+    assert (finding.what, finding.severity, culprits(finding)) == (What.ELSEWHERE, Severity.CRITICAL, [3])
+    assert text.startswith("rank 3 has not come to the call in which others wait: it runs within one function, at load")
+    assert "(runs, 100 % CPU, step=57)" in text
+    assert text.endswith(f"ranks 0-2 wait in all_reduce at train.py:30 in main for {waited}")
+
+
+@pytest.mark.parametrize("how", [{"io_hz": 1 << 20}, {"switches_hz": 40}])
+def test_a_loop_that_reads_or_sleeps_again_and_again_is_no_alarm(how: dict[str, Any]) -> None:
+    finding, text = found(rank(0, *LOOP, seconds=40, **how), rank(1, WAITS, asleep_s=90.0, seconds=40))
+
+    assert finding.severity is Severity.WARNING
+    assert "no alarm while it moves" in text
+
+
+def test_a_loop_beside_another_rank_that_moves_is_no_alarm() -> None:
+    ranks = [rank(0, *LOOP, seconds=40), rank(1, *HELPED, seconds=40), rank(2, WAITS, seconds=40)]
+    finding, _ = found(*ranks)
+
+    assert (finding.severity, culprits(finding)) == (Severity.WARNING, [0, 1])
 
 
 def test_a_frozen_rank_comes_first() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.inspect.comparison import Kind, standing_of
-from app.inspect.following import MAX_LOOKS, MIN_LOOKS, Following, job_now
+from app.inspect.following import MAX_LOOKS, MIN_LOOKS, SURE_LOOKS, Following, job_now
 from app.inspect.seen import HostSeen, SeenJob
 from tests.support.seen_ranks import WAITS, at, rank
 
@@ -45,13 +45,21 @@ def test_a_rank_that_stands_is_seen_longer_with_each_look() -> None:
 
 def test_a_rank_moves_for_as_long_as_its_last_looks_differ() -> None:
     house = House()
-    moving = [house.stand(at(line), 1) for line in range(10, 20)][-1]
+    moving = [house.stand(at(14, step), 1) for step in range(10, 20)][-1]
     assert moving.is_moving
     assert len(moving.rank.looks) == MIN_LOOKS
     assert house.stand(WAITS, 1).is_moving
     standing = house.stand(WAITS, MIN_LOOKS - 1)
     assert not standing.is_moving
     assert (standing.kind, standing.seen_s) == (Kind.WAITS, MIN_LOOKS - 1)
+
+
+def test_a_rank_that_stays_within_one_function_is_seen_longer_with_each_look_until_it_stands() -> None:
+    house = House()
+    looping = [house.stand(at(line), 1) for line in (14, 15, 15, 15, 16) * 8][-1]
+    assert (looping.is_in_loop, looping.seen_s) == (True, 39.0)
+    standing = house.stand(at(16), SURE_LOOKS - 1)
+    assert (standing.is_moving, standing.seen_s) == (False, SURE_LOOKS - 1)
 
 
 def test_a_rank_that_came_back_to_its_line_has_moved() -> None:

@@ -356,3 +356,8 @@ async def test_another_address_is_tried_where_one_leads_nowhere() -> None:
 async def test_no_node_is_left() -> None:
     with pytest.raises(UsageError, match="no node is left on which job j could go on"):
         await control_over(n0=road()).restart("j", without=("n0",))
+
+
+def test_a_refusal_is_a_sentence_without_the_agent_s_own_code() -> None:
+    error = AgentRefusedError("h1", "wrong_state", "job demo has ended")
+    assert (str(error), error.reason) == ("h1 refused: job demo has ended", "wrong_state")

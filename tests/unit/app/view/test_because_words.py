@@ -171,7 +171,7 @@ def test_several_slow_ranks_name_whose_signals_are_shown() -> None:
 
 
 def test_nothing_differs_is_an_answer() -> None:
-    assert sentence(verdict()).endswith("; nothing else differs: 36 signals are like its peers', per second of work")
+    assert sentence(verdict()).endswith("; no cause found: none of 36 signals differs enough from its peers'")
     waits = Compared(Signal.CPU_WAIT, 0.5, 0.0, is_worse=True)
     one, three = Comparison(20, 3, 2, (waits,)), Comparison(20, 3, 2, (waits, HEAT, CLOCK))
     assert sentence(verdict(comparison=one)).endswith(
@@ -204,7 +204,7 @@ def test_the_cpu_of_a_slow_rank_is_shown_where_it_accounts_for_what_the_rank_cos
 ) -> None:
     compared = Comparison(18, 3, 2, cores=cores)
     shown = sentence(verdict(cost_frac=cost_frac, comparison=compared))
-    assert f": it waits 2 % of the time; {text}nothing else differs: 18 signals" in shown
+    assert f": it waits 2 % of the time; {text}no cause found: none of 18 signals" in shown
 
 
 def test_an_event_names_what_has_begun_and_where() -> None:

@@ -62,12 +62,8 @@ def distinction(job: SeenJob, jobs: Sequence[SeenJob]) -> str:
 def _facts(job: SeenJob) -> tuple[str, str, str, str]:
     """Return where a job runs: its first process, its directory, store and user."""
     first, store = job.ranks[0], job.name.rpartition(" ")[2]
-    return (
-        f"pid {first.pid} on {clean_name(first.host)}",
-        f"in {first.directory}" if first.directory else "",
-        f"store {store}" if ":" in store else "",
-        f"uid {first.uid}",
-    )
+    place, meeting = f"in {first.directory}" if first.directory else "", f"store {store}" if ":" in store else ""
+    return f"pid {first.pid} on {clean_name(first.host)}", place, meeting, f"uid {first.uid}"
 
 
 def node_reports(job: SeenJob, standings: Sequence[Standing], hosts: Sequence[str]) -> dict[str, NodeReport]:

@@ -244,10 +244,7 @@ def launcher_text(job: SeenJob) -> str:
 
 
 def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding, apart: str = "") -> list[str]:
-    """Return the lines of a job: what it is, the sentence, and a line for each class of ranks.
-
-    `apart` is what distinguishes it from others of its name.
-    """
+    """Return the lines of a job: what it is, as `apart` from others of its name, the sentence, its classes of ranks."""
     hosts = list(dict.fromkeys(one.rank.host for one in standings))
     looks = job.ranks[0].looks
     seconds = seconds_text(looks[-1].at_s - looks[0].at_s)

@@ -45,10 +45,7 @@ def job_name(job: SeenJob) -> str:
 
 
 def distinction(job: SeenJob, jobs: Sequence[SeenJob]) -> str:
-    """Return what distinguishes a job from others of its name: `pid 4711 on gpu1, in /home/ada/a`; empty without any.
-
-    `jobs` are all jobs; the job itself may be among them as an earlier look has shown it.
-    """
+    """Return what distinguishes a job from others of its name: `pid 4711 on gpu1, in /home/a`; empty without any."""
     own = {process_of(rank) for rank in job.ranks}
     alike = [one for one in jobs if job_name(one) == job_name(job) and own.isdisjoint(map(process_of, one.ranks))]
     if not alike:

@@ -106,7 +106,6 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
 
 
 def _is_at_exit(place: Place | None) -> bool:
-    """Return whether a place is the interpreter's end, where a program is over: it is no line of the user's."""
     return place is not None and place.file.endswith(AT_EXIT)
 
 

@@ -118,8 +118,8 @@ def signed_percent_text(fraction: float) -> str:
 
 
 def loss_step_text(loss_step: int | None, step: int | None) -> str:
-    """Return ` at 120` for a loss of an earlier step than the one that is shown beside it; else nothing."""
-    return f" at {loss_step:,}" if loss_step is not None and step is not None and loss_step < step else ""
+    """Return ` at step 120` for a loss of an earlier step than the one that is shown beside it; else nothing."""
+    return f" at step {loss_step:,}" if loss_step is not None and step is not None and loss_step < step else ""
 
 
 def loss_text(loss: float | None) -> str:

@@ -23,7 +23,7 @@ from app.recording.evidence import Answers, write_evidence
 from app.recording.incident_recorder import PATIENCE_S
 from app.recording.playback import clock_text, from_its_job_on
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
-from app.recording.replay import SPEEDS, Replay
+from app.recording.replay import ON_REQUEST, SPEEDS, Replay
 from app.session.options import SessionOptions
 from app.session.remote_session import RemoteSession
 from app.text import LINE_LIMIT, clean
@@ -39,7 +39,6 @@ LISTENING_S = 2.0
 MAX_LISTENING_S = 15.0
 """Limit of seconds until all lines that the agent keeps have come; the last lines come last."""
 POLL_S = 0.1
-ON_REQUEST = "requested by a user"
 EVIDENCE_HINT = "rankdeck evidence JOB writes what can be replayed, and so does rankdeck record FILE"
 
 
@@ -98,7 +97,11 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, setti
     help="On the screen: times the real pace",
 )
 @click.option(
-    "--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="On the screen: begin at this second of it"
+    "--at",
+    "start_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="On the screen: begin at this second of it [of evidence: at its incident, paused]",
 )
 @click.option("--headless", is_flag=True, help="No screen: the messages with their times, and how it stood at the end")
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")

@@ -43,6 +43,7 @@ from app.inspect.dumps import compared
 from app.inspect.inspection_text import job_lines, job_object, unseen_lines
 from app.inspect.inspector import look_at_host, offer, own_py_spy
 from app.inspect.nccl_ras import ranks_behind
+from app.inspect.outside_reports import distinction
 from app.inspect.seen import jobs_of
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.session.options import SessionOptions
@@ -360,7 +361,7 @@ def _inspect(
         print_json({"jobs": [job_object(*one) for one in findings], "unseen": unseen_lines(seen), "hosts": rows})
     else:
         for one in findings:
-            click.echo("\n".join(job_lines(*one)))
+            click.echo("\n".join(job_lines(*one, distinction(one[0], jobs))))
         if not findings and seen and which is None:
             click.echo(f"no training ranks run on {nodes_text(list(seen))}")
         for line in unseen_lines(seen):

@@ -38,6 +38,8 @@ class RankState(StrEnum):
     """Its process ended with code 0, or in an unknown way."""
     STOPPED = "stopped"
     """Its process was ended after its job was stopped."""
+    ENDED = "ended"
+    """Its process is gone, of a job that is looked at from outside: its exit code is not known."""
     LOST = "lost"
     """Its node does not report, or its job is over there and how the rank ended is not known."""
 

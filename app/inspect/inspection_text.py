@@ -247,17 +247,22 @@ def _classes(standings: Iterable[Standing]) -> list[list[Standing]]:
     return sorted(groups.values(), key=lambda group: (len(group), group[0].rank.rank))
 
 
-def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding) -> list[str]:
-    """Return the lines of a job: what it is, the sentence, and a line for each class of ranks."""
+def launcher_text(job: SeenJob) -> str:
+    """Return `started by torchrun`; for RANK set by hand, or by a launcher that leaves nothing else, that alone."""
+    return "found by its environment (RANK)" if job.how == "RANK" else f"started by {clean_name(job.how)}"
+
+
+def job_lines(job: SeenJob, standings: Sequence[Standing], finding: Finding, apart: str = "") -> list[str]:
+    """Return the lines of a job: what it is, as `apart` from others of its name, the sentence, its classes of ranks."""
     hosts = list(dict.fromkeys(one.rank.host for one in standings))
     looks = job.ranks[0].looks
     seconds = seconds_text(looks[-1].at_s - looks[0].at_s)
     mark = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING"}.get(finding.severity, "OK")
     where = nodes_text([clean_name(host) for host in hosts])
     num_ranks = f"{len(job.ranks)} of {job.size} rank{'' if job.size == 1 else 's'}"
-    title = f"{clean(job.ranks[0].program, LINE_LIMIT)}, {job.how}: {num_ranks} on {where}"
+    program = ", ".join(filter(None, (clean(job.ranks[0].program, LINE_LIMIT), launcher_text(job), apart)))
     lines = [
-        f"{title}, seen from outside {len(looks)} times in {seconds}",
+        f"{program}: {num_ranks} on {where}, seen from outside {len(looks)} times in {seconds}",
         f"  {mark}  {sentence(job, finding)}",
     ]
     for group in _classes(standings):

@@ -121,6 +121,14 @@ def uid_of(pid: int) -> int:
         return -1
 
 
+def directory_of(pid: int) -> str:
+    """Return the working directory of a process; empty when it has ended, or may not be looked at."""
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink()).encode(errors="replace").decode()[:MAX_TEXT]
+    except OSError:
+        return ""
+
+
 def program_of(argv: list[str]) -> str:
     """Return the script or module that a Python runs: no argument, since that may be a secret."""
     rest = iter(argv[1:])
@@ -380,6 +388,7 @@ def inspect(spy: str, num_looks: int, period_s: float, at_torch: set[str]) -> di
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     for rank in ranks:
         rank["looks"] = []
+        rank["directory"] = directory_of(rank["pid"])
         rank["age_s"] = up_s - rank["start"] / TICKS_HZ
         maps = read(rank["pid"], "maps")
         rank["uses_gpu"] = any(device in maps for device in DEVICES)

@@ -16,8 +16,9 @@ from agent.wire.stacks import KernelFacts, RankStacks, Stacks, StackSource
 from app.diagnosis.causes import RankState
 from app.diagnosis.rank_facts import STATE_CODE
 from app.inspect.comparison import LIBRARY, Kind, What
+from app.inspect.following import process_of
 from app.stacks.groups import NodeStacks
-from app.text import LINE_LIMIT, NAME_LIMIT, clean
+from app.text import LINE_LIMIT, NAME_LIMIT, clean, clean_name
 from ddpcore.wire import DEFAULT_GROUP, GroupReport, Phase, RankReport
 from ddpcore.wire import WIRE_VERSION as RANK_WIRE_VERSION
 from ddpcore.wire_stacks import Frame, PendingCall, ThreadStack
@@ -35,12 +36,31 @@ _PROCESSES = {
     Kind.BLOCKED: ProcessState.BLOCKED,
     Kind.ENDED: ProcessState.EXITED,
 }
-_STATES = {Kind.FROZEN: RankState.FROZEN, Kind.ENDED: RankState.DONE, Kind.UNSEEN: RankState.UNPROBED}
+_STATES = {Kind.FROZEN: RankState.FROZEN, Kind.ENDED: RankState.ENDED, Kind.UNSEEN: RankState.UNPROBED}
 
 
 def job_name(job: SeenJob) -> str:
     """Return the name that stands for a job's id: its script without the path."""
     return clean(job.ranks[0].program.rpartition("/")[2] or job.name or job.how, NAME_LIMIT)
+
+
+def distinction(job: SeenJob, jobs: Sequence[SeenJob]) -> str:
+    """Return what distinguishes a job from others of its name: `pid 4711 on gpu1, in /home/a`; empty without any."""
+    own = {process_of(rank) for rank in job.ranks}
+    alike = [one for one in jobs if job_name(one) == job_name(job) and own.isdisjoint(map(process_of, one.ranks))]
+    if not alike:
+        return ""
+    pid, *facts = _facts(job)
+    others = [_facts(one)[1:] for one in alike]
+    differing = [fact for place, fact in enumerate(facts) if any(one[place] != fact for one in others)]
+    return clean(", ".join(filter(None, [pid, *differing])), LINE_LIMIT)
+
+
+def _facts(job: SeenJob) -> tuple[str, str, str, str]:
+    """Return where a job runs: its first process, its directory, store and user."""
+    first, store = job.ranks[0], job.name.rpartition(" ")[2]
+    place, meeting = f"in {first.directory}" if first.directory else "", f"store {store}" if ":" in store else ""
+    return f"pid {first.pid} on {clean_name(first.host)}", place, meeting, f"uid {first.uid}"
 
 
 def node_reports(job: SeenJob, standings: Sequence[Standing], hosts: Sequence[str]) -> dict[str, NodeReport]:

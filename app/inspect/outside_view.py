@@ -18,7 +18,7 @@ from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.diagnosis.rank_facts import Thresholds, all_nodes
 from app.diagnosis.verdicts import Verdict
 from app.inspect.comparison import Kind, Standing, What, finding_of, standing_of
-from app.inspect.inspection_text import facts_text, sentence
+from app.inspect.inspection_text import facts_text, launcher_text, sentence
 from app.inspect.outside_reports import job_name, node_reports, rank_states, stacks_of
 from app.model.cluster import Cluster
 from app.text import LINE_LIMIT, clean, clean_name, place_text
@@ -171,10 +171,8 @@ class OutsideView(View):
         row = super().job()
         if row is None:
             return None
-        launcher = clean_name(self._picture.job.how)
-        how = f"started by {launcher}, not by rankdeck"
-        if launcher == "RANK":  # set by hand, or by a launcher that leaves nothing else
-            how = "found by its environment (RANK), not started by rankdeck"
+        launcher = launcher_text(self._picture.job)
+        how = f"{launcher}, not {'' if launcher.startswith('started') else 'started '}by rankdeck"
         state = "ended" if self._picture.is_over else "running"
         severity = Severity.QUIET if self._picture.is_over else self._picture.finding.severity
         return msgspec.structs.replace(row, state=state, severity=severity, detail=how, exit_code=None, root_cause=None)
@@ -192,8 +190,9 @@ class OutsideView(View):
 
     @property
     def company_texts(self) -> list[str]:
-        """Which of several jobs it is."""
-        return [self._picture.place] if self._picture.place else []
+        """Which of several jobs it is, in full and with ever less of what distinguishes it."""
+        parts = self._picture.place.split(", ") if self._picture.place else []
+        return [", ".join(parts[:number]) for number in range(len(parts), 0, -1)]
 
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         """Return the finding, which is an alarm, in the words of `rankdeck inspect`."""

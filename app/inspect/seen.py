@@ -128,6 +128,8 @@ class SeenRank(msgspec.Struct, frozen=True):
     uses_gpu: bool = False
     start: int = 0
     """When its process was started, in the kernel's ticks since the machine was: with `pid` it names one process."""
+    directory: Text = ""
+    """Working directory; empty where it may not be read."""
     host: str = ""
     gpu: Gpu | None = None
     """What its GPU does, where the driver shows it."""

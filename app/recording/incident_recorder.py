@@ -9,8 +9,11 @@ clock, which verdicts are worth evidence, and when.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import time
 from collections import deque
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,11 +21,12 @@ from app.diagnosis.causes import Severity
 from app.errors import AppError
 from app.recording.bundle import bundle_name, encode_bundle
 from app.recording.evidence import Answers, default_directory, latest_evidence, prune, write_evidence
+from app.text import clean_name, ranks_text
 from app.threads import in_daemon_thread
 from app.view.verdict_text import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from app.diagnosis.causes import Cause
@@ -130,30 +134,30 @@ class IncidentRecorder:
 
     async def _keep(self, incident: Incident) -> None:
         begun_s = time.time() - incident.stood_s  # noqa: TID251 - files are dated by it
-        if await self._is_kept(incident, begun_s):
+        find = partial(latest_evidence, self._directory, incident.job_id, begun_s + SETTLE_S)
+        if await self._is_kept(incident, find):
             return
         answers = Answers()
         await self._while_open(self._session.take_stacks(incident.job_id, answers), PATIENCE_S)
         await self._while_open(asyncio.sleep(AFTER_S), AFTER_S, hurry_s=0.0)
         await self._while_open(self._session.ask_agents(incident.job_id, answers), PATIENCE_S)
-        if await self._is_kept(incident, begun_s):
+        if await self._is_kept(incident, find):
             return  # by another console
         try:
             evidence = await self._session.evidence(incident.job_id, incident.text, answers)
             path = self._directory / bundle_name(evidence.opening)
             self._writing |= {task for task in self._tasks if task is asyncio.current_task()}
-            path = await in_daemon_thread(partial(_write, path, evidence))
+            path = await in_daemon_thread(partial(_write, path, evidence, find))
         except AppError as error:
-            self._add_notice(f"no evidence of this is kept: {error}")
+            self._add_notice(f"no evidence of {incident.who} is kept: {error}")
             return
-        self._add_notice(f"evidence of this is kept; look at it again: rankdeck replay {path}", path)
+        self._add_notice(f"evidence of {incident.who} is kept; look at it again: rankdeck replay {path}", path)
 
-    async def _is_kept(self, incident: Incident, begun_s: float) -> bool:
+    async def _is_kept(self, incident: Incident, find: Callable[[], Path | None]) -> bool:
         """Return whether there is evidence from since the incident began, and add a sentence about it."""
-        find = partial(latest_evidence, self._directory, incident.job_id, begun_s + SETTLE_S)
         path = await in_daemon_thread(find)
         if path is not None:
-            self._add_notice(f"evidence of this was kept before; look at it again: rankdeck replay {path}", path)
+            self._add_notice(f"evidence of {incident.who} was kept before; look again: rankdeck replay {path}", path)
         return path is not None
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
@@ -170,8 +174,13 @@ class IncidentRecorder:
             await asyncio.gather(doing, closing, return_exceptions=True)
 
 
-def _write(path: Path, evidence: Evidence) -> Path:
-    path = write_evidence(path, encode_bundle(evidence))
+def _write(path: Path, evidence: Evidence, find: Callable[[], Path | None]) -> Path:
+    content = encode_bundle(evidence)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks
+            stack.callback(os.close, directory := os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        path = find() or write_evidence(path, content)  # another console of this incident may have written one
     if path.parent == default_directory():
         prune(path.parent)  # a directory that the user names is the user's to keep in order
     return path
@@ -187,13 +196,13 @@ LIMITED_S = 3600.0
 
 
 class Incident(NamedTuple):
-    """A hang, a bad end, a lost node: a critical verdict worth evidence."""
+    """A hang, a bad end, a lost node: a critical verdict worth evidence. Its ranks and job are `who`."""
 
     job_id: str
     attempt: int
     cause: Cause
     text: str
-    """Text of the verdict."""
+    who: str
     stood_s: float
     """Seconds since it began, as far as that is known."""
 
@@ -241,7 +250,8 @@ class Incidents:
                 self._kept_at_s[key] = self._begun_at_s[key[:2]] = now_s
                 self._latest_s.append(now_s)
                 self.is_limited = False
-                found.append(Incident(*key, sentence(verdict), _stood_s(verdict)))
+                who = f"{ranks_text(verdict.culprits)}, " * bool(verdict.culprits) + f"job {clean_name(verdict.job)}"
+                found.append(Incident(*key, sentence(verdict), who, _stood_s(verdict)))
         return found
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
+from agent.wire.secret_mask import masked_text
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, UsageError
 from app.recording.playback import BEGIN_S, Moment, Playback, timeline, verdict_key
 from app.stacks.groups import NodeStacks
 from app.text import clock_text, seconds_text
+from app.view.verdict_text import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from ddpcore.wire import Fault
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+ON_REQUEST = "requested by a user"
+"""Why evidence was kept that no incident was the reason for."""
+_DURATION = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b")
 MAX_FRAME_S = 0.05
 """Longest time in seconds that one frame may spend on catching up: keys do not wait."""
 
@@ -55,6 +61,7 @@ class Replay:
     ) -> None:
         """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` returns seconds.
 
+        Evidence of an incident is shown from where its verdict begins, and paused there, unless `start_s` is given.
         Verdicts are by the `thresholds` of now, not by those of when it was recorded.
         """
         self._is_cut = recording.is_cut
@@ -63,7 +70,10 @@ class Replay:
         self._speed = speed
         self._is_paused = False
         self._goal_s = min(max(0.0, start_s), recording.length_s)
-        self._is_searching = False
+        why = recording.opening.why
+        self._incident = "" if start_s or why == ON_REQUEST else _about(why)
+        """Begin of the verdict that is searched for; empty for any."""
+        self._is_searching = bool(self._incident)
         """Whether the next verdict is searched for."""
         self._known: set[tuple[object, ...]] | None = None
         """Verdicts known since the search began; None until it begins."""
@@ -116,7 +126,9 @@ class Replay:
                 self._search()
             if self._clock() > deadline_s:
                 break
-        if playback.is_over:
+        if playback.is_over and self._incident:
+            self._seek(0.0)  # its verdict is not in it
+        elif playback.is_over:
             self._stop_searching()
         return playback.view()
 
@@ -128,14 +140,15 @@ class Replay:
         playback.step(playback.length_s)
         self._goal_s = playback.at_s
         keys = self._verdict_keys()
-        if keys - self._known:
+        texts = [_about(masked_text(sentence(verdict))) for verdict in playback.verdicts] if self._incident else []
+        if self._incident in texts if self._incident else keys - self._known:
             self._stop_searching()
             self._is_paused = True
         else:
             self._known &= keys  # what has ended may come again
 
     def _stop_searching(self) -> None:
-        self._is_searching, self._known = False, None
+        self._is_searching, self._known, self._incident = False, None, ""
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the log lines that have been played since the last call."""
@@ -224,3 +237,8 @@ class Replay:
 
     def _verdict_keys(self) -> set[tuple[object, ...]]:
         return {verdict_key(verdict) for verdict in self._playback.verdicts}
+
+
+def _about(text: str) -> str:
+    """Return what stays the same of a verdict's sentence while it lasts."""
+    return _DURATION.sub("#", text.partition(";")[0])

@@ -15,6 +15,7 @@ from app.diagnosis.causes import Severity
 from app.errors import AppError, UsageError
 from app.inspect.following import Following, job_now
 from app.inspect.inspector import HostLooks
+from app.inspect.outside_reports import distinction
 from app.inspect.outside_view import NothingSeen, OutsideView, Picture, cluster_of
 from app.inspect.signals import send_signal
 from app.model.unreachable_reason import UnreachableReason
@@ -195,6 +196,7 @@ class OutsideSession:
             if before is not None or jobs:
                 job = job_now(before.job, jobs) if before is not None else jobs[min(number, len(jobs) - 1)]
                 place = f"job {min(number + 1, len(jobs))} of {len(jobs)}" if len(jobs) > 1 else ""
+                place = ": ".join(filter(None, (place, distinction(job, jobs))))
                 picture = Picture(job, self._hosts, seen_s, away, place, self._unseen)
                 with self._lock:
                     if number == self._number and not is_over.is_set():

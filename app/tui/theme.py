@@ -75,6 +75,7 @@ UNICODE_GLYPHS = Glyphs(
         RankState.EXITED: "\u2716",
         RankState.DONE: "\u2714",
         RankState.STOPPED: "\u25a1",
+        RankState.ENDED: "\u25e6",
         RankState.LOST: "\u25b2",
     },
     severities={
@@ -120,6 +121,7 @@ ASCII_GLYPHS = Glyphs(
         RankState.EXITED: "x",
         RankState.DONE: "=",
         RankState.STOPPED: "-",
+        RankState.ENDED: "_",
         RankState.LOST: "!",
     },
     severities={Severity.OK: "+", Severity.QUIET: ".", Severity.WARNING: "!", Severity.CRITICAL: "X"},
@@ -194,6 +196,7 @@ class Look:
             RankState.EXITED: palette.critical,
             RankState.DONE: palette.muted,
             RankState.STOPPED: palette.muted,
+            RankState.ENDED: palette.muted,
             RankState.LOST: palette.critical,
         }
 

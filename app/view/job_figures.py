@@ -43,11 +43,11 @@ def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: All
     up = [node for node in own if is_up[node.index]]
     return [
         _over_ranks(FigureKey.LOSS, job.loss, ranks, job.has_loss),
+        *_metrics(job.workers(ranks[job.has_metrics[ranks]].tolist())),
         Figure(FigureKey.STEP_RATE, job.steps_per_s(now_s)),
         _over_ranks(FigureKey.WAIT_FRAC, found.wait_frac, ranks, ~np.isnan(found.wait_frac)),
         *(_of_gpus(job, up) if _have_gpus(own) else (_cpu_cores(job, ranks), _memory(job, ranks))),
         _of_hosts(up),
-        *_metrics(job.workers(ranks[job.has_metrics[ranks]].tolist())),
     ]
 
 

@@ -224,8 +224,12 @@ class RankRow(msgspec.Struct, frozen=True):
     @property
     def is_old(self) -> bool:
         """Whether its figures are neither current nor its final ones."""
-        has_ended = self.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED}
-        return self.age_s is not None and self.age_s > OLD_S and not has_ended
+        return self.age_s is not None and self.age_s > OLD_S and not self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its process has ended."""
+        return self.state in {RankState.DONE, RankState.STOPPED, RankState.ENDED, RankState.EXITED}
 
 
 class BarrierRow(msgspec.Struct, frozen=True):

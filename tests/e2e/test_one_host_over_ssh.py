@@ -161,7 +161,7 @@ def test_a_rank_of_a_job_that_allows_it_is_frozen_at_a_step_and_thawed(desk: Des
     assert status["jobs"][0]["allow_faults"] is True
     assert desk.run(*fault)[0] == 4
     follower = desk.start("attach", "--host", "h1", "--headless")
-    assert "rankdeck replay " in read_until(follower, "evidence of this is kept")
+    assert "rankdeck replay " in read_until(follower, " is kept; look at it again")
     follower.send_signal(signal.SIGINT)
     assert "Traceback" not in follower.communicate(timeout=SOON_S)[1]
     assert len(list((desk.network.directory / "state/rankdeck/evidence").glob("gpt-*.zip"))) == 1

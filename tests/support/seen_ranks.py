@@ -55,5 +55,6 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int =
         fields.get("children", []),
         uses_gpu=fields.get("uses_gpu", False),
         start=fields.get("start", 0),
+        directory=fields.get("directory", ""),
         host=fields.get("host", "h1"),
     )

@@ -269,6 +269,18 @@ def test_of_two_extremes_the_one_further_from_the_mean_is_shown_where_there_is_r
     assert wide.strip() == f"CPU CORES A RANK  {mean}  lowest {low} rank 1  highest {high} rank 3"
 
 
+async def test_the_number_of_charts_further_down_stands_at_the_left_and_falls_on_the_way_there() -> None:
+    async with desk(training_source(12), (80, 24)) as console:
+        await console.show("charts")
+        counts = []
+        for _ in range(8):
+            counts += re.findall(r"^(\d) more\W", console.text(), re.MULTILINE) or ["0"]
+            await console.press("down")
+        assert counts[0] == "4"
+        assert sorted(counts, reverse=True) == counts
+        assert counts[-1] == "0"
+
+
 async def test_figures_that_patterns_find_have_charts_of_their_own() -> None:
     source = TalkingSource(SimCluster())
     async with desk(source, (200, 50)) as console:
@@ -276,7 +288,7 @@ async def test_figures_that_patterns_find_have_charts_of_their_own() -> None:
         for second in range(20):
             let_print(source.sim, lr=0.1 / (1 + second), acc=second / 20, loss=9.0, step=3.0)
             await console.play(source, 1)
-        assert titles(console)[-2:] == ["acc", "lr"]
+        assert titles(console)[:4] == ["LOSS", "acc", "lr", "STEPS/S"]
         assert re.search(r" lr  0.5\d+  lowest 0.005\d* rank 0  highest 1.0\d rank 1", console.text())
 
 

@@ -56,6 +56,22 @@ async def test_the_question_names_nodes_ranks_and_processes() -> None:
         assert "Stop job demo? Ranks 0-1 on demo-0 (pids 4000, 4001) and ranks 2-3 on demo-1 (pids 4002, 4003)" in text
 
 
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_list_stays_where_it_is_whichever_choice_is_marked(size: tuple[int, int]) -> None:
+    async with desk(training(), size) as console:
+        await choose(console, 0)
+        dialog = console.console.screen.query_one(".dialog")
+        regions = {dialog.region}
+        for _ in range(4):
+            await console.press("down")
+            regions.add(dialog.region)
+        assert len(regions) == 1
+        assert dialog.region.width == (80 if size[0] == 80 else 76), "no parts of words at its sides"
+        await console.press("up", "up", "up", "up", "tab")
+        assert console.console.screen.focused is not None
+        assert console.console.screen.focused.id == "control-no", "a field that is not asked for is not met"
+
+
 async def test_a_program_without_the_engine_is_asked_about_as_it_ends_by_sigterm() -> None:
     source = training()
     for rank in source.sim.ranks:
@@ -77,7 +93,7 @@ async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
     async with desk(source) as console:
         await console.press("x", "enter", "enter")
         await console.press("x", "down", "down", "enter", "enter")
-        await console.press("x", "down", "down", "down", "enter", "enter", "enter")
+        await console.press("x", "down", "down", "down", "tab", "enter", "enter")
         await console.press("x", "escape")
         assert control_of(source).asked == []
         assert len(console.console.screen_stack) == 1
@@ -113,7 +129,7 @@ async def test_keys_that_cannot_do_it_are_not_promised() -> None:
     source = training()
     async with desk(source, (80, 24)) as console:
         await choose(console, 3)
-        await console.press("enter", "backspace", "0", "up")
+        await console.press("tab", "backspace", "0", "up")
         assert "That many ranks cannot be" in inside(console)
         assert "right arrow" not in console.text()
         await console.press("enter", "enter", "enter")
@@ -124,7 +140,8 @@ async def test_the_right_arrow_moves_the_cursor_of_a_field_and_the_text_does_not
     source = training()
     async with desk(source, (80, 24)) as console:
         await choose(console, 3)
-        await console.press("enter", "right")
+        assert "right arrow, then Enter: do it; tab: number of ranks, Esc closes" in console.text()
+        await console.press("tab", "right")
         assert console.console.screen.focused is not None
         assert console.console.screen.focused.id == "control-ranks"
         assert "Enter goes on to the buttons, Esc closes" in console.text()
@@ -145,7 +162,7 @@ async def test_what_is_confirmed_is_asked_for_and_told(place: int, asked: str) -
     source = training()
     async with desk(source) as console:
         await choose(console, place)
-        await console.press("enter", *["enter"] * (place > 2), "right", "enter")
+        await console.press("enter", "right", "enter")
         await console.frames()
         assert control_of(source).asked == [asked]
         assert f"{asked}: done" in console.text()
@@ -196,7 +213,7 @@ async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> Non
     source = training()
     async with desk(source) as console:
         await choose(console, 3)
-        await console.press("enter", "backspace", "8")
+        await console.press("tab", "backspace", "8")
         assert "with 8 ranks instead of 4" in inside(console)
         await console.press("enter", "right", "enter")
         assert control_of(source).asked == ["restart demo 8 agreed"]
@@ -221,7 +238,7 @@ async def test_a_job_that_has_ended_can_only_be_started_again() -> None:
         await console.press("x")
         assert "Start job demo again?" in console.text()
         assert "Kill" not in console.text()
-        await console.press("enter", "enter", "right", "enter")
+        await console.press("enter", "right", "enter")
         assert control_of(source).asked == ["restart demo None agreed"]
 
 
@@ -234,7 +251,7 @@ async def test_a_job_that_has_lost_a_node_can_go_on_without_it() -> None:
         text = inside(console)
         assert "Restart job demo without lost nodes? It is killed where it runs, and restarts without demo-1" in text
         assert "What may still run on demo-1 cannot be ended from here." in text
-        assert not console.console.screen.query_one("#control-size").display
+        assert not console.console.screen.query_one("#control-size").visible
         await console.press("enter", "right", "enter")
         assert control_of(source).asked == ["restart demo None now without demo-1"]
 

@@ -300,7 +300,7 @@ async def test_before_a_restart_the_hosts_are_looked_at_while_the_job_still_runs
         assert "look at the hosts first" not in console.text(), "a stop needs no look"
         await console.press("down", "down", "down")
         assert "[x] look at the hosts first" in console.text()
-        await console.press("enter", "enter", "right", "enter")
+        await console.press("enter", "right", "enter")
         assert doctor.asked == [Again("demo")]
         assert "Restart it all the same" in console.text()
         assert source.control.asked == []
@@ -314,7 +314,7 @@ async def test_a_restart_that_is_not_confirmed_leaves_the_job_as_it_is() -> None
     source = training(unwell())
     assert source.control is not None
     async with desk(source) as console:
-        await console.press("x", "down", "down", "down", "enter", "enter", "right", "enter", "enter")
+        await console.press("x", "down", "down", "down", "enter", "right", "enter", "enter")
         await console.settle()
         assert source.control.asked == []
 

@@ -41,7 +41,7 @@ STANDS = [
     rank(2, at(14), seconds=9, asleep_s=9.0),
     rank(3, WAITS, seconds=9, asleep_s=9.0),
 ]
-OTHER = [rank(0, at(14), at(15), key="other", pid=7)]
+OTHER = [rank(0, at(14), at(15), key="other", pid=7, directory="/home/u/b")]
 
 
 class Hosts:
@@ -205,9 +205,9 @@ async def test_the_key_goes_from_job_to_job_and_back_to_rankdeck_s_own() -> None
         stage.hosts.show("gpu1", *STANDS[:2], *OTHER, rank(0, WAITS, key="own", pid=99))
         stage.own_pids["gpu1"] = {99}
         stage.hosts.show("gpu2", *STANDS[2:])
-        await stage.until_it_shows(console, "job 1 of 2")
+        await stage.until_it_shows(console, "job 1 of 2: pid 100 on gpu1")
         await console.press("i")
-        await stage.until_it_shows(console, "job 2 of 2")
+        await stage.until_it_shows(console, "job 2 of 2: pid 7 on gpu1, in /home/u/b")
         assert "the ranks move, and nobody holds the others up" in console.text()
         await console.press("i")
         await console.frames()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
 
 from agent.wire.logs import LogLine
 from app.recording.records import LinesRecord
-from app.recording.replay import MAX_FRAME_S, Replay
+from app.recording.replay import MAX_FRAME_S, ON_REQUEST, Replay
 from app.tui.actions import Keymap
 from app.tui.theme import Look
 from app.tui.ui_state import UiState
 from tests.support.consoles import desk
-from tests.support.recordings import Watch, frozen_recording, recording_of
+from tests.support.recordings import Watch, frozen_recording, opening, recording_of
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
-
-if TYPE_CHECKING:
-    import pytest
 
 
 async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
@@ -48,6 +47,36 @@ async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
         await console.press("1", "right_square_bracket", "space")
         await console.frames()
         assert "x2" in console.lines()[0]
+
+
+async def test_evidence_opens_paused_where_its_incident_begins_and_goes_on_from_there() -> None:
+    known = frozen_recording()
+    why = "rank 2 on demo-1 is frozen (SIGSTOP) for 1.2 s; ranks 0-1, 3 wait for it in all_reduce #46 for 1.1 s"
+    evidence = msgspec.structs.replace(known, opening=opening("demo-0", "demo-1", why=why))
+    watch = Watch()
+    async with desk(Replay(evidence, clock=watch), (120, 35)) as console:
+        await console.frames(8)
+        assert "is frozen (SIGSTOP)" in console.text()
+        first = console.lines()[0]
+        assert "paused" in first
+        assert "replay 0:00/" not in first
+        await console.press("space")
+        watch.now_s += 3.0
+        await console.frames()
+        assert console.lines()[0] != first
+        assert "paused" not in console.lines()[0]
+
+
+@pytest.mark.parametrize(("why", "start_s"), [("rank 9 is not in it", 0.0), (ON_REQUEST, 0.0), ("rank 2 on", 6.0)])
+async def test_what_was_kept_for_no_verdict_in_it_plays_from_its_begin_and_so_does_a_moment_that_was_asked_for(
+    why: str, start_s: float
+) -> None:
+    evidence = msgspec.structs.replace(frozen_recording(), opening=opening("demo-0", "demo-1", why=why))
+    async with desk(Replay(evidence, start_s=start_s, clock=Watch()), (120, 35)) as console:
+        await console.frames(12)
+        assert f"replay 0:0{start_s:.0f}/" in console.lines()[0]
+        assert "paused" not in console.lines()[0]
+        assert "seeking" not in console.lines()[0]
 
 
 async def test_the_keys_of_a_recording_are_in_its_help_and_faults_are_not() -> None:

@@ -61,11 +61,14 @@ ANOTHER_TITLE = "Start another program"
 
 NO_KEYS = "right arrow, then Enter: do it; Enter alone closes"
 YES_KEYS = "Enter does it, Esc closes"
+RANKS_KEYS = "right arrow, then Enter: do it; tab: number of ranks, Esc closes"
 FIELD_KEYS = "Enter goes on to the buttons, Esc closes"
 """Keys in a field, whose cursor the right arrow moves."""
 
 MIN_TALL = 20
 """Lines of a screen from which whole dialogs fit; in a shorter one their lists scroll, above the buttons."""
+MIN_WIDE = 100
+"""Cells of a line from which a dialog leaves room at its sides: a few cells of a view there are parts of words."""
 
 Result = TypeVar("Result")
 
@@ -79,6 +82,7 @@ class DialogScreen(ModalScreen[Result | None]):
     """
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (MIN_TALL, "-tall")]  # noqa: RUF012 - mypy wants no ClassVar
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MIN_WIDE, "-wide")]  # noqa: RUF012
     keys = "right arrow, then Enter: do it; Enter goes on, Esc closes"
     field_keys = FIELD_KEYS
 
@@ -174,8 +178,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         if self._is_another and self._has_ended:
             self.dismiss(ANOTHER)
             return
-        asks_ranks = self._asks_ranks and not self._is_another
-        self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
+        self.query_one("#control-no").focus()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
         self.query_one("#control-no").focus()
@@ -226,9 +229,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
             self._show_another(self._starter.where)
             return
         action, num_ranks, least = self._job_action, self._num_ranks, self._job.num_nodes
-        self.query_one("#control-size").display = self._asks_ranks
-        if self._look_first is not None:
-            self._look_first.display = action.restarts
+        self._ask(ranks=self._asks_ranks, look=action.restarts)
         is_sound = bool(num_ranks) or not self._asks_ranks
         sentence = (
             action_question(
@@ -248,10 +249,15 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         yes.refresh(layout=True)
         self.show_keys()
 
-    def _show_another(self, host: str) -> None:
-        self.query_one("#control-size").display = False
+    def _ask(self, *, ranks: bool, look: bool) -> None:
+        """Show the fields that belong to the marked action; the lines of the others stay blank, so that none moves."""
+        self.query_one("#control-size").set_class(not ranks, "unasked")
         if self._look_first is not None:
-            self._look_first.display = False
+            self._look_first.set_class(not look, "unasked")
+        self.keys = RANKS_KEYS if ranks else DialogScreen.keys
+
+    def _show_another(self, host: str) -> None:
+        self._ask(ranks=False, look=False)
         sentence = (
             f"Another program on {host}: which one, and with how many ranks, is asked next."
             if self._has_ended

@@ -52,7 +52,7 @@ class ChartsView(LineView):
             return
         drawn_of = (history, history.num_looks, len(events), events.num_dropped, self.ui.source.reading)
         no_loss = "" if history.loss_curve else self.ui.source.reading or no_loss_text(self.ui)
-        wanted = (*drawn_of, no_loss, self._span, self.size, self.look.theme)
+        wanted = (*drawn_of, no_loss, self._span, self.top, self.size, self.look.theme)
         if wanted == self._drawn:
             return
         self._drawn = wanted
@@ -66,7 +66,8 @@ class ChartsView(LineView):
         self._place(grid)
         self.lines = self._rows(history, grid, frame, no_loss)
         padding = self.size.height - 1 - AXIS_LINES - sum(grid.heights[: grid.shown_rows])
-        self.foot = [*self._axis_lines(axis, marks, grid), *(self.line() for _ in range(padding))]
+        num_below = len(history.figures) - (self.top // grid.heights[0] + grid.shown_rows) * grid.columns
+        self.foot = [*self._axis_lines(axis, marks, grid, num_below), *(self.line() for _ in range(padding))]
 
     def scroll_rows(self, rows: int) -> None:
         height = self._grid.heights[0] if self._grid is not None else 1
@@ -142,10 +143,10 @@ class ChartsView(LineView):
             marks[column] = (self.look.glyphs.severities[severity], self.look.severity_style(severity))
         return marks
 
-    def _axis_lines(self, axis: Axis, marks: Mapping[int, tuple[str, Style]], grid: Grid) -> list[Line]:
-        """Return the axis below each column of charts, and its labels."""
+    def _axis_lines(self, axis: Axis, marks: Mapping[int, tuple[str, Style]], grid: Grid, num_below: int) -> list[Line]:
+        """Return the axis below each column of charts, and its labels; left of it how many charts are further down."""
         palette, glyphs = self.look.palette, self.look.glyphs
-        rule, labels = self.line(), self.line()
+        rule, labels = self.line().put(f"{num_below} more" if num_below > 0 else "", palette.accent), self.line()
         for column in range(grid.columns):
             start = column * (grid.width + GAP)
             rule.pad(start + PLOT_INDENT - 1).put(glyphs.corner, palette.faint)

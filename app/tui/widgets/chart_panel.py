@@ -269,9 +269,11 @@ def loss_panel(
         lines.append(Line(look).put(f" {reading or without}", palette.faint))
     else:
         first, last = points[0], points[-1]
-        begin = f"{at} step {last[0]:,.0f}, {loss_text(first[1])} at {first[0]:,.0f}"
+        latest = f"{at} step {last[0]:,.0f}"
+        both = f"{latest}; first {loss_text(first[1])} at step {first[0]:,.0f}"
         title.put(f"  {loss_text(last[1])} ", palette.heading)
-        title.cell(f"  {reading}" if reading else begin, max(0, width - title.width - 1), palette.heading)
+        room = max(0, width - title.width - 1)
+        title.cell(f"  {reading}" if reading else both if len(both) <= room else latest, room, palette.heading)
         plot = (max(1, width - PLOT_INDENT - 1), height - 1)
         lines += plot_lines(look, [Curve(points)], bounds(points), plot, loss_text)
     title.fit(width, palette.heading)

@@ -257,7 +257,7 @@ def _paint_waiting(line: Line, row: RankRow, width: int) -> None:
 
 def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
     palette = line.look.palette
-    has_ended = row.state in {RankState.DONE, RankState.STOPPED}
+    has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.ENDED}
     is_stale = row.age_s is not None and row.age_s > OLD_S and not has_ended
     line.cell(
         "" if row.age_s is None else seconds_cell(row.age_s),

@@ -332,7 +332,7 @@ def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:
     is_least = row.is_step_least and row.step is not None
     step = f"at least {row.step}" if is_least else row.step_text or UNKNOWN
     least = "  last known" if is_least else ""
-    has_ended = row.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED, RankState.LOST}
+    has_ended = row.is_over or row.state is RankState.LOST
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}{loss_step_text(row.loss_step, row.step)}" if row.loss is not None else ""
     return [

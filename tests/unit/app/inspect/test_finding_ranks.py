@@ -21,6 +21,7 @@ from app.inspect.on_host import (
     DIGEST,
     KEPT_VARIABLES,
     MAX_TEXT,
+    directory_of,
     find_ranks,
     integer,
     kept_frame,
@@ -261,3 +262,8 @@ def test_two_jobs_that_share_a_key_are_kept_apart_by_their_ranks() -> None:
     twice = [("h1", seen((0, "torchrun", "10.0.0.1:29500"))), ("h2", seen((0, "torchrun", "10.0.0.1:29500")))]
 
     assert [rank.host for job in jobs_of(twice) for rank in job.ranks] == ["h1", "h2"]
+
+
+def test_the_directory_of_a_process_is_that_in_which_it_runs() -> None:
+    assert directory_of(os.getpid()) == str(Path.cwd())
+    assert directory_of(2**30) == "", "there is no such process"

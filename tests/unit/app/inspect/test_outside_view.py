@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +10,8 @@ from app.diagnosis.causes import RankState, Severity
 from app.diagnosis.rank_facts import STATES
 from app.filters.ranks import RankOrder, in_order
 from app.inspect.following import Following
-from app.inspect.inspection_text import sentence
+from app.inspect.inspection_text import job_lines, sentence
+from app.inspect.outside_reports import distinction
 from app.inspect.outside_view import OutsideView, Picture, cluster_of
 from app.inspect.seen import HostSeen, SeenFrame, SeenJob, SeenRank
 from app.model.unreachable_reason import UnreachableReason
@@ -53,7 +55,7 @@ def test_each_rank_has_a_row_with_what_is_known_of_it() -> None:
         RankState.FROZEN,
         RankState.RUNNING,
         RankState.UNPROBED,
-        RankState.DONE,
+        RankState.ENDED,
         RankState.RUNNING,
         RankState.UNPROBED,
     ]
@@ -156,6 +158,30 @@ def test_ranks_that_are_found_by_their_environment_are_said_to_be() -> None:
     shown = OutsideView(Picture(job, ["h1"], {"h1": NOW_S}, {}), NOW_S).job()
     assert shown is not None
     assert shown.detail == "found by its environment (RANK), not started by rankdeck"
+
+
+def test_jobs_of_one_name_are_told_apart_by_what_differs_and_others_are_left_alone() -> None:
+    def job(pid: int, directory: str, port: int, program: str = "train.py") -> SeenJob:
+        one = rank(0, at(14), pid=pid, directory=directory)
+        return SeenJob(f"gpu1:{port}", "torchrun", 1, [msgspec.structs.replace(one, program=program)])
+
+    first, second, third = job(7, "/a", 29500), job(8, "/b", 29500), job(9, "/a", 29501, "other.py")
+    assert distinction(first, [first, second, third]) == "pid 7 on h1, in /a"
+    assert distinction(second, [first, second, job(10, "/b", 29501)]) == "pid 8 on h1, in /b, store gpu1:29500"
+    assert distinction(third, [first, second, third]) == ""
+    assert distinction(first, [job(7, "/a", 29500)]) == "", "it is the same job, as it was seen later"
+    shown = OutsideView(Picture(first, ["h1"], {"h1": NOW_S}, {}, "job 1 of 2: pid 7 on h1, in /a"), NOW_S)
+    assert shown.company_texts == ["job 1 of 2: pid 7 on h1, in /a", "job 1 of 2: pid 7 on h1"]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("torchrun", "started by torchrun"), ("RANK", "found by its environment (RANK)")]
+)
+def test_the_printed_heading_names_how_the_job_was_started_and_what_distinguishes_it(how: str, text: str) -> None:
+    seen = picture(rank(0, at(14)))
+    job = SeenJob("k", how, 1, seen.job.ranks)
+    heading = job_lines(job, seen.standings, seen.finding, "pid 100 on h1, in /a")[0]
+    assert heading.startswith(f"train.py, {text}, pid 100 on h1, in /a: 1 of 1 rank on h1, seen from outside 3 times")
 
 
 def test_a_job_whose_ranks_have_all_ended_is_over_and_no_alarm() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import zipfile
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from app.cli.terminal import DESK
 from app.diagnosis.causes import Cause, Severity
 from app.errors import SessionError
 from app.recording import incident_recorder
-from app.recording.bundle import Evidence
+from app.recording.bundle import Evidence, encode_bundle
 from app.recording.incident_recorder import SETTLE_S, IncidentRecorder
 from app.recording.records import StacksRecord
 from app.session import session as app_session
@@ -92,7 +93,7 @@ async def test_stacks_are_taken_at_once_and_the_file_is_written_later(
 
     assert time.monotonic() - began_s >= 0.2
     (path,) = kept_in(tmp_path)
-    assert notices == [f"evidence of this is kept; look at it again: rankdeck replay {path}"]
+    assert notices == [f"evidence of rank 2, job demo is kept; look at it again: rankdeck replay {path}"]
     assert session.asked == ["stacks of demo", "past of demo", "evidence of demo"]
     await reconnector.close()
     assert len(kept_in(tmp_path)) == 1
@@ -112,7 +113,7 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
         second.observe([verdict(for_s=60.0)], LIVE, now_s)
     notices = await until_async(second.drain_notices, WAIT_S, "it is found")
 
-    assert notices == [f"evidence of this was kept before; look at it again: rankdeck replay {path}"]
+    assert notices == [f"evidence of rank 2, job demo was kept before; look again: rankdeck replay {path}"]
     assert (kept_in(tmp_path), session.asked) == ([path], [])
 
     later = IncidentRecorder(session, tmp_path)
@@ -121,6 +122,28 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
         later.observe([verdict(for_s=60.0)], LIVE, now_s)
     await until_async(later.drain_notices, WAIT_S, "another hang is kept")
     assert len(kept_in(tmp_path)) == 2
+
+
+async def test_two_consoles_that_are_about_to_write_at_the_same_time_keep_one_file(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked for the other's file before, and found none."""
+    monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
+    both_found_none = threading.Barrier(2)
+
+    def encoded_together(evidence: Evidence) -> bytes:
+        both_found_none.wait(WAIT_S)
+        return encode_bundle(evidence)
+
+    monkeypatch.setattr(incident_recorder, "encode_bundle", encoded_together)
+    consoles = [IncidentRecorder(one, tmp_path) for one in (session, Session())]
+    for one in consoles:
+        one.observe([verdict(for_s=60.0)], LIVE, 50.0)
+        one.observe([verdict(for_s=60.0)], LIVE, 50.0 + SETTLE_S)
+    notices = [await until_async(one.drain_notices, WAIT_S, "it is kept") for one in consoles]
+
+    (path,) = kept_in(tmp_path)
+    assert notices == [[f"evidence of rank 2, job demo is kept; look at it again: rankdeck replay {path}"]] * 2
 
 
 async def test_a_file_from_before_the_clock_was_set_back_is_not_of_a_later_hang(
@@ -159,7 +182,7 @@ async def test_a_file_about_two_incidents_is_named_once_at_the_end(
         keeper.observe([verdict(cause=Cause.EXITED, for_s=60.0)], LIVE, now_s)
     (again,) = await until_async(keeper.drain_notices, WAIT_S, "the second incident is in that file")
 
-    assert again == kept.replace("is kept", "was kept before"), "the events name it for each incident"
+    assert again == kept.replace("is kept; look at it", "was kept before; look"), "the events name it for each incident"
     assert keeper.sentences == [kept]
 
 
@@ -274,7 +297,8 @@ async def test_why_none_is_kept_is_said(session: Session, tmp_path: Path, failur
 
     await reconnector.close()
 
-    assert reconnector.drain_notices() == [f"no evidence of this is kept: {words}"]
+    who = "this" if isinstance(failure, RuntimeError) else "rank 2, job demo"
+    assert reconnector.drain_notices() == [f"no evidence of {who} is kept: {words}"]
 
 
 async def test_who_leaves_an_ended_job_is_told_of_the_evidence_that_is_waited_for(

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.tui.theme import Look
+from app.tui.widgets.chart_panel import loss_panel
 from app.tui.widgets.charts import Box, Curve, bar_cells, bounds, drawing
 
 if TYPE_CHECKING:
@@ -139,3 +141,18 @@ def test_a_bar_has_exactly_its_width(frac: float, width: int) -> None:
 
     assert full + has_half + empty == width
     assert min(full, empty) >= 0
+
+
+@pytest.mark.parametrize(
+    ("width", "at", "title"),
+    [
+        (60, "at", "LOSS  1.50 at step 1,200; first 5.50 at step 2"),
+        (60, "at about", "LOSS  1.50 at about step 1,200; first 5.50 at step 2"),
+        (48, "at about", "LOSS  1.50 at about step 1,200"),
+    ],
+)
+def test_the_loss_names_its_steps_as_steps_and_leaves_out_the_first_where_there_is_no_room(
+    width: int, at: str, title: str
+) -> None:
+    lines = loss_panel(Look(), [(2, 5.5), (1200, 1.5)], (width, 6), at=at)
+    assert "".join(segment.text for segment in lines[0].segments).strip() == title

@@ -238,6 +238,22 @@ def test_an_ended_rank_says_how(end: dict[str, Any], state: RankState, detail: s
     assert (row.state, row.detail, row.rss_bytes, row.waiting_s) == (state, detail, None, None)
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "where"),
+    [
+        ("/usr/lib/python3.11/multiprocessing/util.py", "_exit_function", ""),
+        ("/usr/lib/python3.11/threading.py", "_shutdown", ""),
+        ("/home/u/util.py", "step", "util.py:3 in step"),
+    ],
+)
+def test_a_rank_that_has_ended_shows_no_line_of_the_interpreter_s_end(file: str, function: str, where: str) -> None:
+    report = rank_report(0, place=Place(file, 3, function))
+    (row,) = Console().receive("a", dead_worker(0, report, code=0)).ranks([0])
+    (living,) = Console().receive("a", worker_report(0, report)).ranks([0])
+
+    assert (row.where, living.where) == (where, f"{file.rpartition('/')[2]}:3 in {function}")
+
+
 def test_a_rank_row_tells_the_group_that_it_waits_in_longest() -> None:
     groups = [
         group_report(5, op="all_reduce"),

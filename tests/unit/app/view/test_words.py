@@ -124,6 +124,11 @@ def test_a_loss_keeps_three_digits_and_may_be_no_number(loss: float, text: str) 
     assert words.loss_text(loss) == text
 
 
+def test_a_loss_of_an_earlier_step_names_it_as_a_step() -> None:
+    assert words.loss_step_text(1200, 1203) == " at step 1,200"
+    assert words.loss_step_text(1203, 1203) == words.loss_step_text(None, 1203) == ""
+
+
 def test_signals_and_sizes_have_names() -> None:
     assert words.signal_text(9) == "SIGKILL"
     assert words.signal_text(250) == "signal 250"

@@ -140,8 +140,11 @@ class Replay:
         playback.step(playback.length_s)
         self._goal_s = playback.at_s
         keys = self._verdict_keys()
-        texts = [_about(masked_text(sentence(verdict))) for verdict in playback.verdicts] if self._incident else []
-        if self._incident in texts if self._incident else keys - self._known:
+        if self._incident:
+            is_found = self._incident in [_about(masked_text(sentence(verdict))) for verdict in playback.verdicts]
+        else:
+            is_found = bool(keys - self._known)
+        if is_found:
             self._stop_searching()
             self._is_paused = True
         else:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from app.view.rows import JobRow, RankRow
     from ddpcore.wire import Fault
 
-NOTHING_DONE = "Nothing was done: the right arrow leads to the button that does it."
-
 
 async def ask_for_fault(console: PersonalApp, selected: int) -> None:
     """Ask which fault to inject, and inject it; `selected` is the selected rank."""
@@ -34,9 +32,7 @@ async def ask_for_fault(console: PersonalApp, selected: int) -> None:
         return
     job, source = view.job(), ui.source
     chosen = await console.push_screen_wait(FaultScreen(ui, view, selected))
-    if chosen is None:
-        console.show_notice(NOTHING_DONE)
-    else:
+    if chosen is not None:
         await _do(console, _inject(source, chosen[0], (job, chosen[1])))
 
 
@@ -85,8 +81,6 @@ async def ask_for_control(console: PersonalApp) -> None:
             again = Again(job.job_id, wish.num_ranks, without)
             if not wish.looks_first or await _is_fit(console, again, "Restart it"):
                 await _do(console, _fulfil(control, job.job_id, wish), ends_job=not wish.action.restarts)
-        else:
-            console.show_notice(NOTHING_DONE)
 
 
 async def _ask_for_signal(console: PersonalApp, outside: Outside) -> None:
@@ -98,9 +92,7 @@ async def _ask_for_signal(console: PersonalApp, outside: Outside) -> None:
         console.show_notice("This console only watches: nothing can be done to the job from here.", "warning")
     elif not targets:
         console.show_notice("No rank of such a job runs.", "warning")
-    elif (chosen := await console.push_screen_wait(SignalScreen(console.ui, targets))) is None:
-        console.show_notice(NOTHING_DONE)
-    else:
+    elif (chosen := await console.push_screen_wait(SignalScreen(console.ui, targets))) is not None:
         await _do(console, outside.send(*chosen))
 
 

@@ -91,6 +91,8 @@ async def test_a_program_without_the_engine_is_asked_about_as_it_ends_by_sigterm
 async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
     source = training()
     async with desk(source) as console:
+        await console.press("x", "escape")
+        assert "Nothing was done" not in console.text(), "Esc is meant"
         await console.press("x", "enter", "enter")
         await console.press("x", "down", "down", "enter", "enter")
         await console.press("x", "down", "down", "down", "tab", "enter", "enter")

@@ -204,7 +204,7 @@ class FaultScreen(DialogScreen["tuple[Fault, RankRow]"]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Return the fault, and the rank as it was shown, only when it was confirmed."""
         if event.button.id != "fault-yes" or (chosen := self._chosen()) is None:
-            self.dismiss(None)
+            self.leave()
             return
         harm, row = chosen
         self.dismiss((Fault(harm.kind, row.rank, factor=harm.factor), row))

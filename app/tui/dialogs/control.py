@@ -59,6 +59,7 @@ ANOTHER: Final = "another"
 ANOTHER_TITLE = "Start another program"
 
 
+NOTHING_DONE = "Nothing was done: the right arrow leads to the button that does it."
 NO_KEYS = "right arrow, then Enter: do it; Enter alone closes"
 YES_KEYS = "Enter does it, Esc closes"
 RANKS_KEYS = "right arrow, then Enter: do it; tab: number of ranks, Esc closes"
@@ -117,6 +118,11 @@ class DialogScreen(ModalScreen[Result | None]):
         self.query_one("Button.yes").focus()
 
     def action_cancel(self) -> None:
+        self.dismiss(None)
+
+    def leave(self) -> None:
+        """Close without an answer, by the button on which the question starts: show how it is answered."""
+        self.app.notify(NOTHING_DONE, markup=False)
         self.dismiss(None)
 
 
@@ -189,7 +195,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Return the wish only when it was confirmed."""
         if event.button.id != "control-yes":
-            self.dismiss(None)
+            self.leave()
             return
         if self._is_another:
             self.dismiss(ANOTHER)

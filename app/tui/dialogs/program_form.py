@@ -160,7 +160,10 @@ class ProgramScreen(DialogScreen[Program]):
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Return the program only when it was confirmed."""
-        self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
+        if event.button.id == "program-yes":
+            self.dismiss(self._form.read())
+        else:
+            self.leave()
 
     def _show_summary(self) -> None:
         trouble = self._form.trouble

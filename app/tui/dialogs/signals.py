@@ -86,7 +86,10 @@ class SignalScreen(DialogScreen[tuple["Sequence[Target]", int]]):
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Return the processes and the signal only when they were confirmed."""
-        self.dismiss((self._meant, int(self._choice.number)) if event.button.id == "signal-yes" else None)
+        if event.button.id == "signal-yes":
+            self.dismiss((self._meant, int(self._choice.number)))
+        else:
+            self.leave()
 
     @property
     def _choice(self) -> Choice:

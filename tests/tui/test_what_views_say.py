@@ -335,7 +335,7 @@ async def test_the_loss_is_drawn_once_steps_come() -> None:
         await console.play(source, 15)
         text = console.text()
 
-        assert re.search(r"LOSS  [2-4]\.\d\d at step \d+, [45]\.\d\d at \d", text)
+        assert re.search(r"LOSS  [2-4]\.\d\d at step \d+; first [45]\.\d\d at step \d", text)
         assert re.search("[\u2801-\u28ff]{2}", text)
 
 

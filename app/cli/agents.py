@@ -180,8 +180,8 @@ def doctor(
     with waiting_for(lambda: progress.text), LinkGroup() as group:
         for entry in chosen:
             group.add(link_by(entry.host, named, entry.python, python, ssh_config))
-        answers = (error for _, error in group.connect(lambda _link: None))
-        reached = [link if error is None else error for link, error in zip(group.links, answers, strict=True)]
+        away = progress.connect(group, lambda _link: None)
+        reached = [away.get(link.host, link) for link in group.links]
         found = preflight([*zip(wanted, reached, strict=True)], how["port"], progress.move)
     if is_json:
         print_json(json_object(found))

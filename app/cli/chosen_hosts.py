@@ -287,9 +287,8 @@ def link(wanted: HostsWanted, group: LinkGroup) -> None:
         group.add(_link_to(entry, number, wanted))
 
 
-def reach(wanted: HostsWanted, group: LinkGroup, then: Callable[[AgentLink], object], *, needs_all: bool) -> Hosts:
-    """Connect to the hosts whose links are in the group, and return them; see `reached`."""
-    away = {host: error for host, error in group.connect(then) if error is not None}
+def reach(wanted: HostsWanted, group: LinkGroup, away: Mapping[str, AppError], *, needs_all: bool) -> Hosts:
+    """Return the hosts whose links are in the group, without those that are `away` and stay so; see `reached`."""
     _print_unreachable(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
     there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
     still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
@@ -314,7 +313,7 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
         link(wanted, group)
         progress = OpeningProgress(wanted.names)
         with waiting_for(lambda: progress.text):
-            hosts = reach(wanted, group, progress.then(then), needs_all=needs_all)
+            hosts = reach(wanted, group, progress.connect(group, then), needs_all=needs_all)
         yield hosts
 
 
@@ -370,7 +369,7 @@ def watch(wanted: HostsWanted, job: Watch, settings: Settings, *, is_json: bool,
 
         def go(progress: OpeningProgress) -> Hosts:
             with quiet_after(lambda: opening.is_left):
-                hosts = reach(wanted, group, progress.then(job.then), needs_all=job.needs_all)
+                hosts = reach(wanted, group, progress.connect(group, job.then), needs_all=job.needs_all)
                 job.look(hosts, progress.move)
                 return hosts
 

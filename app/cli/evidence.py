@@ -100,13 +100,14 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, setti
     "--at",
     "start_s",
     type=click.FloatRange(min=0),
-    default=0.0,
     help="On the screen: begin at this second of it [of evidence: at its incident, paused]",
 )
 @click.option("--headless", is_flag=True, help="No screen: the messages with their times, and how it stood at the end")
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
 @takes_settings
-def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
+def replay(
+    *, file: Path, speed: float, start_s: float | None, headless: bool, is_json: bool, settings: Settings
+) -> None:
     """Show evidence or a recording, as if it happened now."""
     recording = _read(file)
     session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)

@@ -318,8 +318,10 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
             while lines := await _more_lines(session):
                 kept += wish.among(lines, job_id)
-        merged = marks.marked(in_time_order(kept), wish.attempts(session, job_id))
-        _print_lines(merged if num_last is None else merged[max(0, len(merged) - num_last) :], wish)
+        merged = in_time_order(kept)
+        latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
+        if latest:
+            _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")

@@ -303,26 +303,27 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
 
 def _start_and_watch(wanted: HostsWanted, request: RunRequest, *, is_json: bool, **how: Any) -> None:
     """Start a job and watch it; where others run on its hosts, ask first, or refuse where nobody can be asked."""
+    made: list[RemoteSession] = []
     try:
-        _start_and_watch_alone(wanted, request, is_json=is_json, **how)
+        _start_and_watch_alone(wanted, request, made, is_json=is_json, **how)
     except HostsBusyError as error:
         can_ask = not is_json and sys.stdin.isatty() and sys.stderr.isatty()
         if not can_ask or not click.confirm(f"rankdeck: {error}. Start {request.job_id} there too?", err=True):
             raise
-        if how["recording"] is not None:
-            how["recording"].unlink(missing_ok=True)  # it was begun, and holds nothing of this job
+        if made and how["recording"] is not None:
+            how["recording"].unlink(missing_ok=True)  # the session began it, and it holds nothing of this job
         beside = msgspec.structs.replace(request, is_beside=True)
-        _start_and_watch_alone(wanted, beside, is_json=is_json, **how)
+        _start_and_watch_alone(wanted, beside, [], is_json=is_json, **how)
 
 
 def _start_and_watch_alone(
     wanted: HostsWanted,
     request: RunRequest,
+    made: list[RemoteSession],
     *,
     is_json: bool,
     headless: bool,
     detach: bool,
-    skips_doctor: bool,
     **how: Any,
 ) -> None:
     if detach and how["recording"] is not None:
@@ -334,7 +335,6 @@ def _start_and_watch_alone(
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
 
     new: list[str] = []
-    made: list[RemoteSession] = []
 
     def bring_up(link: AgentLink) -> None:
         if (place := link.bring_up()).is_new:
@@ -346,7 +346,7 @@ def _start_and_watch_alone(
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
         print_trouble(options.audit)
-        if len(hosts.links) > 1 and not skips_doctor:
+        if len(hosts.links) > 1 and not how["skips_doctor"]:
             _look_first(hosts, request, notify)
 
     is_screen = is_terminal() and not (headless or detach or is_json)

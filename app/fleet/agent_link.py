@@ -461,16 +461,23 @@ class LinkGroup:
     def __exit__(self, *_: object) -> None:
         list(run_parallel(self.links, lambda link: link.close()))
 
-    def connect(self, then: Callable[[AgentLink], object]) -> Iterator[tuple[str, AppError | None]]:
+    def connect(
+        self, then: Callable[[AgentLink], object], fail: Callable[[str], object] = lambda _host: None
+    ) -> Iterator[tuple[str, AppError | None]]:
         """Connect to all hosts in parallel, and call `then` on each; yield each host and its error, or None.
 
         Args:
             then: Called with each link once it is connected: `AgentLink.find` or `bring_up`.
+            fail: Called with each host that cannot be reached, or on which `then` fails, once that is known.
         """
 
         def go(link: AgentLink) -> None:
-            link.connect()
-            then(link)
+            try:
+                link.connect()
+                then(link)
+            except AppError:
+                fail(link.host)
+                raise
 
         for link, answer in zip(self.links, run_parallel(self.links, go), strict=True):
             yield link.host, answer if isinstance(answer, AppError) else None

@@ -67,7 +67,7 @@ SURE_S = 8.0
 SURE_ON_GPU_S = 30.0
 """The same where ranks wait for their GPUs: a healthy job with long steps stands there most of the time."""
 SURE_LOOP_S = 30.0
-"""Seconds that the others must have waited for a rank that runs within one function: it may prepare data there."""
+"""Seconds that others must have slept in a call for a rank that runs within one function: it may have work there."""
 SPARE_LOOKS = 4
 
 
@@ -152,6 +152,11 @@ class Standing(msgspec.Struct, frozen=True):
         asleep_s = [look.asleep_s or 0.0 for look in (looks[-1], *self.rank.children)]
         own_s, *children_s = asleep_s if self.is_at_rest else (0.0,)
         return max(looks[-1].at_s - looks[0].at_s, own_s, min(children_s, default=0.0))
+
+    @property
+    def asleep_s(self) -> float:
+        """Seconds for which its main thread has surely waited for other ranks: 0 for one that its GPU may hold up."""
+        return (self.rank.looks[-1].asleep_s or 0.0) if self.is_at_rest and self.kind is not Kind.DEVICE else 0.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -316,9 +321,10 @@ def _elsewhere(others: list[Standing], by_call: list[list[Standing]]) -> Finding
     standing = [one for one in others if not one.is_moving]
     culprits = [one for one in standing if one.is_at_rest] or standing or others
     sure_s = SURE_S if standing else math.inf
-    if not standing and all(one.is_in_loop for one in others):
-        waited_s = min(one.seen_s for group in by_call for one in group)
-        sure_s = SURE_S if waited_s >= SURE_LOOP_S else SURE_LOOP_S
+    waited_s = min(one.asleep_s for group in by_call for one in group)
+    if waited_s > 0.0 and not standing and all(one.is_in_loop for one in others):
+        # Looks, a second apart, would show ranks at one place that come there again in each step.
+        sure_s = max(SURE_S, min(one.seen_s for one in others) + SURE_LOOP_S - waited_s)
     return _found(What.ELSEWHERE, sure_s, culprits, by_call, may_alarm=not is_starting)
 
 

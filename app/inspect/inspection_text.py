@@ -143,7 +143,7 @@ def _all_waits(finding: Finding) -> str:
 
 def _waited_text(finding: Finding) -> str:
     """Return for how long all that wait have waited, where that is long."""
-    waited_s = min((one.seen_s for group in finding.waiting for one in group), default=0.0)
+    waited_s = min((one.asleep_s for group in finding.waiting for one in group), default=0.0)
     return f" for {seconds_text(waited_s)}" if waited_s >= LONG_S else ""
 
 

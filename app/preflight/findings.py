@@ -25,6 +25,7 @@ class HostStep(StrEnum):
     CONNECTING = "connecting"
     ASKING_AGENT = "looking for its agent"
     READY = "ready"
+    FAILED = "failed"
 
 
 class Step(StrEnum):

@@ -67,7 +67,8 @@ class IncidentRecorder:
         self._incidents = Incidents()
         self._last_observed: tuple[list[Verdict], float] = ([], 0.0)
         """Last verdicts, and when they were observed."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """What is under way, and the ranks and job that it is about."""
         self._is_closing = asyncio.Event()
         self._writing: set[asyncio.Task[None]] = set()
         """Tasks whose evidence is complete and goes to the disk: a write cannot be taken back."""
@@ -83,10 +84,10 @@ class IncidentRecorder:
         was_limited = self._incidents.is_limited
         begun = self._incidents.begun(self._last_observed[0], now_s)
         if self._incidents.is_limited and not was_limited:
-            self._add_notice(f"no evidence of this is kept: {MAX_INCIDENTS} incidents within an hour are the limit")
+            self._add_notice(f"no evidence of more incidents is kept: {MAX_INCIDENTS} within an hour are the limit")
         for incident in begun:
             task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
-            self._tasks.add(task)
+            self._tasks[task] = incident.who
             task.add_done_callback(self._on_done)
 
     def drain_notices(self) -> list[str]:
@@ -120,17 +121,17 @@ class IncidentRecorder:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
             for task in late - self._writing:
                 task.cancel()
-                self._add_notice("no evidence of this is kept: it took too long to collect")
+                self._add_notice(f"no evidence of {self._tasks[task]} is kept: it took too long to collect")
             _, unwritten = await asyncio.wait(late, timeout=WRITING_S) if late else (late, late)
-            if unwritten:
-                self._add_notice(f"no evidence of this is kept: {self._directory} took too long to write it")
+            for who in (self._tasks[task] for task in unwritten):
+                self._add_notice(f"no evidence of {who} is kept: {self._directory} took too long to write it")
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        who = self._tasks.pop(task)
         self._writing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug of ours here must neither end the console nor be lost.
-            self._add_notice(f"no evidence of this is kept: {type(error).__name__}: {error}")
+            self._add_notice(f"no evidence of {who} is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
         begun_s = time.time() - incident.stood_s  # noqa: TID251 - files are dated by it

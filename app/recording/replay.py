@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 ON_REQUEST = "requested by a user"
 """Why evidence was kept that no incident was the reason for."""
-_DURATION = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b")
+_DURATION = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b(?: \d+ (?:s|min|h)\b)?")
 MAX_FRAME_S = 0.05
 """Longest time in seconds that one frame may spend on catching up: keys do not wait."""
 
@@ -55,7 +55,7 @@ class Replay:
         recording: Recording,
         *,
         speed: float = 1.0,
-        start_s: float = 0.0,
+        start_s: float | None = None,
         thresholds: Thresholds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,9 +69,9 @@ class Replay:
         self._playback = Playback(recording, self._thresholds)
         self._speed = speed
         self._is_paused = False
-        self._goal_s = min(max(0.0, start_s), recording.length_s)
+        self._goal_s = min(max(0.0, start_s or 0.0), recording.length_s)
         why = recording.opening.why
-        self._incident = "" if start_s or why == ON_REQUEST else _about(why)
+        self._incident = "" if start_s is not None or why == ON_REQUEST else _about(why)
         """Begin of the verdict that is searched for; empty for any."""
         self._is_searching = bool(self._incident)
         """Whether the next verdict is searched for."""

@@ -18,7 +18,8 @@ from app.threads import in_daemon_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from app.fleet.agent_link import AgentLink
+    from app.errors import AppError
+    from app.fleet.agent_link import AgentLink, LinkGroup
     from app.session.remote_session import RemoteSession
     from app.ssh.questions import QuestionDesk
 
@@ -42,15 +43,16 @@ class OpeningProgress:
         """Take how far a host is."""
         self._steps[node] = step
 
-    def then(self, do: Callable[[AgentLink], object]) -> Callable[[AgentLink], None]:
-        """Return what does something on a host that is connected, and keeps count of it."""
+    def connect(self, group: LinkGroup, then: Callable[[AgentLink], object]) -> dict[str, AppError]:
+        """Connect to hosts, call `then` on each, and keep count of it; return the errors of those where that fails."""
 
         def do_and_count(link: AgentLink) -> None:
             self.move(link.host, HostStep.ASKING_AGENT)
-            do(link)
+            then(link)
             self.move(link.host, HostStep.READY)
 
-        return do_and_count
+        answers = group.connect(do_and_count, lambda host: self.move(host, HostStep.FAILED))
+        return {host: error for host, error in answers if error is not None}
 
     @property
     def text(self) -> str:
@@ -58,7 +60,8 @@ class OpeningProgress:
         steps = self._steps
         is_doctor = any(isinstance(step, Step) for step in steps.values())
         done = [node for node, step in steps.items() if step in (HostStep.READY, Step.DONE)]
-        left = nodes_text([node for node, step in steps.items() if node not in done and step is not Step.FAILED])
+        over = (*done, *(node for node, step in steps.items() if step in (HostStep.FAILED, Step.FAILED)))
+        left = nodes_text([node for node in steps if node not in over])
         hosts = self.nodes[0] if len(steps) == 1 else f"{len(steps)} hosts"
         what = f"rankdeck doctor looks at {hosts}" if is_doctor else f"going to {hosts}"
         if len(steps) == 1:

@@ -279,8 +279,9 @@ def nothing_differs_text(verdict: Verdict) -> str:
     if not num_signals:
         return f"why is not known: {its} agent takes no signals"
     cores = _cores_text(verdict)
+    none = f"{cores}no other cause found" if cores else "no cause found"
     if not differing:
-        return f"{cores}no cause found: none of {num_signals} signals differs enough from {its} peers'"
+        return f"{none}: none of {num_signals} signals differs enough from {its} peers'"
     figures = ", ".join(
         f"{WORDINGS[one.signal].label} {amount_text(one.signal, one.value)}"
         f" (peers {amount_text(one.signal, one.peers)})"
@@ -288,7 +289,7 @@ def nothing_differs_text(verdict: Verdict) -> str:
     )
     more = f", and {len(differing) - MAX_DIFFERING} more" if len(differing) > MAX_DIFFERING else ""
     differ = "differs" if len(differing) == 1 else "differ"
-    return f"{cores}no cause found; {len(differing)} of {num_signals} signals {differ}: {figures}{more}"
+    return f"{none}; {len(differing)} of {num_signals} signals {differ}: {figures}{more}"
 
 
 MAX_SLEEPING = 0.1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import Cause
 from app.diagnosis.memory import is_of_gpu
-from app.diagnosis.standstill import BUSY_CORES
 from app.model.unreachable_reason import UnreachableKind
 from app.text import clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 from app.view.because_text import because_hint
@@ -219,6 +218,8 @@ def _stall_hint(verdict: Verdict, on_node: str) -> str:
 INPUT_IS_LATE = "its input is late: look at the line that loads it, at the disk and at loader workers"
 COMPUTES = "a loop may not end, or a computation take long"
 WAITS = "a file system, lock or server may not answer"
+BUSY_CORES = 0.25
+"""Cores; a process that computes gets so many, also where others take most of the CPUs."""
 IDLE_CORES = 0.1
 """Cores; a process that keeps fewer busy does no more than its probe and some threads that wake up now and then."""
 

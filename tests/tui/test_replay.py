@@ -49,9 +49,10 @@ async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
         assert "x2" in console.lines()[0]
 
 
-async def test_evidence_opens_paused_where_its_incident_begins_and_goes_on_from_there() -> None:
+@pytest.mark.parametrize("stood", ["1.2 s", "1 min 10 s"])
+async def test_evidence_opens_paused_where_its_incident_begins_and_goes_on_from_there(stood: str) -> None:
     known = frozen_recording()
-    why = "rank 2 on demo-1 is frozen (SIGSTOP) for 1.2 s; ranks 0-1, 3 wait for it in all_reduce #46 for 1.1 s"
+    why = f"rank 2 on demo-1 is frozen (SIGSTOP) for {stood}; ranks 0-1, 3 wait for it in all_reduce #46 for 1.1 s"
     evidence = msgspec.structs.replace(known, opening=opening("demo-0", "demo-1", why=why))
     watch = Watch()
     async with desk(Replay(evidence, clock=watch), (120, 35)) as console:
@@ -67,14 +68,19 @@ async def test_evidence_opens_paused_where_its_incident_begins_and_goes_on_from_
         assert "paused" not in console.lines()[0]
 
 
-@pytest.mark.parametrize(("why", "start_s"), [("rank 9 is not in it", 0.0), (ON_REQUEST, 0.0), ("rank 2 on", 6.0)])
+FROZEN = "rank 2 on demo-1 is frozen (SIGSTOP) for 1.2 s"
+
+
+@pytest.mark.parametrize(
+    ("why", "start_s"), [("rank 9 is not in it", None), (ON_REQUEST, None), (FROZEN, 6.0), (FROZEN, 0.0)]
+)
 async def test_what_was_kept_for_no_verdict_in_it_plays_from_its_begin_and_so_does_a_moment_that_was_asked_for(
-    why: str, start_s: float
+    why: str, start_s: float | None
 ) -> None:
     evidence = msgspec.structs.replace(frozen_recording(), opening=opening("demo-0", "demo-1", why=why))
     async with desk(Replay(evidence, start_s=start_s, clock=Watch()), (120, 35)) as console:
         await console.frames(12)
-        assert f"replay 0:0{start_s:.0f}/" in console.lines()[0]
+        assert f"replay 0:0{start_s or 0:.0f}/" in console.lines()[0]
         assert "paused" not in console.lines()[0]
         assert "seeking" not in console.lines()[0]
 

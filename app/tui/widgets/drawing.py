@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from app.view.nodes import Progress
     from app.view.rows import BarrierRow, RankRow
 
-START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, Step.FAILED)
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, HostStep.FAILED, Step.FAILED)
 START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
 START_ORDER = (
     *START_FAILED,

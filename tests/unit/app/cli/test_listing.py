@@ -128,7 +128,8 @@ OLD, NEW = ["h1:r0  loss 5", "h1:r0  loss 4"], ["h1:r0  loss 3"]
     ("options", "printed"),
     [
         ({}, [*OLD, RESTART, *NEW]),
-        ({"num_last": 2}, [RESTART, *NEW]),
+        ({"num_last": 2}, [OLD[1], RESTART, *NEW]),
+        ({"num_last": 1}, [RESTART, *NEW]),
         ({"num_last": 0}, []),
         ({"max_age_s": 55.0}, NEW),
         ({"pattern": re.compile("loss")}, OLD + NEW),

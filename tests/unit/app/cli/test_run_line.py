@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -355,3 +356,27 @@ def test_hosts_on_which_another_job_runs_are_refused_before_they_are_examined() 
         run_command._look_first(cast("Hosts", SimpleNamespace(links=links, entries=entries)), request, lambda *_: None)
 
     assert [link.verbs for link in links] == [["status"], ["status"]]
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_recording_that_was_there_before_is_kept_where_hosts_are_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_made: bool
+) -> None:
+    recording = tmp_path / "kept.rd"
+    recording.write_bytes(b"of another job")
+    starts: list[bool] = []
+
+    def start(_wanted: object, request: RunRequest, made: list[object], **_how: object) -> None:
+        starts.append(request.is_beside)
+        if not request.is_beside:
+            made += ["a session"] * is_made
+            raise HostsBusyError("job other runs on h1")
+
+    monkeypatch.setattr(run_command, "_start_and_watch_alone", start)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: True)
+    request = RunRequest(("train.py",), "gpt")
+    run_command._start_and_watch(cast("HostsWanted", None), request, is_json=False, recording=recording)
+
+    assert (starts, recording.exists()) == ([False, True], not is_made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ def test_a_rank_that_moves_is_no_alarm(stacks: list[list[SeenFrame]], seconds: i
 LOOP = [at(14), at(15), at(16)] * 30
 
 
-@pytest.mark.parametrize(("seconds", "asleep_s", "more_looks"), [(2, 5.0, 34), (20, 21.0, 34), (2, 300.0, 12)])
+@pytest.mark.parametrize(("seconds", "asleep_s", "more_looks"), [(2, 5.0, 31), (20, 21.0, 33), (2, 300.0, 12)])
 def test_a_rank_that_runs_within_one_function_may_have_work_there(
     seconds: int, asleep_s: float, more_looks: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_rank_that_runs_within_one_function_may_have_work_there(
     assert text.endswith(f"no alarm yet; to be sure, look longer: --looks {more_looks}")
 
 
-@pytest.mark.parametrize(("seconds", "asleep_s", "waited"), [(11, 300.0, "5 min"), (33, 1.0, "33 s")])
+@pytest.mark.parametrize(("seconds", "asleep_s", "waited"), [(11, 300.0, "5 min"), (33, 33.0, "33 s")])
 def test_a_loop_without_an_end_is_an_alarm_once_the_others_have_waited_long(
     seconds: int, asleep_s: float, waited: str
 ) -> None:
@@ -92,6 +93,30 @@ def test_a_loop_beside_another_rank_that_moves_is_no_alarm() -> None:
     finding, _ = found(*ranks)
 
     assert (finding.severity, culprits(finding)) == (Severity.WARNING, [0, 1])
+
+
+@pytest.mark.parametrize("asleep_s", [0.2, 4.0])
+def test_ranks_that_come_to_a_call_again_and_again_have_not_waited_for_as_long_as_they_were_seen(
+    asleep_s: float,
+) -> None:
+    finding, text = found(
+        rank(0, *LOOP, state="R", cpu_s=1.0, seconds=60),
+        *(rank(number, WAITS, asleep_s=asleep_s, seconds=60) for number in (1, 2)),
+    )
+
+    assert (finding.severity, culprits(finding)) == (Severity.WARNING, [0])
+    assert " for 1 min" not in text
+
+
+def test_a_rank_at_another_line_than_those_at_their_gpus_is_no_alarm() -> None:
+    """Healthy ranks of a script without functions stand where they wait for their GPUs nearly always."""
+    next_line = [msgspec.structs.replace(MAIN, line=31), MODULE]
+    finding, text = found(
+        on_gpu(0, *[ITEM, next_line, ITEM] * 20, seconds=60), *(on_gpu(number, ITEM, seconds=60) for number in (1, 2))
+    )
+    assert culprits(finding) == [0]
+
+    assert finding.severity is Severity.WARNING, text
 
 
 def test_a_frozen_rank_comes_first() -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import zipfile
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from app.diagnosis.causes import Cause, Severity
 from app.errors import SessionError
 from app.recording import incident_recorder
 from app.recording.bundle import Evidence, encode_bundle
+from app.recording.evidence import write_evidence
 from app.recording.incident_recorder import SETTLE_S, IncidentRecorder
 from app.recording.records import StacksRecord
 from app.session import session as app_session
@@ -124,18 +126,28 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
     assert len(kept_in(tmp_path)) == 2
 
 
+HELD_OUT_S = 0.5
+"""Seconds that a writer waits for one that a lock holds."""
+
+
 async def test_two_consoles_that_are_about_to_write_at_the_same_time_keep_one_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have looked for the other's file before, and found none."""
+    """Both have looked for the other's file before, and found none; the first writes once the other is about to."""
     monkeypatch.setattr(incident_recorder, "AFTER_S", 0.0)
-    both_found_none = threading.Barrier(2)
+    both_found_none, both_are_there = threading.Barrier(2), threading.Barrier(2)
 
     def encoded_together(evidence: Evidence) -> bytes:
         both_found_none.wait(WAIT_S)
         return encode_bundle(evidence)
 
+    def write_slowly(path: Path, content: bytes) -> Path:
+        with suppress(threading.BrokenBarrierError):
+            both_are_there.wait(HELD_OUT_S)  # the other comes only where no lock holds it
+        return write_evidence(path, content)
+
     monkeypatch.setattr(incident_recorder, "encode_bundle", encoded_together)
+    monkeypatch.setattr(incident_recorder, "write_evidence", write_slowly)
     consoles = [IncidentRecorder(one, tmp_path) for one in (session, Session())]
     for one in consoles:
         one.observe([verdict(for_s=60.0)], LIVE, 50.0)
@@ -167,7 +179,7 @@ async def test_that_none_is_kept_because_there_were_too_many_is_said_once(
     for now_s in (30.0, 30.0 + SETTLE_S, 35.0):
         reconnector.observe([verdict(attempt=1)], [("demo", 1)], now_s)
 
-    assert reconnector.drain_notices() == ["no evidence of this is kept: 1 incidents within an hour are the limit"]
+    assert reconnector.drain_notices() == ["no evidence of more incidents is kept: 1 within an hour are the limit"]
     await reconnector.close()
     assert len(kept_in(tmp_path)) == 1
 
@@ -274,7 +286,7 @@ async def test_what_takes_too_long_at_the_end_is_said(
 
     await asyncio.wait_for(reconnector.close(), WAIT_S)
 
-    assert reconnector.drain_notices() == ["no evidence of this is kept: it took too long to collect"]
+    assert reconnector.drain_notices() == ["no evidence of rank 2, job demo is kept: it took too long to collect"]
 
 
 async def test_of_a_job_that_ended_before_anybody_looked_nothing_is_kept(session: Session, tmp_path: Path) -> None:
@@ -297,8 +309,7 @@ async def test_why_none_is_kept_is_said(session: Session, tmp_path: Path, failur
 
     await reconnector.close()
 
-    who = "this" if isinstance(failure, RuntimeError) else "rank 2, job demo"
-    assert reconnector.drain_notices() == [f"no evidence of {who} is kept: {words}"]
+    assert reconnector.drain_notices() == [f"no evidence of rank 2, job demo is kept: {words}"]
 
 
 async def test_who_leaves_an_ended_job_is_told_of_the_evidence_that_is_waited_for(

@@ -204,7 +204,7 @@ def test_the_cpu_of_a_slow_rank_is_shown_where_it_accounts_for_what_the_rank_cos
 ) -> None:
     compared = Comparison(18, 3, 2, cores=cores)
     shown = sentence(verdict(cost_frac=cost_frac, comparison=compared))
-    assert f": it waits 2 % of the time; {text}no cause found: none of 18 signals" in shown
+    assert f": it waits 2 % of the time; {text}no {'other ' * bool(text)}cause found: none of 18 signals" in shown
 
 
 def test_an_event_names_what_has_begun_and_where() -> None:

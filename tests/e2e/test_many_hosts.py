@@ -59,7 +59,7 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     assert (code, "h2 refused: no way from here to" in stderr) == (4, True), stderr
     assert "--master-addr" in stderr
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--no-doctor", "--", "missing.py")
-    assert (code, "no_script" in stderr) == (4, True)
+    assert (code, "missing.py is not a file" in stderr) == (4, True)
     assert "h2: not asked)" in stderr, "what became of each host is said"
     for host in ("h1", "h2"):
         status = desk.json("status", "--host", host)

@@ -228,6 +228,7 @@ class Replay:
 
     def play_to_end(self) -> Iterator[Moment]:
         """Yield each new verdict and notice until the end; blocks as long as it takes."""
+        self._stop_searching()
         yield from timeline(self._playback)
         self._goal_s = self._playback.at_s
 

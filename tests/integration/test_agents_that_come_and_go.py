@@ -78,7 +78,7 @@ async def test_a_program_is_started_once_the_first_host_is_there(network: Networ
         await until_async(lambda: not session.away, COME_S, "it is found")
 
         assert await session.starter.past() == []
-        with pytest.raises(AgentRefusedError, match="no_script"):  # both were asked, and looked for the program
+        with pytest.raises(AgentRefusedError, match="is not a file"):  # both were asked, and looked for the program
             await session.starter.start(Program(("missing.py",)))
         assert first.place is not None
         assert first.place.epoch == place.epoch

@@ -157,7 +157,7 @@ async def test_where_an_agent_has_left_its_socket_none_serves(tmp_path: Path) ->
 
 
 def test_a_refusal_becomes_an_error_with_exit_code_4_and_clean_words() -> None:
-    with pytest.raises(AgentRefusedError, match=r"demo-0 refused \(port_taken\): port 1 \\x1b") as caught:
+    with pytest.raises(AgentRefusedError, match=r"demo-0 refused: port 1 \\x1b") as caught:
         taken("demo-0", Refused(RefusalReason.PORT_TAKEN, "port 1 \x1b"))
 
     assert caught.value.exit_code == 4

@@ -305,7 +305,7 @@ async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostL
     session = RemoteSession(these(link), RunRequest(("missing.py",), "t"))
 
     assert session.leaving == "no job was started"
-    with pytest.raises(AgentRefusedError, match="no_script"):
+    with pytest.raises(AgentRefusedError, match="is not a file"):
         await session.start()
 
     assert session.farewell() == ""

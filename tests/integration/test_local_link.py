@@ -107,7 +107,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             assert await starter.past() == []
             await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
             assert session.how_to_begin == "rankdeck run --host localhost train.py"
-            with pytest.raises(AgentRefusedError, match="no_script"):
+            with pytest.raises(AgentRefusedError, match="is not a file"):
                 await starter.start(Program(("missing.py",), 1, workdir=str(tmp_path)))
             assert (session.watched_job, session.farewell()) == ("", "")
 

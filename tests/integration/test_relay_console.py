@@ -344,7 +344,7 @@ def test_commands_say_which_nodes_of_a_relay_they_mean(
         code, _, stderr = run(verb)
         assert (code, f"{verb} does not go through the relay" in stderr) == (ExitCode.USAGE, True), stderr
     code, _, stderr = run("run", "--host", "gpu2", "--detach", "--", "gone.py")
-    assert (code, "no_script" in stderr) == (ExitCode.REFUSED, True), stderr
+    assert (code, "gone.py is not a file" in stderr) == (ExitCode.REFUSED, True), stderr
     del agents
 
 

@@ -238,6 +238,17 @@ def test_a_verdict_that_comes_again_is_found_again() -> None:
     assert sum("frozen" in text for _, text in Replay(recording).play_to_end()) == 2
 
 
+def test_evidence_that_is_played_to_its_end_stays_there() -> None:
+    known = frozen_recording()
+    why = "rank 2 on demo-1 is frozen (SIGSTOP) for 1.2 s"
+    replay = Replay(msgspec.structs.replace(known, opening=msgspec.structs.replace(known.opening, why=why)))
+    list(replay.play_to_end())
+
+    assert replay.view().verdicts()
+    assert not replay.is_behind
+    assert replay.title.endswith(" the end")
+
+
 async def test_what_a_recording_says_is_no_terminal_escape() -> None:
     hostile = "\x1b]52;c;eA==\x07"
     sim = SimCluster()

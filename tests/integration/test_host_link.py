@@ -92,7 +92,7 @@ async def test_the_agent_writes_down_by_which_process_a_console_came(network: Ne
     session = RemoteSession(these(link))
     await session.start()
     try:
-        with pytest.raises(AgentRefusedError, match="unknown_job"):
+        with pytest.raises(AgentRefusedError, match="there is no job gone on this node"):
             await session.job_control.kill("gone")
         link.shut_down(kill_jobs=False)
     finally:

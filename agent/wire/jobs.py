@@ -97,8 +97,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def own_ranks(self) -> Sequence[int]:
-        """Global ranks on this node, in order."""
-        return self.ranks or range(self.first_rank, self.first_rank + self.local_world_size)
+        """Global ranks on this node, in order, each once."""
+        return sorted(set(self.ranks)) or range(self.first_rank, self.first_rank + self.local_world_size)
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

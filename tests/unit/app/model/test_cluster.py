@@ -565,3 +565,11 @@ def test_the_first_node_brings_a_job_into_a_state_and_the_last_one_ends_it(state
         apply(cluster, 1, jobs=[job_status(first, state=state, state_s=age_s)], node=node)
 
     assert job_of(cluster).state_s(15.0) == state_s
+
+
+def test_ranks_that_a_node_names_twice_and_in_no_order_are_its_own_once() -> None:
+    cluster = Cluster(["a"])
+    cluster.apply("a", node_report(1, [job_status(ranks=[3, 0, 0])], []), 1.0)
+
+    cluster.validate()
+    assert cluster.jobs["job"].ranks_of(0) == [0, 3]

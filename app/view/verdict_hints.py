@@ -218,15 +218,15 @@ def _stall_hint(verdict: Verdict, on_node: str) -> str:
 INPUT_IS_LATE = "its input is late: look at the line that loads it, at the disk and at loader workers"
 COMPUTES = "a loop may not end, or a computation take long"
 WAITS = "a file system, lock or server may not answer"
-BUSY_CORES = 0.25
-"""Cores; a process that computes gets so many, also where others take most of the CPUs."""
+LOOP_CORES = 0.25
+"""Cores from which a loop is named as possible: where others take most of the CPUs, one gets little more."""
 IDLE_CORES = 0.1
 """Cores; a process that keeps fewer busy does no more than its probe and some threads that wake up now and then."""
 
 
 def is_busy(verdict: Verdict) -> bool:
     """Return whether a process of the culprits computes, as far as known."""
-    return verdict.cpu_cores is not None and verdict.cpu_cores > BUSY_CORES
+    return verdict.cpu_cores is not None and verdict.cpu_cores > LOOP_CORES
 
 
 def _is_idle(verdict: Verdict) -> bool:

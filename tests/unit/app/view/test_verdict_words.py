@@ -610,7 +610,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (
             verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cpu_cores=0.3),
             None,
-            "s in the console, or rankdeck stacks demo, shows its stack",
+            "a loop may not end, or a computation take long; s in the console, or rankdeck stacks demo, shows",
         ),
         (
             verdict(Cause.STRAGGLER, phase=Phase.DATA, cpu_cores=1.0),
@@ -634,6 +634,11 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
 )
 def test_each_cause_has_its_next_step(told: Verdict, pid: int | None, words: str) -> None:
     assert words in hint(told, pid)
+
+
+def test_who_uses_some_cpu_may_neither_loop_nor_wait() -> None:
+    told = verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cpu_cores=0.2)
+    assert hint(told, None) == "s in the console, or rankdeck stacks demo, shows its stack"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ it gathered the nodes of an elastic job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -184,6 +185,12 @@ class Launch:
     def any_failure(self) -> FoundFailure | None:
         """Return the first failure in the files of this node's ranks, else of the launcher."""
         return first_failure(self.ranks_dir, self.job.ranks, reported_exit_codes(self.job_dir))
+
+    def remove_sockets(self) -> None:
+        """Remove the sockets of probes whose ranks were killed; a rank that ends by itself removes its own."""
+        for path in self.ranks_dir.glob("rank-*.sock"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def ask(self, rank: int, request: ProbeRequest) -> bool:
         """Send a request to a rank's probe; return whether it listens."""

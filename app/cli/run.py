@@ -186,7 +186,8 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
     "metrics",
     multiple=True,
     metavar="REGEX",
-    help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<NAME>...) any other; RE2's syntax",
+    help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<step>...) its step, (?P<NAME>...)"
+    " any other; as often as you like; RE2's syntax",
 )
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="For the ranks; without a value, the one here"

@@ -212,7 +212,8 @@ class JobPace:
             now = "" if is_over else " now"
             return f"{who} {holds} the others up for {seconds_text(self._held_up_s)}{now}"
         cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
-        return f"{who} {'costs' if is_one else 'cost'} the others {cost} of their time; a typical rank waits {middle}"
+        costs = "costs" if is_one else "cost"
+        return f"{who} {costs} the others {cost} of the step time; a typical rank waits {middle}"
 
     @property
     def _phase_frac(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -283,14 +284,16 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
         comes = "it comes" if is_one else "they come"
         comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
-    last, usual = (place_text(verdict.place), "") if verdict.place else ("", "")
-    if verdict.is_usual_place:
-        last, usual = "", f", mostly at {last}"
+    place = place_text(verdict.place) if verdict.place else ""
+    usual = f", mostly at {place}" if verdict.is_usual_place else ""
+    last = f"last seen at {place}" if place and not verdict.is_usual_place else ""
     cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
-    parts = [asked, _habit(verdict), f"last seen at {last}" if last else ""]
+    head = f"{ranks} {slow} the others {cost}"
+    # What a narrow screen cuts off is last: how often the others wait for it.
     if because := because_parts(verdict):
-        return [f"{ranks} {slow} the others {cost}: {because[0]}", *because[1:], f"{comes}{usual}", *parts]
-    return [f"{ranks} {slow} the others {cost}{usual}: {comes}", *parts, nothing_differs_text(verdict)]
+        where = usual.removeprefix(", ") or last
+        return [f"{head}: {because[0]}", *because[1:], where, asked, _habit(verdict), comes]
+    return [f"{head}{usual}", asked, _habit(verdict), nothing_differs_text(verdict), last, comes]
 
 
 def input_bound_parts(verdict: Verdict) -> list[str]:

@@ -39,7 +39,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return growth_hint(verdict.growth)
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
-        return f"{stopped}its last stack is in the evidence, if that was kept"
+        return f"{stopped}its last stack is in the evidence: see rankdeck evidence"
     if verdict.is_behind_work and not verdict.because:
         return "run with CUDA_LAUNCH_BLOCKING=1 to see which kernel does not end; the GPUs view shows clocks and Xids"
     if verdict.cause is Cause.STRAGGLER:
@@ -205,7 +205,7 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
 
 def _stall_hint(verdict: Verdict, on_node: str) -> str:
     """Return what to do about a rank that has not come, by what its process does."""
-    stack = f"s in the console, or rankdeck stacks {clean_name(verdict.job)}, shows its stack"
+    stack = f"s in the console, or rankdeck stacks {clean_name(verdict.job)}, shows its stack; x stops or restarts"
     if verdict.is_blocked:
         return _hung(on_node)
     if is_busy(verdict):

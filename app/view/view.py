@@ -353,11 +353,12 @@ class View:
         )
 
     def _named_in_time(self, wait: Wait) -> Wait:
-        """Return a wait without its missing ranks in its first second: those of any step are on their way then."""
-        culprits = {rank for verdict in self._verdicts for rank in verdict.culprits}
-        if wait.waited_s >= LATE_S or culprits.issuperset(wait.missing.tolist()):
+        """Return a wait, in its first second without missing ranks that no verdict names: they are on their way."""
+        culprits = [rank for verdict in self._verdicts for rank in verdict.culprits]
+        is_named = np.isin(wait.missing, culprits)
+        if wait.waited_s >= LATE_S or is_named.all():
             return wait
-        return msgspec.structs.replace(wait, missing=wait.missing[:0], is_settled=False)
+        return msgspec.structs.replace(wait, missing=wait.missing[is_named], is_settled=False)
 
     def _sides_in(self, wait: Wait) -> Sequence[Side]:
         """Return the sides of a mismatch whose members all wait in this call, each side in another operation."""

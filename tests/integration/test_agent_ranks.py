@@ -283,6 +283,7 @@ def test_a_frozen_survivor_does_not_keep_a_failed_job_alive(agent: RunningAgent,
     report = agent.wait_until(has_ended, END_S, "the job has ended, long before torchrun's 30 s")
     assert report.jobs[0].detail == "rank 1 was killed by SIGKILL"
     assert job_processes(agent) == []
+    assert list(agent.directory.rglob("rank-*.sock")) == [], "killed ranks cannot remove their sockets"
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> N
         await console.show("stragglers")
         text = console.text()
 
-    assert re.search(r"rank 6 costs the others \d\d % of their time; a typical rank waits \d\d %", text)
+    assert re.search(r"rank 6 costs the others \d\d % of the step time; a typical rank waits \d\d %", text)
     headings = re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FORWARD +BACKWARD +OPTIMIZER +WHERE\n(.*)\n", text)
     assert headings is not None
     assert re.match(

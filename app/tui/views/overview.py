@@ -10,7 +10,7 @@ from app.diagnosis.rank_facts import UP
 from app.tui.widgets.chart_panel import loss_panel, no_loss_text
 from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
 from app.tui.widgets.drawing import in_step_order, log_line, prefix_width, step_style, wait_line
-from app.tui.widgets.line_view import MAX_HIDDEN_LINES, LineView
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
     from app.tui.ui_state import UiState
@@ -33,15 +33,13 @@ class OverviewView(LineView):
 
     def __init__(self, ui: UiState) -> None:
         super().__init__(ui, "overview")
-        self._num_hidden = 0
-        """Log lines above those shown, at most `MAX_HIDDEN_LINES`; before the first rank, sentences left out."""
 
     def build(self) -> None:
         """Make all lines; they always fit the window."""
         view = self.ui.view
         if view is None or not view.num_ranks:
-            self.lines = self._start(view)
-            self.num_free_lines = self.size.height - len(self.lines) - self._num_hidden
+            self.lines, num_hidden = self._start(view)
+            self.num_free_lines = self.size.height - len(self.lines) - num_hidden
             return
         height = self.size.height
         nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
@@ -51,15 +49,18 @@ class OverviewView(LineView):
             self.num_free_lines = height - len(self.lines)
             return
         waits = self._waits(view, MAX_WAITS if height > 22 else 1)
-        rank_room = max(3, height - len(nodes) - len(waits) - 2 * MIN_LOG_LINES)
-        ranks = self._ranks(view, rank_room)
-        top = [*nodes, *ranks, *waits]
-        lines = top + self._bottom(height - len(top))
-        self.num_free_lines = height - len(lines) - self._num_hidden
-        self.lines = lines[:height]
+        least = 1 + (MIN_CHART_LINES if self.size.width >= SPLIT_WIDTH else MIN_LOG_LINES)
+        rest = height - len(nodes) - len(waits)
+        has_all = view.num_ranks < rest - least
+        rank_room = rest - least if has_all else max(3, rest - 1 - MIN_CHART_LINES)
+        top = [*nodes, *self._ranks(view, rank_room), *waits]
+        room = height - len(top)
+        # A long verdict may take the lines of the chart and the log but the least.
+        self.num_free_lines = room - least
+        self.lines = (top + self._bottom(room))[:height]
 
-    def _start(self, view: View | None) -> list[Line]:
-        """Return the page before the first rank is known."""
+    def _start(self, view: View | None) -> tuple[list[Line], int]:
+        """Return the page before the first rank is known, and how many sentences it leaves out."""
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
         if (progress := self.ui.opening) is not None:
@@ -76,8 +77,7 @@ class OverviewView(LineView):
             lines.append(self.line().put(f" and {num_earlier:,} earlier", palette.muted))
         lines += [self.line().put(f" {glyphs.dot} ", palette.accent).put(notice) for notice in shown]
         log = self._log(self.size.width, self.size.height - len(lines)) if has_log else []
-        self._num_hidden = num_earlier
-        return lines + log
+        return lines + log, num_earlier
 
     def _opening(self, progress: Progress) -> list[Line]:
         """Return a line a node that is being reached, with what it does."""
@@ -169,12 +169,9 @@ class OverviewView(LineView):
         return line.add(right) if right is not None else line
 
     def _log(self, width: int, room: int) -> list[Line]:
-        self._num_hidden = MAX_HIDDEN_LINES
         if room < 2:
             return []
-        latest = self.ui.latest_lines(room - 1 + MAX_HIDDEN_LINES)
-        self._num_hidden = max(0, len(latest) - (room - 1))
-        latest = latest[self._num_hidden :]
+        latest = self.ui.latest_lines(room - 1)
         title = self._title("LOG")
         title.fit(width, self.look.palette.heading)
         lines = [title]

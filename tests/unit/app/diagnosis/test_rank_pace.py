@@ -109,7 +109,7 @@ def test_what_slow_ranks_cost_is_one_figure_in_verdict_sentence_and_row() -> Non
             assert max(costs) == costs[0] == verdict.cost_frac
             assert len(culprits) > 1 or view.pace.rows([0])[0].last_frac == verdict.last_frac
             cost = percent_text(verdict.cost_frac)
-            assert f" the others {cost} of their time" in view.pace.summary().text
+            assert f" the others {cost} of the step time" in view.pace.summary().text
             assert f" the others about {cost} of the step time" in view.headline().text
 
 

@@ -171,19 +171,22 @@ def test_several_slow_ranks_name_whose_signals_are_shown() -> None:
 
 
 def test_nothing_differs_is_an_answer() -> None:
-    assert sentence(verdict()).endswith("; no cause found: none of 36 signals differs enough from its peers'")
+    waiting = "; it waits 2 % of the time"
+    none = "no cause found: none of 36 signals differs enough from its peers'"
+    assert sentence(verdict()) == f"{SLOW}; {none}{waiting}"
     waits = Compared(Signal.CPU_WAIT, 0.5, 0.0, is_worse=True)
     one, three = Comparison(20, 3, 2, (waits,)), Comparison(20, 3, 2, (waits, HEAT, CLOCK))
     assert sentence(verdict(comparison=one)).endswith(
-        "; no cause found; 1 of 20 signals differs: waits for a CPU 50 % (peers 0 %)"
+        f"; no cause found; 1 of 20 signals differs: waits for a CPU 50 % (peers 0 %){waiting}"
     )
     assert sentence(verdict(comparison=three)).endswith(
         "; 3 of 20 signals differ: waits for a CPU 50 % (peers 0 %), GPU temperature 88 C (peers 60 C), and 1 more"
+        + waiting
     )
     assert "signals" not in sentence(verdict(HOT, comparison=one))
     nothing = verdict(comparison=Comparison(0, 3, 0))
-    assert sentence(nothing).endswith("; why is not known: its agent takes no signals")
-    assert sentence(verdict(comparison=None)) == f"{SLOW}: it waits 2 % of the time"
+    assert sentence(nothing).endswith(f"; why is not known: its agent takes no signals{waiting}")
+    assert sentence(verdict(comparison=None)) == f"{SLOW}{waiting}"
     stalled = verdict(HOT, cost_frac=None, waited_s=12.0, op="all_reduce", seq=57)
     assert "for 12 s; likely because its GPU 3 runs" in sentence(stalled)
 
@@ -204,7 +207,7 @@ def test_the_cpu_of_a_slow_rank_is_shown_where_it_accounts_for_what_the_rank_cos
 ) -> None:
     compared = Comparison(18, 3, 2, cores=cores)
     shown = sentence(verdict(cost_frac=cost_frac, comparison=compared))
-    assert f": it waits 2 % of the time; {text}no {'other ' * bool(text)}cause found: none of 18 signals" in shown
+    assert f"of the step time; {text}no {'other ' * bool(text)}cause found: none of 18 signals" in shown
 
 
 def test_an_event_names_what_has_begun_and_where() -> None:

@@ -297,27 +297,27 @@ SENTENCES: list[tuple[Verdict, str]] = [
     (
         verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, slow_factor=8.0),
         (
-            "rank 2 on demo-1 is slow and costs the others about 80 % of the step time: it waits 2 % of the time; "
-            "slowed 8x on request; last seen at train.py:42 in train_step"
+            "rank 2 on demo-1 is slow and costs the others about 80 % of the step time; slowed 8x on request; "
+            "last seen at train.py:42 in train_step; it waits 2 % of the time"
         ),
     ),
     (
         verdict(Cause.STRAGGLER, cost_frac=0.3, last_frac=0.97, place=None, earlier_cost=EarlierCost(0.12, 185.0)),
         (
             "rank 2 on demo-1 is slow and costs the others about 30 % of the step time, up from 12 % 3 min 5 s "
-            "ago: it comes last to 97 % of the collectives"
+            "ago; it comes last to 97 % of the collectives"
         ),
     ),
     (
         verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, last_frac=0.2, is_at_times=True, place=None),
         (
-            "rank 2 on demo-1 is slow in some steps and costs the others about 30 % of the step time: "
+            "rank 2 on demo-1 is slow in some steps and costs the others about 30 % of the step time; "
             "it waits 2 % of the time"
         ),
     ),
     (
         verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
-        "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
+        "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time; they wait 2 % of the time",
     ),
     (
         verdict(Cause.STANDSTILL, culprits=(), waiting=(), for_s=11.0, is_behind_work=True),
@@ -477,7 +477,7 @@ SENTENCES: list[tuple[Verdict, str]] = [
     ),
     (
         verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, place=None),
-        "rank 2 on demo-1 is slow and costs the others about 30 % of the step time: it waits 2 % of the time",
+        "rank 2 on demo-1 is slow and costs the others about 30 % of the step time; it waits 2 % of the time",
     ),
     (
         verdict(
@@ -638,7 +638,7 @@ def test_each_cause_has_its_next_step(told: Verdict, pid: int | None, words: str
 
 def test_who_uses_some_cpu_may_neither_loop_nor_wait() -> None:
     told = verdict(Cause.STRAGGLER, phase=Phase.FORWARD, cpu_cores=0.2)
-    assert hint(told, None) == "s in the console, or rankdeck stacks demo, shows its stack"
+    assert hint(told, None) == "s in the console, or rankdeck stacks demo, shows its stack; x stops or restarts"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from agent.wire.jobs import JobState
@@ -328,6 +329,18 @@ def test_in_the_first_second_of_a_hang_no_rank_is_missing_that_is_only_on_its_wa
         waited_s = max((row.waited_s for row in rows), default=0.0)
 
     assert {tuple(ranks) for ranks in missing} == {(), (culprit,)}
+
+
+def test_in_the_first_second_of_a_wait_the_rank_that_a_verdict_names_is_missing() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run(6)
+    sim.freeze(6)
+    sim.run_until(lambda: bool(sim.verdicts() and sim.view().waits), 10, "a verdict and a wait")
+    view = sim.view()
+    wait = msgspec.structs.replace(view.waits[0], missing=np.array([5, 6]), waited_s=0.4)
+
+    assert (view.barrier_row(wait).missing, view.barrier_row(wait).is_settled) == ([6], False)
+    assert view.barrier_row(msgspec.structs.replace(wait, waited_s=1.5)).missing == [5, 6]
 
 
 def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:

@@ -12,11 +12,28 @@ from agent.wire.commands import RefusalReason
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line, waiting_for, with_progress
-from app.cli.options import audit_log, checked_job, job_argument, job_under_way, json_option, print_json, print_trouble
-from app.errors import AgentRefusedError, AppError, ExitCode
+from app.cli.options import (
+    agrees_to_share,
+    audit_log,
+    beside_option,
+    checked_job,
+    job_argument,
+    job_under_way,
+    json_option,
+    print_json,
+    print_trouble,
+)
+from app.errors import AgentRefusedError, AppError, ExitCode, HostsBusyError
 from app.fleet.agent_link import AgentLink
 from app.session.options import SessionOptions
-from app.session.remote_job import end_states, latest_status, node_of_rank, of_latest_attempt, only_running_job
+from app.session.remote_job import (
+    check_room,
+    end_states,
+    latest_status,
+    node_of_rank,
+    of_latest_attempt,
+    only_running_job,
+)
 from app.session.remote_session import RemoteSession
 from app.text import nodes_text
 from app.view.actions import fault_text, make_fault
@@ -68,15 +85,21 @@ def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
 @click.option(
     "--on-these-hosts", "is_here", is_flag=True, help="On those named here, whichever of its hosts it ran on before"
 )
+@beside_option
 @json_option
 @takes_hosts
-def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
+def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, is_beside: bool, **how: Any) -> None:
     """End a job if it runs, and start its next attempt.
 
     It ends in an orderly way, and starts with the same options.
     """
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
+        try:
+            done, begun = asyncio.run(_restart(_session(hosts), job_id, is_beside=is_beside, **how))
+        except HostsBusyError as error:
+            if is_json or not agrees_to_share(job_id, error):
+                raise
+            done, begun = asyncio.run(_restart(_session(hosts), job_id, is_beside=True, **how))
         watch = hosts.command("attach")
     if is_json:
         fields = {"job_id": begun.job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
@@ -191,14 +214,19 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
 
 
 async def _restart(
-    session: RemoteSession, job_id: str, *, num_ranks: int | None, now: bool, is_here: bool
+    session: RemoteSession, job_id: str, *, num_ranks: int | None, now: bool, is_here: bool, is_beside: bool
 ) -> tuple[str, JobStatus]:
-    """Return what was done, and the job's status after it; `num_ranks` counts per node."""
+    """Return what was done, and the job's status after it; `num_ranks` counts per node.
+
+    Raises:
+        HostsBusyError: It has ended, and other jobs run on its hosts.
+    """
     try:
         await session.connect()
         job_id, control = await job_under_way(session, job_id), session.job_control
+        statuses, reports = await control.statuses(job_id), await session.reports(needs_all=False)
+        check_room(job_id, {node: reports[node] for node in statuses if node in reports}, is_beside=is_beside)
         if num_ranks is not None:
-            statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else latest_status(statuses).num_nodes
         begin = control.restart(job_id, num_ranks, is_immediate=now, without=() if is_here else None)
         done = await with_progress(begin, session)

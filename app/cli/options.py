@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -19,7 +20,7 @@ from click.core import ParameterSource
 from app.cli.headless import print_line, waiting_for
 from app.cli.inventory_file import SSH_CONFIG_VARIABLE, load_inventory
 from app.cli.presenting import is_served, is_terminal, print_session, show_session
-from app.errors import AppError, SessionError, UsageError
+from app.errors import AppError, HostsBusyError, SessionError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
 from app.inventory.program import check_job_id
@@ -189,6 +190,15 @@ def follow_one_job(session: RemoteSession) -> None:
     """Make a script follow the shown job to its end; call it before the session connects."""
     session.patience_s = HEADLESS_PATIENCE_S
     session.choice.stays = True
+
+
+beside_option = click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts")
+
+
+def agrees_to_share(job_id: str, error: HostsBusyError) -> bool:
+    """Return whether the user, asked at a terminal, lets a job start beside others; False where nobody can be asked."""
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    return can_ask and click.confirm(f"rankdeck: {error}. Start {job_id} there too?", err=True)
 
 
 async def job_under_way(session: RemoteSession, job_id: str | None) -> str:

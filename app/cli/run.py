@@ -10,7 +10,6 @@ import functools
 import os
 import secrets
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from app.cli.headless import print_line, with_progress
 from app.cli.inventory_file import expanded, load_inventory
 from app.cli.options import (
     SESSION_OPTIONS,
+    agrees_to_share,
+    beside_option,
     evidence_option,
     json_option,
     no_evidence_option,
@@ -76,7 +77,7 @@ NPROC_KINDS = ("gpu", "cpu", "auto")
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, print its name and what to type next, and leave"),
-    click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts"),
+    beside_option,
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
     no_evidence_option,
@@ -308,8 +309,7 @@ def _start_and_watch(wanted: HostsWanted, request: RunRequest, *, is_json: bool,
     try:
         _start_and_watch_alone(wanted, request, made, is_json=is_json, **how)
     except HostsBusyError as error:
-        can_ask = not is_json and sys.stdin.isatty() and sys.stderr.isatty()
-        if not can_ask or not click.confirm(f"rankdeck: {error}. Start {request.job_id} there too?", err=True):
+        if is_json or not agrees_to_share(request.job_id, error):
             raise
         if made and how["recording"] is not None:
             how["recording"].unlink(missing_ok=True)  # the session began it, and it holds nothing of this job
@@ -416,7 +416,8 @@ def _look_first(hosts: Hosts, request: RunRequest, notify: Callable[[str, Step],
         return
     workdirs = [entry.workdir for entry in hosts.entries]
     links = [*zip(hosts.links, workdirs, strict=True)]
-    check_room(request, refuse_before_examining(links, request.job_id, request.command))
+    reports = refuse_before_examining(links, request.job_id, request.command)
+    check_room(request.job_id, reports, is_beside=request.is_beside)
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)], notify=notify)
     if request.master_addr:
         found = found.without("reach")  # the job uses another address than was tried; its nodes will try that one

@@ -113,17 +113,17 @@ def running_jobs(reports: Mapping[str, NodeReport]) -> list[str]:
     return list(dict.fromkeys(clean_name(job.job_id) for job in jobs if job.state not in ENDED_STATES))
 
 
-def check_room(request: RunRequest, reports: Mapping[str, NodeReport]) -> None:
-    """Return if a job has its hosts for itself, or may share them. One that runs there already, the agents refuse.
+def check_room(job_id: str, reports: Mapping[str, NodeReport], *, is_beside: bool) -> None:
+    """Return if a job has its hosts for itself, runs there already, or may share them.
 
     Raises:
         HostsBusyError: Other jobs run there.
     """
     running = running_jobs(reports)
-    if not running or request.is_beside or request.job_id in running:
+    if not running or is_beside or job_id in running:
         return
-    text = "; ".join(f"job {job_id} runs on {nodes_text(_nodes_of(job_id, reports))}" for job_id in running)
-    raise HostsBusyError(text, f"--beside starts {request.job_id} there too; rankdeck stop {running[0]} ends the other")
+    text = "; ".join(f"job {other} runs on {nodes_text(_nodes_of(other, reports))}" for other in running)
+    raise HostsBusyError(text, f"--beside starts {job_id} there too; rankdeck stop {running[0]} ends the other")
 
 
 def _nodes_of(job_id: str, reports: Mapping[str, NodeReport]) -> list[str]:

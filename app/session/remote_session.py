@@ -198,7 +198,7 @@ class RemoteSession(Session):
                 self.backfill()
             return
         reports = await self._reports(self._request.num_ranks)
-        check_room(self._request, reports)
+        check_room(self._request.job_id, reports, is_beside=self._request.is_beside)
         reported = await self._start_and_report(self._request, reports)
         if self.starter is not None:
             self.starter.remember(self._request)

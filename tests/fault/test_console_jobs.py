@@ -78,6 +78,11 @@ def test_the_second_of_two_consoles_is_told_what_runs_and_asked(desk: Desk) -> N
     said = "job one runs on h1 and h2 (--beside starts two there too; rankdeck stop one ends the other)"
     assert (code, stdout, stderr.splitlines()[-1]) == (2, "", f"rankdeck: {said}")
     assert desk.run(*start, "two", "--beside", "stay.py")[0] == 0
+    assert desk.run("restart", "two", "--now", *HOSTS)[0] == 0, "it shares the hosts already"
+    assert desk.run("kill", "two", *HOSTS)[0] == 0
+    code, stdout, stderr = desk.run("restart", "two", *HOSTS)
+    assert (code, stdout, stderr.splitlines()[-1]) == (2, "", f"rankdeck: {said}")
+    assert desk.run("restart", "two", "--beside", *HOSTS)[0] == 0
 
     terminal = desk.terminal("third", "run", *HOSTS, "--no-doctor", "--no-probe", "--name", "three", "stay.py")
     terminal.until_it_shows("Start three there too? [y/N]", END_S)

@@ -169,13 +169,12 @@ def test_the_only_job_that_runs_need_not_be_named() -> None:
 def test_a_job_has_its_hosts_for_itself_unless_it_may_share_them() -> None:
     idle = report(2)
     busy = msgspec.structs.replace(idle, jobs=[job_status("a", JobState.FAILED), job_status("b", JobState.RUNNING)])
-    request = RunRequest(("train.py",), "t")
 
-    check_room(request, {"h1": idle, "h2": idle})
-    check_room(msgspec.structs.replace(request, is_beside=True), {"h1": idle, "h2": busy})
-    check_room(msgspec.structs.replace(request, job_id="b"), {"h1": idle, "h2": busy})
+    check_room("t", {"h1": idle, "h2": idle}, is_beside=False)
+    check_room("t", {"h1": idle, "h2": busy}, is_beside=True)
+    check_room("b", {"h1": idle, "h2": busy}, is_beside=False)
     with pytest.raises(HostsBusyError, match=r"^job b runs on h2$") as caught:
-        check_room(request, {"h1": idle, "h2": busy})
+        check_room("t", {"h1": idle, "h2": busy}, is_beside=False)
     assert caught.value.hint == "--beside starts t there too; rankdeck stop b ends the other"
 
 

@@ -135,7 +135,8 @@ async def replayed(
         return None
     # Reports of different nodes are further apart than live ones: a contradiction that lasts no longer is no event.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
-    replay = ReplayModel(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
+    slower, figures = msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s)
+    replay = ReplayModel(nodes, slower, figures, job_id, is_excerpt=True)
     work = looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts))
     await in_slices(work, PAUSE_S if until_s is None else 0.0)
     return replay

@@ -144,9 +144,16 @@ class EventLog:
         seam: Note of how far these events reach back; None where they begin with this log.
     """
 
-    def __init__(self, wall_offset: Callable[[], float] = float) -> None:
-        """`wall_offset` returns the seconds from the clock of the views to the wall clock, 0 where there is none."""
-        self._wall_offset = wall_offset
+    def __init__(
+        self, wall_offset: Callable[[], float] = float, comes_up: Callable[[str], bool] = lambda _node: True
+    ) -> None:
+        """Start before the first view.
+
+        Args:
+            wall_offset: Seconds from the clock of the views to the wall clock, 0 where there is none.
+            comes_up: Whether a node with its first report here has come up then; if not, it was up before.
+        """
+        self._wall_offset, self._comes_up = wall_offset, comes_up
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.num_dropped = self.num_late = 0
         self.begun_s: float | None = None
@@ -287,7 +294,8 @@ class EventLog:
         self._node_names = names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
-            changed.setdefault(both, []).append(names[index])
+            if both != ("connecting", "up") or self._comes_up(names[index]):
+                changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
             text = _node_text(before, state, names)
             event = self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))

@@ -81,7 +81,7 @@ async def replay_history(
     pasts = await _pull_all(fleet, nodes, plan)
     if not pasts:
         return None
-    replay = ReplayModel(nodes, thresholds)
+    replay = ReplayModel(nodes, thresholds, is_excerpt=True)
     past_reports = [[past[place].reports() for past in pasts] for place in range(len(plan))]
     ends_s = [asked_s - stretch.max_age_s for stretch in plan[1:]]
     ends_s.append(min(past[-1].last_s for past in pasts))

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.2
 """Seconds between two diagnoses of the model, as in a console."""
+MAX_FIRST_SEQ = 60
+"""Highest number of a report of an agent that has just begun: of 12 s; reports that are kept are up to 10 s apart."""
 BEGIN_S = 1_000.0
 """The model's clock at the recording's begin: not zero, which would be before all ages."""
 
@@ -224,11 +226,25 @@ class ReplayModel:
     diagnosis: Diagnosis
 
     def __init__(
-        self, nodes: Sequence[str], thresholds: Thresholds, history: History | None = None, job_id: str = ""
+        self,
+        nodes: Sequence[str],
+        thresholds: Thresholds,
+        history: History | None = None,
+        job_id: str = "",
+        *,
+        is_excerpt: bool = False,
     ) -> None:
-        """Start before the first diagnosis; `job_id` is the job to show, empty for whichever is to be shown."""
+        """Start before the first diagnosis.
+
+        Args:
+            nodes: Their names.
+            thresholds: When a verdict is due.
+            history: Figures are added to it; None begins one.
+            job_id: The job to show; empty is whichever is to be shown.
+            is_excerpt: Whether the reports begin in the middle of what the nodes' agents have sent.
+        """
         self.at_s = 0.0
-        self.events = EventLog()
+        self.events = EventLog(comes_up=self._has_begun if is_excerpt else lambda _node: True)
         self.history = history or History()
         self.cluster = Cluster(nodes)
         self.diagnoser = Diagnoser(thresholds)
@@ -250,6 +266,11 @@ class ReplayModel:
         view = self.view()
         self.events.observe(view)
         self.history.observe(view)
+
+    def _has_begun(self, node: str) -> bool:
+        """Return whether a node's agent has begun just now, by the number of its first report."""
+        report = self.cluster.nodes[node].report
+        return report is not None and report.report_seq <= MAX_FIRST_SEQ
 
     def view(self) -> View:
         """Return the rows of that moment."""

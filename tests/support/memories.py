@@ -38,7 +38,7 @@ def thinned(
 def remembered(sim: SimCluster, end_s: float, period_s: float = 0.5, nodes: Sequence[str] = ()) -> ReplayModel:
     """Return what the nodes remember up to a moment."""
     patient = Thresholds(silent_s=2.0 + period_s, confirm_s=0.5 + period_s, grace_s=1.0 + period_s)
-    replay = ReplayModel([node.name for node in sim.nodes], patient, History(3 * period_s), "demo")
+    replay = ReplayModel([node.name for node in sim.nodes], patient, History(3 * period_s), "demo", is_excerpt=True)
     told = nodes or [node.name for node in sim.nodes]
     for _ in looks(replay, [thinned(sim.heard, node, period_s) for node in told], end_s):
         pass
@@ -78,7 +78,7 @@ def replayed(sim: SimCluster, thresholds: Thresholds | None = None, live_s: floa
         [_kept(heard, node, stretch, begin_s) for node in names]
         for stretch, begin_s in zip(plan, begins_s, strict=True)
     ]
-    replay = ReplayModel([node.name for node in sim.nodes], thresholds, job_id="demo")
+    replay = ReplayModel([node.name for node in sim.nodes], thresholds, job_id="demo", is_excerpt=True)
     for _ in history_looks(replay, thresholds, zip(plan, told, ends_s, strict=True)):
         pass
     for lost in set(replay.cluster.node_names) - set(names):

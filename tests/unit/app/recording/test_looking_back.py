@@ -345,20 +345,27 @@ class Attached(Session):
         """Any job will do."""
 
 
+@pytest.mark.parametrize(
+    ("age_s", "came_up"),
+    [
+        pytest.param(40, [], id="agents older than what is remembered"),
+        pytest.param(15, ["node demo-0: up", "node demo-1: up"], id="agents that began in it"),
+    ],
+)
 async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_seen(
-    monkeypatch: pytest.MonkeyPatch,
+    age_s: int, came_up: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "SETTLE_S", 3600.0)
     monkeypatch.setattr(hosts, "STATUS_REPORTS_S", 0.0)
     sim = SimCluster()
-    sim.run(40)
+    sim.run(age_s)
 
     session = Attached(sim)
 
     async with asyncio.timeout(60):
         found = await _events(cast("RemoteSession", session))
 
-    assert [event.text for event in found if event.kind is EventKind.NODE] == ["node demo-0: up", "node demo-1: up"]
+    assert [event.text for event in found if event.kind is EventKind.NODE] == came_up
     assert sum(event.text == "job demo: running" for event in found) == 1
     assert [event.at_s for event in found] == sorted(event.at_s for event in found)
     assert not [event for event in found if MARK in event.text], "it is no event of the job"

@@ -35,11 +35,11 @@ class RankState(StrEnum):
     EXITED = "exited"
     """Its process ended before its job did, or badly."""
     DONE = "done"
-    """Its process ended with code 0, or in an unknown way."""
+    """Its process ended with code 0."""
     STOPPED = "stopped"
     """Its process was ended after its job was stopped."""
     ENDED = "ended"
-    """Its process is gone, of a job that is looked at from outside: its exit code is not known."""
+    """Its process is gone, and how it ended is not known."""
     LOST = "lost"
     """Its node does not report, or its job is over there and how the rank ended is not known."""
 

@@ -490,8 +490,9 @@ def _states(facts: RankFacts, waits: list[Wait], job: JobModel, slow: list[int])
         states[np.isin(job.node_of, over) & (job.process != Process.UNSEEN)] = STATE_CODE[RankState.LOST]
     if job.is_ended() and job.num_nodes > len(job.assignments):
         states[job.node_of < 0] = STATE_CODE[RankState.LOST]
-    was_stopped = job.died_badly & (job.died_at_s >= job.stop_began_s)
+    was_stopped = (job.died_badly | job.died_somehow) & (job.died_at_s >= job.stop_began_s)
     states[facts.is_dead] = STATE_CODE[RankState.DONE]
+    states[facts.is_dead & job.died_somehow] = STATE_CODE[RankState.ENDED]
     states[facts.is_dead & was_stopped] = STATE_CODE[RankState.STOPPED]
     states[facts.is_dead & job.died_badly & ~was_stopped] = STATE_CODE[RankState.EXITED]
     return states

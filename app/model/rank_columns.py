@@ -116,6 +116,7 @@ class RankColumns:
         deaths: Deaths by rank, of those whose process has ended.
         died_at_s: When the process ended; NaN while it lives.
         died_badly: Whether a signal or an exit code other than 0 ended it.
+        died_somehow: Whether it has ended, and it is not known how.
     """
 
     def __init__(self, job_id: str, attempt: int, world_size: int) -> None:
@@ -158,7 +159,7 @@ class RankColumns:
         self._report_key = np.full((2, world_size), -1, np.int64)
         """Process and number of its latest report, which show whether another one is new."""
         self.died_at_s = np.full(world_size, np.nan)
-        self.died_badly = np.zeros(world_size, np.bool_)
+        self.died_badly, self.died_somehow = np.zeros((2, world_size), np.bool_)
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
 
@@ -275,4 +276,5 @@ class RankColumns:
         self.deaths[rank] = Death(rank, at_s, worker.exit)
         self.died_at_s[rank] = at_s
         self.died_badly[rank] = worker.exit.signal is not None or worker.exit.code not in (0, None)
+        self.died_somehow[rank] = worker.exit.signal is None and worker.exit.code is None
         self.deaths_version += 1

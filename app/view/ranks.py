@@ -149,16 +149,16 @@ def shown_group(report: RankReport) -> GroupReport | None:
     return min(report.groups, key=lambda group: group.group != DEFAULT_GROUP, default=None)
 
 
-def exit_text(exit_report: ExitReport) -> str:
-    """Return `killed by SIGKILL`, `exited with code 1: ValueError: boom` or `finished`."""
+def exit_text(exit_report: ExitReport, asked: str = "") -> str:
+    """Return `killed by SIGKILL`, `exited with code 1: ValueError: boom` or `finished`, and `asked` behind it."""
     if exit_report.signal is not None:
-        return f"killed by {signal_text(exit_report.signal)}"
+        return f"killed by {signal_text(exit_report.signal)}{asked}"
     if exit_report.code is None:
-        return "ended, it is not known how"
+        return f"ended{asked}, it is not known how"
     if exit_report.code == 0:
-        return "finished"
+        return f"finished{asked}"
     last = f"; its last line: {exit_report.last_line}" if exit_report.last_line else ""
-    return f"exited with code {exit_report.code}" + (f": {exit_report.error}" if exit_report.error else last)
+    return f"exited with code {exit_report.code}" + (f": {exit_report.error}" if exit_report.error else last) + asked
 
 
 def _over_text(job: JobModel, rank: int) -> str:
@@ -185,7 +185,7 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
         asked = " on request" if death is not None and death.at_s >= job.stop_began_s else ""
         is_sudden = state is RankState.EXITED and not worker.exit.error
         before = before_end_text(job.seen_before_s(worker.rank)) if is_sudden else ""
-        return clean(exit_text(worker.exit) + asked + (before and f"; last seen{before[1:]}"))
+        return clean(exit_text(worker.exit, asked) + (before and f"; last seen{before[1:]}"))
     parts = []
     if state is RankState.FROZEN:
         parts.append(f"frozen for {seconds_text(worker.process_s)}")

@@ -227,7 +227,7 @@ def test_a_rank_row_says_what_is_odd_about_it() -> None:
     ("end", "state", "detail"),
     [
         ({"code": 0}, RankState.DONE, "finished"),
-        ({}, RankState.DONE, "ended, it is not known how"),
+        ({}, RankState.ENDED, "ended, it is not known how"),
         ({"signal": 11}, RankState.EXITED, "killed by SIGSEGV"),
         ({"code": 2, "error": "E: x\n"}, RankState.EXITED, r"exited with code 2: E: x\x0a"),
         ({"code": 2}, RankState.EXITED, "exited with code 2"),
@@ -237,6 +237,13 @@ def test_an_ended_rank_says_how(end: dict[str, Any], state: RankState, detail: s
     row = Console().receive("a", dead_worker(0, **end)).ranks([0])[0]
 
     assert (row.state, row.detail, row.rss_bytes, row.waiting_s) == (state, detail, None, None)
+
+
+def test_a_rank_of_a_stopped_job_is_stopped_also_where_a_new_agent_does_not_know_how_it_ended() -> None:
+    stopped = job_status(state=JobState.STOPPED, state_s=30.0, exit_code=1)
+    row = Console().receive("a", dead_worker(0), jobs=[stopped]).ranks([0])[0]
+
+    assert (row.state, row.detail) == (RankState.STOPPED, "ended on request, it is not known how")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class StackTaker:
     async def _look_from_outside(self, order: _Order, found: RankStacks, kernel: KernelFacts) -> RankStacks:
         """Return what py-spy sees, else what is known, with the reason for it."""
         if order.spy is None:
-            return _noted(found, "py-spy is not installed there (pip install 'rankdeck[stacks]')")
+            return _noted(found, "py-spy is not installed there: pip install py-spy; rankdeck inspect brings its own")
         # A process that is stopped, or cannot be, is not traced, only read.
         whats_in_the_way = _whats_in_the_way(kernel, found.pid) if order.is_native else ""
         is_native = order.is_native and not whats_in_the_way

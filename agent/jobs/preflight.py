@@ -114,7 +114,7 @@ def _unfit_file(spec: JobSpec, note: Callable[[str], None]) -> Refused | None:
     workdir = Path(spec.workdir)
     if not workdir.is_dir() or not os.access(workdir, os.R_OK | os.X_OK):
         return Refused(
-            RefusalReason.NO_WORKDIR, f"{spec.workdir} is not a directory that can be entered: create it here"
+            RefusalReason.NO_WORKDIR, f"{spec.workdir} is not a directory that can be entered: create it there"
         )
     note(spec.python)
     if shutil.which(spec.python) is None:

@@ -166,11 +166,7 @@ def _module_in(args: list[str]) -> tuple[int, list[str]]:
 @click.option(
     "--master-addr", "--master_addr", default="", help="Under which the other hosts reach the first one [those it has]"
 )
-@click.option(
-    "--name",
-    default="",
-    help="What to call the job [the program's name and a number]; one of an ended job makes it that job's restart",
-)
+@click.option("--name", default="", help="Its name [the program's and a number]; that of an ended job restarts it")
 @click.option(
     "--max-restarts",
     "--max_restarts",

@@ -61,7 +61,7 @@ async def test_a_job_is_refused_at_a_disk_that_does_not_answer_and_another_is_lo
     assert dead == again
     assert dead.message.startswith(f"{DEAD} does not answer after 0 s: see dmesg there")
     assert stale.message == f"{STALE} cannot be looked at: Stale file handle"
-    assert "create it here" in other.message
+    assert "create it there" in other.message
     assert len(jobs._reads._running) == 1, "a thread hangs, not one for each look"
 
 
@@ -85,7 +85,7 @@ async def test_a_job_restarts_not_at_a_disk_that_does_not_answer(jobs: Jobs, tmp
     ("workdir", "reason", "why"),
     [
         ("", "no_script", "train.py is not a file (seen from {0})"),
-        ("nope", "no_workdir", "{0}/nope is not a directory that can be entered: create it here"),
+        ("nope", "no_workdir", "{0}/nope is not a directory that can be entered: create it there"),
     ],
 )
 def test_a_program_that_is_not_there_is_told_from_a_directory_that_is_not_there(

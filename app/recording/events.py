@@ -144,14 +144,12 @@ class EventLog:
         seam: Note of how far these events reach back; None where they begin with this log.
     """
 
-    def __init__(
-        self, wall_offset: Callable[[], float] = float, comes_up: Callable[[str], bool] = lambda _node: True
-    ) -> None:
+    def __init__(self, wall_offset: Callable[[], float] = float, comes_up: Callable[[str], bool] | None = None) -> None:
         """Start before the first view.
 
         Args:
             wall_offset: Seconds from the clock of the views to the wall clock, 0 where there is none.
-            comes_up: Whether a node with its first report here has come up then; if not, it was up before.
+            comes_up: Whether a node with its first report here has come up then, or was up before; None: then.
         """
         self._wall_offset, self._comes_up = wall_offset, comes_up
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -294,7 +292,8 @@ class EventLog:
         self._node_names = names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
-            if both != ("connecting", "up") or self._comes_up(names[index]):
+            was_up = both == ("connecting", "up") and self._comes_up is not None and not self._comes_up(names[index])
+            if not was_up:
                 changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
             text = _node_text(before, state, names)

@@ -244,7 +244,7 @@ class ReplayModel:
             is_excerpt: Whether the reports begin in the middle of what the nodes' agents have sent.
         """
         self.at_s = 0.0
-        self.events = EventLog(comes_up=self._has_begun if is_excerpt else lambda _node: True)
+        self.events = EventLog(comes_up=self._has_begun if is_excerpt else None)
         self.history = history or History()
         self.cluster = Cluster(nodes)
         self.diagnoser = Diagnoser(thresholds)

@@ -237,15 +237,20 @@ def _hung(on_node: str) -> str:
     return f"a disk or a network file system{on_node} does not answer; see dmesg there"
 
 
+def tensed(verdict: Verdict, now: str, then: str) -> str:
+    """Return `then` of a hang after which the job has ended, else `now`."""
+    return now if verdict.aftermath is None else then
+
+
 def cpu_text(verdict: Verdict) -> str:
     """Return `uses 98 % of a CPU`, `uses no CPU` or `is in uninterruptible sleep`; empty where that is not known."""
     if verdict.is_blocked:
-        return "is in uninterruptible sleep"
+        return f"{tensed(verdict, 'is', 'was')} in uninterruptible sleep"
     if verdict.cpu_cores is None:
         return ""
     if _is_idle(verdict):
-        return "uses no CPU"
-    return f"uses {percent_text(verdict.cpu_cores)} of a CPU"
+        return f"{tensed(verdict, 'uses', 'used')} no CPU"
+    return f"{tensed(verdict, 'uses', 'used')} {percent_text(verdict.cpu_cores)} of a CPU"
 
 
 def peer_text(call: PeerCall | None) -> str:
@@ -263,9 +268,9 @@ def peer_text(call: PeerCall | None) -> str:
 def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
     """Return for how long no rank has moved, which ranks stand where, and who waits for them."""
     step = "" if verdict.step is None else f" after step {verdict.step}"
-    others = "" if verdict.waiting else ", and none waits in a collective"
+    others = "" if verdict.waiting else f", and none {tensed(verdict, 'waits', 'waited')} in a collective"
     rank = "rank that is left" if verdict.ended else "rank"
-    head = f"no {rank} has moved for {seconds_text(verdict.for_s)}{step}{others}"
+    head = f"no {rank} {tensed(verdict, 'has', 'had')} moved for {seconds_text(verdict.for_s)}{step}{others}"
     # Ranks that stand elsewhere come first: a narrow screen cuts the end.
     sides = sorted(
         (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
@@ -282,12 +287,14 @@ def _cpu_of_all(verdict: Verdict) -> str:
     ranks = verdict.culprits or [rank for side in verdict.sides for rank in side.ranks]
     if not cpu or len(ranks) == 1:
         return cpu and f"{ranks_text(ranks)} {cpu}"
-    return "none of them uses a CPU" if _is_idle(verdict) else f"the busiest of them {cpu}"
+    return (
+        f"none of them {tensed(verdict, 'uses', 'used')} a CPU" if _is_idle(verdict) else f"the busiest of them {cpu}"
+    )
 
 
 def _standing(side: Side, verdict: Verdict, who: str) -> str:
     ranks = who if side.ranks == verdict.culprits else ranks_text(side.ranks)
-    return f"{ranks} {'stands' if len(side.ranks) == 1 else 'stand'}"
+    return f"{ranks} {tensed(verdict, 'stands' if len(side.ranks) == 1 else 'stand', 'stood')}"
 
 
 def not_exiting_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
@@ -316,5 +323,6 @@ def child_text(verdict: Verdict) -> str:
         return ""
     what = child.what if child.what.endswith(("process", "worker")) else "child process"
     first = verdict.culprits[:1] or verdict.sides[0].ranks[:1]
-    place = f", which is at {place_text(verdict.child_place)}" if verdict.child_place else ""
-    return f"{ranks_text(first)} waits for its {what} (pid {child.pid}){place}"
+    is_at = f", which {tensed(verdict, 'is', 'was')} at"
+    place = f"{is_at} {place_text(verdict.child_place)}" if verdict.child_place else ""
+    return f"{ranks_text(first)} {tensed(verdict, 'waits', 'waited')} for its {what} (pid {child.pid}){place}"

@@ -35,6 +35,7 @@ from app.view.verdict_hints import (
     not_exiting_parts,
     peer_text,
     standstill_parts,
+    tensed,
 )
 from ddpcore.wire import Phase
 
@@ -113,7 +114,12 @@ def who(verdict: Verdict) -> str:
 
 
 def _is(verdict: Verdict) -> str:
-    return "is" if len(verdict.culprits) == 1 else "are"
+    is_one = len(verdict.culprits) == 1
+    return tensed(verdict, "is" if is_one else "are", "was" if is_one else "were")
+
+
+def _has(verdict: Verdict) -> str:
+    return tensed(verdict, "has" if len(verdict.culprits) == 1 else "have", "had")
 
 
 def _it(verdict: Verdict) -> str:
@@ -130,7 +136,7 @@ def _victims(verdict: Verdict, idle: str = "") -> str:
         return idle
     here = [rank for rank in verdict.waiting_here if rank in verdict.waiting] or verdict.waiting
     elsewhere = [rank for rank in verdict.waiting if rank not in here]
-    verb = "waits" if len(here) == 1 else "wait"
+    verb = tensed(verdict, "waits" if len(here) == 1 else "wait", "waited")
     call = _call(verdict) or verdict.op
     where = f" in {call}" if call else ""
     text = f"{ranks_text(here)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
@@ -243,10 +249,10 @@ def _memory_growth(verdict: Verdict) -> list[str]:
 
 def _silent(verdict: Verdict) -> list[str]:
     lives = "its process lives" if len(verdict.culprits) == 1 else "their processes live"
+    lives = tensed(verdict, lives, f"{lives.removesuffix('s')}d")
     if verdict.is_blocked:
-        lives = "its process hangs in the kernel (uninterruptible sleep)"
-    has = "has" if len(verdict.culprits) == 1 else "have"
-    head = f"{who(verdict)} {has} not reported for {seconds_text(verdict.for_s)} though {lives}"
+        lives = f"its process {tensed(verdict, 'hangs', 'hung')} in the kernel (uninterruptible sleep)"
+    head = f"{who(verdict)} {_has(verdict)} not reported for {seconds_text(verdict.for_s)} though {lives}"
     return [head, _victims(verdict), _last_seen(verdict)]
 
 
@@ -274,9 +280,8 @@ def _for(for_s: float | None) -> str:
 
 
 def _not_joined(verdict: Verdict) -> list[str]:
-    has = "has" if len(verdict.culprits) == 1 else "have"
-    for_s = seconds_text(verdict.waited_s)
-    wait = "waits" if len(verdict.waiting) == 1 else "wait"
+    has, for_s = _has(verdict), seconds_text(verdict.waited_s)
+    wait = tensed(verdict, "waits" if len(verdict.waiting) == 1 else "wait", "waited")
     victims = f"{ranks_text(verdict.waiting)} {wait} for {_it(verdict)} there for {for_s}" if verdict.waiting else ""
     if not verdict.is_born:
         where = f" in {verdict.op}" if victims else ""
@@ -285,7 +290,8 @@ def _not_joined(verdict: Verdict) -> list[str]:
     if verdict.phase is None:
         stands = f"{ranks_text(verdict.culprits[:1])} has not imported torch yet, or cannot be probed"
     else:
-        stands = f"{ranks_text(verdict.culprits[:1])} is at {place_text(verdict.place)}" if verdict.place else ""
+        where = f"{tensed(verdict, 'is', 'was')} at {place_text(verdict.place)}" if verdict.place else ""
+        stands = where and f"{ranks_text(verdict.culprits[:1])} {where}"
     return [f"{who(verdict)} {has} not come to {verdict.op}", victims, stands]
 
 
@@ -293,16 +299,18 @@ def _mismatch(verdict: Verdict) -> list[str]:
     if verdict.meetings:
         place = f" at {place_text(verdict.place)}" if verdict.place else ""
         return [meeting_head(verdict), f"they wait for {seconds_text(verdict.waited_s)}{place}"]
-    described = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
+    described = [_side(side, verdict) for side in verdict.sides]
+    wait = tensed(verdict, "wait", "waited")
     if not verdict.aborted:
         for_s = seconds_text(verdict.waited_s)
         if len(described) > MAX_SIDES_FIRST:
             everybody = sorted({rank for side in verdict.sides for rank in side.ranks})
             return [
-                f"{ranks_text(everybody)} wait for each other for {for_s}: {', '.join(described)}",
+                f"{ranks_text(everybody)} {wait} for each other for {for_s}: {', '.join(described)}",
                 _counts(verdict),
             ]
-        return [", ".join(described) + f": they wait for each other for {for_s} and never meet", _counts(verdict)]
+        meet = tensed(verdict, "meet", "met")
+        return [", ".join(described) + f": they {wait} for each other for {for_s} and never {meet}", _counts(verdict)]
     known = {rank for side in verdict.sides for rank in side.ranks}
     if others := [rank for rank in verdict.culprits if rank not in known]:
         described.append(f"{ranks_text(others)} with another size or type")
@@ -356,12 +364,12 @@ def _key(side: Side) -> tuple[str, str, str, int]:
     return (side.op, side.label, side.group, side.seq)
 
 
-def _side(side: Side, arguments: str) -> str:
-    calls = "calls" if len(side.ranks) == 1 else "call"
+def _side(side: Side, verdict: Verdict) -> str:
+    calls = tensed(verdict, "calls" if len(side.ranks) == 1 else "call", "called")
     place = f" at {place_text(side.place)}" if side.place else ""
     peer = peer_text(side.peer_call)
     call = call_text(side.group, side.seq, side.op, side.label)
-    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{arguments}{place}"
+    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{_arguments(side, verdict.sides)}{place}"
 
 
 def _fewer_calls(verdict: Verdict) -> list[str]:
@@ -381,12 +389,13 @@ def _fewer_calls(verdict: Verdict) -> list[str]:
 
 
 def _transport(verdict: Verdict) -> list[str]:
-    head = f"every member has called {_call(verdict)} and it does not complete"
+    has, does = tensed(verdict, "has", "had"), tensed(verdict, "does", "did")
+    head = f"every member {has} called {_call(verdict)} and it {does} not complete"
     if verdict.seq is None:
         head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
         head += " and they do not find each other"
         head += f" at {store_text(verdict.meetings[0])}" if verdict.meetings else ""
-    verb = "waits" if len(verdict.waiting) == 1 else "wait"
+    verb = tensed(verdict, "waits" if len(verdict.waiting) == 1 else "wait", "waited")
     place = f" at {place_text(verdict.place)}" if verdict.place else ""
     argument = ROOT_ARGUMENT.get(verdict.op, "root")
     cause = f"which {argument} each rank passes is not known: they may differ" if verdict.is_root_unknown else ""
@@ -402,16 +411,16 @@ def _transport(verdict: Verdict) -> list[str]:
 def _straggler(verdict: Verdict) -> list[str]:
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     about = PHASE_TEXTS.get(verdict.phase or Phase.STARTING, "is" if place else "")
+    about = tensed(verdict, about, about.replace("is", "was", 1))
     does = " and ".join(word for word in (f"{about} {place}".strip(), cpu_text(verdict)) if word)
+    holds = tensed(verdict, "holds" if len(verdict.culprits) == 1 else "hold", "held")
     if verdict.unreported is not None:
-        holds = "holds" if len(verdict.culprits) == 1 else "hold"
         hosts = nodes_text([clean_name(node) for node in verdict.unreported])
         where = f"nothing came from {hosts}" if hosts else f"no host that is watched here reports {_it(verdict)}"
         return [f"{who(verdict)} {holds} the others up", _victims(verdict), where]
     if verdict.cost_frac is None:
-        holds = "holds" if len(verdict.culprits) == 1 else "hold"
-        gpu = "its GPU has" if len(verdict.culprits) == 1 else "their GPUs have"
-        on_gpu = f"{gpu} not come to that call" if verdict.is_behind_work else ""
+        gpu = "its GPU" if len(verdict.culprits) == 1 else "their GPUs"
+        on_gpu = f"{gpu} {_has(verdict)} not come to that call" if verdict.is_behind_work else ""
         return [
             f"{who(verdict)} {holds} the others up",
             _victims(verdict),
@@ -426,9 +435,13 @@ def _straggler(verdict: Verdict) -> list[str]:
 
 def _standstill(verdict: Verdict) -> list[str]:
     if verdict.is_behind_work:
-        gpu = f"the GPU of {who(verdict)} has not" if verdict.culprits else "no GPU has"
+        has, does = tensed(verdict, "has", "had"), tensed(verdict, "does", "did")
+        gpu = f"the GPU of {who(verdict)} {has} not" if verdict.culprits else f"no GPU {has}"
         place = f"last seen at {place_text(verdict.place)}" if verdict.place else ""
-        return [f"{gpu} come to {_call(verdict)} for {seconds_text(verdict.for_s)}: work before it does not end", place]
+        return [
+            f"{gpu} come to {_call(verdict)} for {seconds_text(verdict.for_s)}: work before it {does} not end",
+            place,
+        ]
     return standstill_parts(verdict, who(verdict), _victims(verdict))
 
 
@@ -437,9 +450,7 @@ def _not_exiting(verdict: Verdict) -> list[str]:
 
 
 def _known(verdict: Verdict) -> list[str]:
-    does = "is saving a checkpoint" if verdict.cause is Cause.CHECKPOINTING else "is evaluating"
-    if len(verdict.culprits) > 1:
-        does = does.replace("is", "are", 1)
+    does = f"{_is(verdict)} {'saving a checkpoint' if verdict.cause is Cause.CHECKPOINTING else 'evaluating'}"
     usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]

@@ -107,7 +107,7 @@ async def test_a_hang_that_ended_the_job_is_shown_in_the_sentence_of_its_verdict
     async with desk(source, (120, 35)) as console:
         await console.show("logs")
         assert "ROOT CAUSE rank 2 on demo-1" in words(console)
-        assert console.text().count("rank 2 on demo-1 is frozen (SIGSTOP)") == 2, (
+        assert console.text().count("rank 2 on demo-1 was frozen (SIGSTOP)") == 2, (
             "in the first line, and above the logs"
         )
         await console.press("r")

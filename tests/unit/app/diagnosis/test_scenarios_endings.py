@@ -244,4 +244,4 @@ def test_a_rank_that_is_stopped_in_the_middle_of_a_hang_is_not_its_cause(
     sim.run(30)
 
     assert only_verdict(sim).culprits == [1]
-    assert "3 wait for it in all_reduce #21 for 1 min" in only_verdict(sim).text
+    assert "3 waited for it in all_reduce #21 for 1 min" in only_verdict(sim).text

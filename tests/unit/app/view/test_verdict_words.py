@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -699,3 +700,24 @@ def test_a_hang_that_has_ended_is_told_with_its_end(after: Aftermath, text: str)
     frozen = verdict(Cause.FROZEN, for_s=20.0, place=None, aftermath=after)
     assert sentence(frozen).endswith(f"; {text}")
     assert "thaw" not in hint(frozen, 4002)
+
+
+HANGS = (Cause.FROZEN, Cause.SILENT, Cause.NOT_JOINED, Cause.MISMATCH, Cause.TRANSPORT, Cause.STRAGGLER)
+PRESENT = re.compile(r"\b(is|are|has|have|waits?|holds?|lives?|[0-9] calls?|uses?|does|stands?|never meet)\b")
+OF_TODAY = ("is not known: they may differ", "is watched here")
+"""What the console knows now, and watches."""
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        one
+        for one, _ in SENTENCES
+        if one.cause in {*HANGS, Cause.STANDSTILL} and one.cost_frac is None and not one.aborted and not one.meetings
+    ],
+)
+def test_a_hang_that_has_ended_is_in_the_past(hang: Verdict) -> None:
+    text, _, end = sentence(replace(hang, aftermath=TIMED_OUT)).rpartition("; ")
+
+    assert end == "the job ended when ranks 0, 3 timed out after 20 s"
+    assert PRESENT.findall(re.sub("|".join(OF_TODAY), "", text)) == []

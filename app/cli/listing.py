@@ -50,15 +50,14 @@ NO_RANK = "there is no such rank"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
+def _ranks(context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
     """Return the chosen ranks: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
     if value is None:
         return None
     found = read_filter(f"rank={value}", LOG_KEYS)
-    if isinstance(found, WrongFilter):
-        raise click.BadParameter(found.why)
-    if len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
-        raise click.BadParameter("numbers and ranges, as in 0,3-5")
+    if isinstance(found, WrongFilter) or len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
+        launcher = " or launcher" if context.command.name == "logs" else ""
+        raise click.BadParameter(f"'{clean(value)}' is no rank: numbers and ranges, as in 0,3-5{launcher}")
     return found.terms[0]
 
 

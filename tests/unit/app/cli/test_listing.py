@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     ("argv", "words"),
     [
         (["logs", "--grep", "("], "unterminated subpattern"),
-        (["logs", "--rank", "two"], "as in 0,3-5"),
+        (["logs", "--rank", "two"], "'--rank': 'two' is no rank: numbers and ranges, as in 0,3-5 or launcher"),
+        (["ranks", "--rank", "a"], "'--rank': 'a' is no rank: numbers and ranges, as in 0,3-5"),
         (["ranks", "--rank", "1 node=x"], "as in 0,3-5"),
         (["memory", "--rank", ""], "as in 0,3-5"),
         (["events", "--watch"], "--watch"),

@@ -21,12 +21,13 @@ from app.cli.headless import print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
 from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
+from app.errors import UsageError
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
 from app.session.log_pulls import AttemptMarks, in_time_order
-from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
+from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
@@ -46,7 +47,7 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
 NO_JOB = "no job is known there"
-NO_RANK = "there is no such rank"
+NO_ROW = "nothing is known of these ranks yet"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -234,8 +235,12 @@ class _LineWish(NamedTuple):
             elif self.max_age_s is not None and line.age_s > self.max_age_s:
                 continue
             is_its = line.job_id in ("", job_id) and (self.pattern is None or self.pattern.search(line.text))
-            if is_its and (self.ranks is None or any(a <= line.rank <= b for a, b in self.ranks.ranges)):
+            if is_its and self.takes(line.rank):
                 yield at_s, node, line
+
+    def takes(self, rank: int) -> bool:
+        """Return whether the lines of a rank, or of the launcher, are wanted."""
+        return self.ranks is None or any(first <= rank <= last for first, last in self.ranks.ranges)
 
     def attempts(self, session: RemoteSession, job_id: str) -> list[Begun]:
         """Return the restart of a job that is marked between its lines; none in JSON, nor where `--grep` chooses."""
@@ -254,7 +259,7 @@ class _Table(NamedTuple):
     name: str
     rows: Callable[[View], Sequence[Any]]
     lines: Callable[[Sequence[Any], dict[str, int]], list[str]]
-    nothing: Callable[[View], str] = lambda _view: NO_RANK
+    nothing: Callable[[View], str] = lambda _view: NO_ROW
 
 
 def _list(
@@ -277,7 +282,18 @@ def _list(
 
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
-    return None if wanted is None else np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+    """Return the ranks of the job that were chosen; None where all are.
+
+    Raises:
+        UsageError: The job has none of them.
+    """
+    if wanted is None:
+        return None
+    chosen: list[int] = np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+    if view.num_ranks and not chosen:
+        has = f"job {clean_name(view.job_id)} has {ranks_text(range(view.num_ranks))}"
+        raise UsageError(has, "--rank names others")
+    return chosen
 
 
 def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
@@ -289,7 +305,7 @@ def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
 
 def _no_pace(view: View) -> str:
     summary = None if view.pace is None else view.pace.summary()
-    return NO_RANK if summary is None or summary.num_rows else summary.text
+    return NO_ROW if summary is None or summary.num_rows else summary.text
 
 
 async def _events(session: RemoteSession) -> list[Event]:
@@ -318,6 +334,8 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             while lines := await _more_lines(session):
                 kept += wish.among(lines, job_id)
         merged = in_time_order(kept)
+        if not kept and not wish.takes(LAUNCHER_RANK):
+            _chosen(session.view(), wish.ranks)  # the lines of an attempt with more ranks may be there
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
         if latest:
             _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)
@@ -326,16 +344,37 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
         if (job := session.view().job()) is not None and job.is_adopted:
             print_line(f"rankdeck: what the ranks of {job_id} print stays where their launcher puts it")
-        is_over_there = not is_following
-        while not is_over_there:
-            is_over_there = is_over(session.view())
-            await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
-            for notice in session.drain_notices():
-                print_line(f"rankdeck: {notice}")
-            while lines := await _more_lines(session):
-                _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
+        if is_following:
+            await _follow_lines(session, wish, job_id, marks)
     finally:
         await session.close()
+
+
+async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, marks: AttemptMarks) -> None:
+    """Print new lines until the job has ended."""
+    is_over_there = False
+    while not is_over_there:
+        is_over_there = is_over(session.view())
+        await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
+        for notice in session.drain_notices():
+            print_line(f"rankdeck: {notice}")
+        while lines := await _more_lines(session):
+            _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
+
+
+async def _lines_there(session: RemoteSession, wish: _LineWish, job_id: str) -> list[DatedLine]:
+    """Return the existing lines that match.
+
+    Raises:
+        UsageError: There are none, and the job has none of the ranks.
+    """
+    found: list[DatedLine] = []
+    with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
+        while lines := await _more_lines(session):
+            found += wish.among(lines, job_id)
+    if not found and not wish.takes(LAUNCHER_RANK):
+        _chosen(session.view(), wish.ranks)  # an earlier attempt with more ranks has lines
+    return found
 
 
 async def _more_lines(session: RemoteSession) -> list[DatedLine]:

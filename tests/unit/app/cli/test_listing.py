@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.wire.logs import LogLine
-from app.cli import chosen_hosts, listing
+from app.cli import chosen_hosts, hosts, listing
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
 from app.errors import UsageError
@@ -24,6 +25,8 @@ from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from app.session.log_pulls import DatedLine
     from app.session.remote_session import RemoteSession
     from app.view.view import View
@@ -163,6 +166,41 @@ async def test_rows_of_json_are_lines_of_ranks_alone(
 
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == ["loss 5", "loss 4", "loss 3"]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimSource], None]:
+    """Return a function that puts a session in the place of the one that a command makes."""
+
+    async def first_view(session: SimSource, *, replays: bool = True) -> View:
+        return session.view()
+
+    def put(session: SimSource) -> None:
+        for module in (hosts, listing):
+            monkeypatch.setattr(module, "first_view", first_view)
+        monkeypatch.setattr(listing, "looking_on", lambda *_arguments: nullcontext(session))
+
+    return put
+
+
+@pytest.mark.parametrize("verb", ["ranks", "memory", "stragglers", "logs"])
+@pytest.mark.parametrize("chosen", ["9", "2-"])
+def test_ranks_that_the_job_does_not_have_are_a_wrong_option(
+    verb: str, chosen: str, looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Printed())
+
+    with pytest.raises(UsageError, match="job demo has ranks 0-1"):
+        rankdeck.main([verb, "--rank", chosen], standalone_mode=False)
+
+
+@pytest.mark.parametrize("argv", [["ranks", "--rank", "1,9"], ["logs", "--rank", "launcher"], ["logs", "--rank", "1-"]])
+def test_ranks_of_which_the_job_has_one_and_its_launcher_are_right(
+    argv: list[str], looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Printed())
+
+    assert CliRunner().invoke(rankdeck, argv, standalone_mode=False).exception is None
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -270,7 +270,7 @@ LOOK_PERIOD_S = 1.0
 
 @click.command()
 @click.option("--looks", type=click.IntRange(2, 60), default=3, show_default=True, help="How often to look, 1 s apart")
-@click.option("--watch", "is_watching", is_flag=True, help="Inspect again and again, until Ctrl-C")
+@click.option("--watch", "is_watching", is_flag=True, help="Inspect until Ctrl-C; with --json an object each time")
 @click.option("--console", "is_on_screen", is_flag=True, help="Show it in the console, with a look every 1.5 s")
 @read_only_option
 @click.option(

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -89,7 +90,7 @@ rank_option = click.option(
 )
 
 
-def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
+def lists_rows(command: Callable[..., None], json_option: Callable[..., Any] = json_option) -> Callable[..., None]:
     """Add the options that the commands of rows share."""
     for option in (job_argument, takes_hosts, takes_settings, json_option):
         command = option(command)
@@ -201,7 +202,7 @@ def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bo
     metavar="N",
     help="Only the last N, of all ranks together [all]",
 )
-@lists_rows
+@partial(lists_rows, json_option=click.option("--json", "is_json", is_flag=True, help="One JSON object for each line"))
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 

@@ -46,6 +46,18 @@ def test_the_help_of_a_verb_has_an_example_that_can_be_typed(name: str) -> None:
     assert command.make_context(name, shlex.split(example.partition(" > ")[0])) is not None
 
 
+def test_the_help_of_json_counts_the_objects() -> None:
+    texts = {}
+    for name in COMMANDS:
+        command = rankdeck.get_command(click.Context(rankdeck), name)
+        assert command is not None
+        texts[name] = {str(one.name): one.help or "" for one in command.params if isinstance(one, click.Option)}
+    several = {name for name, help_ in texts.items() if "each time" in help_.get("is_watching", "")}
+
+    assert texts["logs"]["is_json"] == "One JSON object for each line"
+    assert several == {"barriers", "inspect", "memory", "ranks", "status", "stragglers"}
+
+
 def test_no_verb_is_forgotten() -> None:
     listed = rankdeck.list_commands(click.Context(rankdeck))
 

@@ -141,7 +141,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state == "stopping":
         how, _, then = (row.detail or "stopping").partition("; ")
         left = f"job {row.job_id} is {how}: {_alive(job, found)} of {job.world_size} ranks are left"
-        return _line(Severity.QUIET, "; ".join(filter(None, (left, then))))
+        return _line(Severity.QUIET, f"{left}; {then}" if then and not found.facts.is_dead.all() else left)
     if row.state == "restarting":
         return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
     if job.is_ended():

@@ -18,7 +18,7 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.cli.chosen_hosts import HostsWanted, takes_hosts
-from app.cli.headless import print_line, waiting_for
+from app.cli.headless import CAUSE_PATIENCE_S, print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
 from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
@@ -29,6 +29,7 @@ from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
 from app.session.log_pulls import AttemptMarks, in_time_order
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text
+from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import is_over
@@ -88,6 +89,20 @@ def _complete_duration(_context: click.Context, _parameter: click.Parameter, typ
 rank_option = click.option(
     "--rank", "wanted_ranks", callback=_ranks, metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
 )
+
+follow_option = click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
+since_option = click.option(
+    "--since",
+    "max_age_s",
+    callback=_duration,
+    shell_complete=_complete_duration,
+    metavar="TIME",
+    help="Only what is no older, as 90s, 10m or 2h",
+)
+
+
+def _json_option(help_text: str) -> Callable[..., Any]:
+    return click.option("--json", "is_json", is_flag=True, help=help_text)
 
 
 def lists_rows(command: Callable[..., None], json_option: Callable[..., Any] = json_option) -> Callable[..., None]:
@@ -156,44 +171,44 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 
 
 @click.command()
-@lists_rows
-def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str) -> None:
+@follow_option
+@since_option
+@partial(lists_rows, json_option=_json_option("One JSON object on stdout; with -f another one whenever there is news"))
+def events(
+    *, is_following: bool, max_age_s: float | None, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str
+) -> None:
     """Print what has happened, as far as the agents remember.
 
-    Verdicts, nodes, checkpoints, actions.
+    Verdicts, nodes, checkpoints, actions; without JOB also which other jobs run there.
     """
+    wish = _EventWish(is_json, job_id, max_age_s)
     with looking_on(wanted, job_id, settings) as session:
-        found = asyncio.run(_events(session))
-    _print_events(session, found, is_json=is_json)
-    if (seam := session.events.seam) is not None:
-        print_line(f"rankdeck: {seam.text.removeprefix('attached; ')}")
+        asyncio.run(_events(session, wish, is_following=is_following))
 
 
-def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bool) -> None:
-    if is_json:
-        now_s = time.monotonic()
-        rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
-        clocks = {"at_s", "wall_offset_s"}
-        print_json({"events": [{key: value for key, value in row.items() if key not in clocks} for row in rows]})
-        return
-    times = [session.time_text(event) for event in found]
-    width = max(map(len, times), default=0)
-    for event, at in zip(found, times, strict=True):
-        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+class _EventWish(NamedTuple):
+    """The events that the user wants, and whether as JSON.
+
+    Attributes:
+        job_id: Job that was named: lines about other jobs are left out then; empty for whichever is shown.
+    """
+
+    is_json: bool
+    job_id: str
+    max_age_s: float | None
+
+    def among(self, found: Iterable[Event]) -> list[Event]:
+        """Return the events that are wanted, in their order."""
+        from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
+        recent = (event for event in found if event.at_s >= from_s)
+        return [event for event in recent if not (self.job_id and is_about_other_jobs(event.text, self.job_id))]
 
 
 @click.command()
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
+@follow_option
 @rank_option
 @click.option("--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found")
-@click.option(
-    "--since",
-    "max_age_s",
-    callback=_duration,
-    shell_complete=_complete_duration,
-    metavar="TIME",
-    help="Only lines that are no older, as 90s, 10m or 2h",
-)
+@since_option
 @click.option(
     "-n",
     "--tail",
@@ -202,7 +217,7 @@ def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bo
     metavar="N",
     help="Only the last N, of all ranks together [all]",
 )
-@partial(lists_rows, json_option=click.option("--json", "is_json", is_flag=True, help="One JSON object for each line"))
+@partial(lists_rows, json_option=_json_option("One JSON object for each line"))
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 
@@ -309,15 +324,58 @@ def _no_pace(view: View) -> str:
     return NO_ROW if summary is None or summary.num_rows else summary.text
 
 
-async def _events(session: RemoteSession) -> list[Event]:
+async def _events(session: RemoteSession, wish: _EventWish, *, is_following: bool) -> None:
+    """Print the events that the nodes remember, and with `is_following` new ones until the job has ended."""
+    if is_following:
+        follow_one_job(session)
     try:
-        await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
-        reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
-        with waiting_for(lambda: session.reading or session.title):
-            await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
-        return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
+        found = await _past_events(session)
+        _print_events(session, wish.among(found), wish)
+        if (seam := session.events.seam) is not None:
+            reach = seam.text.removeprefix("attached; ")
+            print_line(f"rankdeck: {reach if wish.max_age_s is None else reach.replace('above are', 'of', 1)}")
+        if is_following:
+            await _follow_events(session, wish, set(found))
     finally:
         await session.close()
+
+
+async def _past_events(session: RemoteSession) -> list[Event]:
+    """Connect, and return the events that the nodes remember; the caller closes the session."""
+    await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
+    reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
+    with waiting_for(lambda: session.reading or session.title):
+        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
+    return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
+
+
+async def _follow_events(session: RemoteSession, wish: _EventWish, seen: set[Event]) -> None:
+    """Print events that were not seen until the job has ended, and for as long as a verdict on a death may take."""
+    deadline_s = math.inf
+    while time.monotonic() < deadline_s:
+        if is_over(session.view()):
+            deadline_s = min(deadline_s, time.monotonic() + CAUSE_PATIENCE_S)
+        session.drain_notices()  # they become events
+        fresh = (event for event in session.events.latest_first() if event is not session.events.seam)
+        news = [event for event in fresh if event not in seen][::-1]
+        seen.update(news)
+        if wanted := wish.among(news):
+            _print_events(session, wanted, wish)
+        await asyncio.sleep(POLL_S)
+
+
+def _print_events(session: RemoteSession, found: Sequence[Event], wish: _EventWish) -> None:
+    if wish.is_json:
+        now_s = time.monotonic()
+        rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
+        clocks = {"at_s", "wall_offset_s"}
+        print_json({"events": [{key: value for key, value in row.items() if key not in clocks} for row in rows]})
+        return
+    times = [session.time_text(event) for event in found]
+    width = max(map(len, times), default=0)
+    for event, at in zip(found, times, strict=True):
+        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+    sys.stdout.flush()
 
 
 async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:

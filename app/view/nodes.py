@@ -215,6 +215,12 @@ def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> s
     return clean(f"{also}: {'; '.join(parts)}", LINE_LIMIT)
 
 
+def is_about_other_jobs(text: str, shown: str) -> bool:
+    """Return whether a text is such a line, whether or not a job was shown yet."""
+    head, here, _ = text.partition("on these nodes: ")
+    return bool(here) and head in {"", f"job {shown} is shown; also "}
+
+
 def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:
     """Return shorter lines about other jobs, the longest first; all keep the whole command."""
     beside = [row for row in others if row.is_concurrent]

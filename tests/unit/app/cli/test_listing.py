@@ -19,8 +19,11 @@ from agent.wire.logs import LogLine
 from app.cli import chosen_hosts, hosts, listing
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
+from app.diagnosis.causes import Severity
 from app.errors import UsageError
+from app.recording.events import EventKind
 from app.session.log_pulls import Begun
+from app.view.summary import is_over
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         (["logs", "--since", "10"], "as 90s, 10m"),
         (["logs", "--since", "10min"], "as 90s, 10m"),
         (["logs", "--since", ""], "as 90s, 10m"),
+        (["events", "--since", "10min"], "as 90s, 10m"),
         (["completion", "tcsh"], "tcsh"),
         (["record"], "FILE"),
     ],
@@ -203,6 +207,67 @@ def test_ranks_of_which_the_job_has_one_and_its_launcher_are_right(
     assert CliRunner().invoke(rankdeck, argv, standalone_mode=False).exception is None
 
 
+OTHERS = "on these nodes: job boom, starting; rankdeck attach boom"
+
+
+class Remembered(SimSource):
+    """A session of a job whose nodes remember some events; with each later view something more happens."""
+
+    def __init__(self, num_later: int = 0) -> None:
+        self._sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        self._sim.run_to_step(3)
+        super().__init__(self._sim.view)
+        self._later = [f"later {number}" for number in range(num_later)]
+
+    def view(self) -> View:
+        self.num_views += 1
+        if self.num_views > 1 and self._later:
+            self.events.add_event(self._later.pop(0), time.monotonic())
+        elif self.num_views > 1 and self._sim.view().job() is not None:
+            self._sim.stop()
+            self._sim.run_until(lambda: is_over(self._sim.view()), 60.0, "its end")
+        return self._make_view()
+
+    async def reach_back(self, _until_s: float) -> None:
+        """Remember."""
+        now_s = time.monotonic()
+        for text, age_s in (("old", 90.0), (OTHERS, 60.0), (f"job demo is shown; also {OTHERS}", 30.0), ("new", 5.0)):
+            self.events.add_event(text, now_s - age_s, EventKind.NOTE, Severity.QUIET)
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        ([], ["old", OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
+        (["--since", "1m10s"], [OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
+        (["demo"], ["old", "new"]),
+        (["demo", "--since", "1m"], ["new"]),
+    ],
+)
+def test_events_are_of_the_job_that_is_named_and_as_old_as_wanted(
+    argv: list[str], found: list[str], looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Remembered())
+
+    printed = CliRunner().invoke(rankdeck, ["events", *argv], standalone_mode=False, catch_exceptions=False).stdout
+
+    assert [re.split(r"  INFO +", line)[1] for line in printed.splitlines()] == found
+
+
+def test_events_are_followed_to_the_end_of_the_job(
+    looked_at: Callable[[SimSource], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "CAUSE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(listing, "follow_one_job", lambda _session: None)
+    looked_at(Remembered(num_later=2))
+
+    argv = ["events", "demo", "--since", "10s", "-f", "--json"]
+    printed = CliRunner().invoke(rankdeck, argv, standalone_mode=False, catch_exceptions=False).stdout
+
+    pieces = [[event["text"] for event in json.loads(line)["events"]] for line in printed.splitlines()]
+    assert pieces == [["new"], ["later 0"], ["later 1"]]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_told_how_to_complete(shell: str) -> None:
     printed = CliRunner().invoke(rankdeck, ["completion", shell], catch_exceptions=False).stdout
@@ -216,6 +281,7 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
         ("rankdeck st", {"stacks", "start", "status", "stop", "stragglers"}),
         ("rankdeck logs --gr", {"--grep"}),
         ("rankdeck logs --si", {"--since"}),
+        ("rankdeck events --si", {"--since"}),
         ("rankdeck logs --since 1", {"1s", "1m", "1h", "1d"}),
         ("rankdeck run train.py --config co", {"co"}),
         ("rankdeck exec -- ./lau", {"./lau"}),

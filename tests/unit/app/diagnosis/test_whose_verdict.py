@@ -14,6 +14,7 @@ from app.errors import ExitCode
 from app.model.cluster import Cluster
 from app.model.job_choice import NEVER, JobChoice
 from app.recording.events import EventKind, EventLog
+from app.view.nodes import is_about_other_jobs
 from app.view.rows import Headline
 from app.view.summary import exit_code, headline_hint, headline_text, status_object, summary_lines, summary_object
 from app.view.view import View
@@ -113,6 +114,8 @@ def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, 
     how = "running" if is_hurt else "frozen rank 1"
     line = f"job {job_id} is shown; also on these nodes: job {other}, {how}; rankdeck attach {other}"
     assert view.other_jobs_text == line
+    assert is_about_other_jobs(line, job_id)
+    assert is_about_other_jobs(line.partition("; also ")[2], job_id), "as while no job is shown"
     (row,) = status_object(view)["other_jobs"]
     assert (row["cause"], row["culprits"]) == ((None, []) if is_hurt else ("frozen", [1]))
     assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())

@@ -22,7 +22,7 @@ from app.cli.headless import CAUSE_PATIENCE_S, print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
 from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
-from app.errors import UsageError
+from app.errors import ExitCode, UsageError
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
@@ -32,7 +32,7 @@ from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_
 from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
-from app.view.summary import is_over
+from app.view.summary import headline_text, is_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -281,11 +281,13 @@ class _Table(NamedTuple):
 def _list(
     table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str
 ) -> None:
-    """Print rows, and end with the exit code of `status`."""
+    """Print rows, and end with the exit code of `status`; what it stands for is printed on standard error."""
     widths: dict[str, int] = {}
+    headline = ""
 
     def show(view: View) -> None:
-        found = table.rows(view)
+        nonlocal headline
+        found, headline = table.rows(view), headline_text(view)
         if is_json:
             print_json({"job_id": view.job_id, table.name: json_value(found)})
         elif view.job() is None:
@@ -294,7 +296,10 @@ def _list(
             click.echo("\n".join(table.lines(found, widths)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
-        raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))
+        code = asyncio.run(look(session, show, is_watching=is_watching))
+    if code is not ExitCode.WELL and not is_json:
+        print_line(f"rankdeck: exit code {int(code)}: {headline}")
+    raise SystemExit(code)
 
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:

@@ -102,10 +102,15 @@ def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str
     assert wish.untimed == {"gpu1"}
 
 
-class Printed(SimSource):
-    """A session of a job that has restarted since its first lines."""
+class Looked(SimSource):
+    """A session on some hosts."""
 
     title = "rankdeck on h1"
+
+
+class Printed(Looked):
+    """A session of a job that has restarted since its first lines."""
+
     has_all_lines = True
 
     def __init__(self) -> None:
@@ -205,6 +210,28 @@ def test_ranks_of_which_the_job_has_one_and_its_launcher_are_right(
     looked_at(Printed())
 
     assert CliRunner().invoke(rankdeck, argv, standalone_mode=False).exception is None
+
+
+@pytest.mark.parametrize("verb", ["barriers", "memory", "ranks", "stragglers"])
+def test_an_exit_code_that_is_not_0_comes_with_the_sentence_that_it_stands_for(
+    verb: str, looked_at: Callable[[SimSource], None]
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    looked_at(Looked(sim.view))
+    well = CliRunner().invoke(rankdeck, [verb], standalone_mode=False)
+    sim.freeze(1)
+    sim.run_until(lambda: bool(sim.verdicts()), 60.0, "a verdict")
+
+    printed = CliRunner().invoke(rankdeck, [verb], standalone_mode=False)
+    as_json = CliRunner().invoke(rankdeck, [verb, "--json"], standalone_mode=False)
+
+    (sentence,) = (verdict.text for verdict in sim.verdicts())
+    assert (well.exit_code, well.stderr) == (0, "")
+    assert printed.exit_code == 10
+    assert printed.stderr == f"rankdeck: exit code 10: CRITICAL  {sentence}\n"
+    assert sentence not in printed.stdout
+    assert (as_json.exit_code, as_json.stderr) == (10, "")
 
 
 OTHERS = "on these nodes: job boom, starting; rankdeck attach boom"

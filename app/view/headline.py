@@ -33,7 +33,7 @@ from app.text import (
     rate_text,
     seconds_text,
 )
-from app.view.nodes import disbelief_text
+from app.view.nodes import disbelief_text, ended_jobs_text, new_nodes_text
 from app.view.rows import Headline, RootCauseRow
 from app.view.verdict_text import PHASE_TEXTS, sentence, unseen_text
 from ddpcore.wire import Anomaly, Phase
@@ -132,6 +132,15 @@ def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
     indices = [cluster.nodes[name].index for name in names]
     ages_s = nodes.age_s[indices][~nodes.is_unheard[indices]]
     return f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
+
+
+def idle_headline(cluster: Cluster, attach: str) -> Headline:
+    """Return the headline of nodes without a job to show, which names those that have ended; `attach` as of a view."""
+    up = f"{len(cluster.nodes)} node{'' if len(cluster.nodes) == 1 else 's'} up"
+    ended = sorted(clean_name(job.job_id) for job in cluster.jobs.values() if job.is_ended())
+    is_idle = not any(job.is_under_way() for job in cluster.jobs.values())
+    jobs = f"{up}; no job runs; {ended_jobs_text(ended, attach)}" if ended and is_idle else f"{up}, no job yet"
+    return _line(Severity.QUIET, "; ".join(filter(None, (jobs, new_nodes_text(cluster.new_nodes)))))
 
 
 def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:

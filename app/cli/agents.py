@@ -20,7 +20,7 @@ from app.cli.chosen_hosts import on_each, print_each
 from app.cli.headless import print_line, waiting_for
 from app.cli.inventory_file import named_hosts
 from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
-from app.errors import AgentUnreachableError, ExitCode, NoAgentError
+from app.errors import AgentUnreachableError, ExitCode, NoAgentError, UsageError
 from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
 from app.inventory.inventory import HostEntry
 from app.paths import make_room_for_nodes
@@ -39,9 +39,19 @@ if TYPE_CHECKING:
     from app.preflight.findings import HostFindings, Preflight
 
 
+def _refuse_host_option(context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> None:
+    """Refuse `--host`, by which the commands that watch or start a job name theirs."""
+    if names:
+        command = clean(shlex.join(["rankdeck", str(context.info_name), *names]), LINE_LIMIT)
+        raise UsageError(f"{context.info_name} takes hosts without --host", command)
+
+
 def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
     """Add the argument and option that choose the hosts a command manages; no job is chosen."""
-    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(exclude_option(command))
+    host_option = click.option(
+        "--host", multiple=True, hidden=True, expose_value=False, is_eager=True, callback=_refuse_host_option
+    )
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(exclude_option(host_option(command)))
 
 
 @click.command()

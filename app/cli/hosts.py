@@ -52,7 +52,9 @@ from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.stack_text import picture_lines, summary_text
 from app.text import clean, nodes_text
+from app.view.nodes import ended_jobs_text
 from app.view.summary import (
+    ENDED,
     exit_code,
     headline_hint,
     headline_text,
@@ -124,12 +126,13 @@ def attach(*, wanted: HostsWanted, job_id: str, headless: bool, is_json: bool, *
 def status(*, wanted: HostsWanted, job_id: str, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print the state of hosts, and of a job.
 
-    Without JOB it is the one that was started last of those under way. Exit code 10 while a verdict stands, as for a
-    lost host of the job, 1 if the job has failed. A wait below 10 s is a WARNING and no verdict yet: 0. See `help
-    exit-codes`.
+    Without JOB it is the one that was started last of those under way, else the one that ended last. Exit code 10 while
+    a verdict stands, as for a lost host of the job, 1 if the job has failed. A wait below 10 s is a WARNING and no
+    verdict yet: 0. See `help exit-codes`.
     """
     with looking_on(wanted, job_id, settings) as session:
-        code = asyncio.run(look(session, partial(_print_status, is_json=is_json), is_watching=is_watching))
+        show = partial(_print_status, is_json=is_json, attach="" if job_id else session.attach_command)
+        code = asyncio.run(look(session, show, is_watching=is_watching))
     raise SystemExit(code)
 
 
@@ -251,7 +254,8 @@ def _nodes_line(view: View) -> str:
     return ", ".join(f"{nodes_text(nodes)}: {state}" for state, nodes in by_state.items())
 
 
-def _print_status(view: View, *, is_json: bool) -> None:
+def _print_status(view: View, *, is_json: bool, attach: str = "") -> None:
+    """Print the status; where the job shown has ended, with the names of others if `attach` shows one of them."""
     if is_json:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
@@ -260,6 +264,9 @@ def _print_status(view: View, *, is_json: bool) -> None:
             click.echo(f"  {hint}")
         if view.other_jobs_text:
             click.echo(view.other_jobs_text)
+        ended = [row.job_id for row in view.other_jobs() if row.state in ENDED and not row.is_concurrent]
+        if ended and attach and is_over(view):
+            click.echo(f"also {ended_jobs_text(sorted(ended), attach)}")
         if view.job() is not None:
             click.echo("\n".join(summary_lines(summary_object(view), headline=view.headline().text)))
 
@@ -270,7 +277,7 @@ LOOK_PERIOD_S = 1.0
 
 @click.command()
 @click.option("--looks", type=click.IntRange(2, 60), default=3, show_default=True, help="How often to look, 1 s apart")
-@click.option("--watch", "is_watching", is_flag=True, help="Inspect again and again, until Ctrl-C")
+@click.option("--watch", "is_watching", is_flag=True, help="Inspect until Ctrl-C; with --json an object each time")
 @click.option("--console", "is_on_screen", is_flag=True, help="Show it in the console, with a look every 1.5 s")
 @read_only_option
 @click.option(

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,19 +18,21 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.cli.chosen_hosts import HostsWanted, takes_hosts
-from app.cli.headless import print_line, waiting_for
+from app.cli.headless import CAUSE_PATIENCE_S, print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
 from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
 from app.cli.settings_options import takes_settings
+from app.errors import ExitCode, UsageError
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
 from app.session.log_pulls import AttemptMarks, in_time_order
-from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color
+from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text
+from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
-from app.view.summary import is_over
+from app.view.summary import headline_text, is_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,19 +49,18 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
 NO_JOB = "no job is known there"
-NO_RANK = "there is no such rank"
+NO_ROW = "nothing is known of these ranks yet"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
+def _ranks(context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
     """Return the chosen ranks: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
     if value is None:
         return None
     found = read_filter(f"rank={value}", LOG_KEYS)
-    if isinstance(found, WrongFilter):
-        raise click.BadParameter(found.why)
-    if len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
-        raise click.BadParameter("numbers and ranges, as in 0,3-5")
+    if isinstance(found, WrongFilter) or len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
+        launcher = " or launcher" if context.command.name == "logs" else ""
+        raise click.BadParameter(f"'{clean(value)}' is no rank: numbers and ranges, as in 0,3-5{launcher}")
     return found.terms[0]
 
 
@@ -88,8 +90,22 @@ rank_option = click.option(
     "--rank", "wanted_ranks", callback=_ranks, metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
 )
 
+follow_option = click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
+since_option = click.option(
+    "--since",
+    "max_age_s",
+    callback=_duration,
+    shell_complete=_complete_duration,
+    metavar="TIME",
+    help="Only what is no older, as 90s, 10m or 2h",
+)
 
-def lists_rows(command: Callable[..., None]) -> Callable[..., None]:
+
+def _json_option(help_text: str) -> Callable[..., Any]:
+    return click.option("--json", "is_json", is_flag=True, help=help_text)
+
+
+def lists_rows(command: Callable[..., None], json_option: Callable[..., Any] = json_option) -> Callable[..., None]:
     """Add the options that the commands of rows share."""
     for option in (job_argument, takes_hosts, takes_settings, json_option):
         command = option(command)
@@ -155,44 +171,44 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 
 
 @click.command()
-@lists_rows
-def events(*, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str) -> None:
+@follow_option
+@since_option
+@partial(lists_rows, json_option=_json_option("One JSON object on stdout; with -f another one whenever there is news"))
+def events(
+    *, is_following: bool, max_age_s: float | None, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str
+) -> None:
     """Print what has happened, as far as the agents remember.
 
-    Verdicts, nodes, checkpoints, actions.
+    Verdicts, nodes, checkpoints, actions; without JOB also which other jobs run there.
     """
+    wish = _EventWish(is_json, job_id, max_age_s)
     with looking_on(wanted, job_id, settings) as session:
-        found = asyncio.run(_events(session))
-    _print_events(session, found, is_json=is_json)
-    if (seam := session.events.seam) is not None:
-        print_line(f"rankdeck: {seam.text.removeprefix('attached; ')}")
+        asyncio.run(_events(session, wish, is_following=is_following))
 
 
-def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bool) -> None:
-    if is_json:
-        now_s = time.monotonic()
-        rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
-        clocks = {"at_s", "wall_offset_s"}
-        print_json({"events": [{key: value for key, value in row.items() if key not in clocks} for row in rows]})
-        return
-    times = [session.time_text(event) for event in found]
-    width = max(map(len, times), default=0)
-    for event, at in zip(found, times, strict=True):
-        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+class _EventWish(NamedTuple):
+    """The events that the user wants, and whether as JSON.
+
+    Attributes:
+        job_id: Job that was named: lines about other jobs are left out then; empty for whichever is shown.
+    """
+
+    is_json: bool
+    job_id: str
+    max_age_s: float | None
+
+    def among(self, found: Iterable[Event]) -> list[Event]:
+        """Return the events that are wanted, in their order."""
+        from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
+        recent = (event for event in found if event.at_s >= from_s)
+        return [event for event in recent if not (self.job_id and is_about_other_jobs(event.text, self.job_id))]
 
 
 @click.command()
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
+@follow_option
 @rank_option
 @click.option("--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found")
-@click.option(
-    "--since",
-    "max_age_s",
-    callback=_duration,
-    shell_complete=_complete_duration,
-    metavar="TIME",
-    help="Only lines that are no older, as 90s, 10m or 2h",
-)
+@since_option
 @click.option(
     "-n",
     "--tail",
@@ -201,7 +217,7 @@ def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bo
     metavar="N",
     help="Only the last N, of all ranks together [all]",
 )
-@lists_rows
+@partial(lists_rows, json_option=_json_option("One JSON object for each line"))
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 
@@ -235,8 +251,12 @@ class _LineWish(NamedTuple):
             elif self.max_age_s is not None and line.age_s > self.max_age_s:
                 continue
             is_its = line.job_id in ("", job_id) and (self.pattern is None or self.pattern.search(line.text))
-            if is_its and (self.ranks is None or any(a <= line.rank <= b for a, b in self.ranks.ranges)):
+            if is_its and self.takes(line.rank):
                 yield at_s, node, line
+
+    def takes(self, rank: int) -> bool:
+        """Return whether the lines of a rank, or of the launcher, are wanted."""
+        return self.ranks is None or any(first <= rank <= last for first, last in self.ranks.ranges)
 
     def attempts(self, session: RemoteSession, job_id: str) -> list[Begun]:
         """Return the restart of a job that is marked between its lines; none in JSON, nor where `--grep` chooses."""
@@ -255,17 +275,19 @@ class _Table(NamedTuple):
     name: str
     rows: Callable[[View], Sequence[Any]]
     lines: Callable[[Sequence[Any], dict[str, int]], list[str]]
-    nothing: Callable[[View], str] = lambda _view: NO_RANK
+    nothing: Callable[[View], str] = lambda _view: NO_ROW
 
 
 def _list(
     table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str
 ) -> None:
-    """Print rows, and end with the exit code of `status`."""
+    """Print rows, and end with the exit code of `status`; what it stands for is printed on standard error."""
     widths: dict[str, int] = {}
+    headline = ""
 
     def show(view: View) -> None:
-        found = table.rows(view)
+        nonlocal headline
+        found, headline = table.rows(view), headline_text(view)
         if is_json:
             print_json({"job_id": view.job_id, table.name: json_value(found)})
         elif view.job() is None:
@@ -274,11 +296,25 @@ def _list(
             click.echo("\n".join(table.lines(found, widths)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
-        raise SystemExit(asyncio.run(look(session, show, is_watching=is_watching)))
+        code = asyncio.run(look(session, show, is_watching=is_watching))
+    if code is not ExitCode.WELL and not is_json:
+        print_line(f"rankdeck: exit code {int(code)}: {headline}")
+    raise SystemExit(code)
 
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
-    return None if wanted is None else np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+    """Return the ranks of the job that were chosen; None where all are.
+
+    Raises:
+        UsageError: The job has none of them.
+    """
+    if wanted is None:
+        return None
+    chosen: list[int] = np.flatnonzero(wanted.among(np.arange(view.num_ranks))).tolist()
+    if view.num_ranks and not chosen:
+        has = f"job {clean_name(view.job_id)} has {ranks_text(range(view.num_ranks))}"
+        raise UsageError(has, "--rank names others")
+    return chosen
 
 
 def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
@@ -290,18 +326,61 @@ def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
 
 def _no_pace(view: View) -> str:
     summary = None if view.pace is None else view.pace.summary()
-    return NO_RANK if summary is None or summary.num_rows else summary.text
+    return NO_ROW if summary is None or summary.num_rows else summary.text
 
 
-async def _events(session: RemoteSession) -> list[Event]:
+async def _events(session: RemoteSession, wish: _EventWish, *, is_following: bool) -> None:
+    """Print the events that the nodes remember, and with `is_following` new ones until the job has ended."""
+    if is_following:
+        follow_one_job(session)
     try:
-        await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
-        reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
-        with waiting_for(lambda: session.reading or session.title):
-            await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
-        return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
+        found = await _past_events(session)
+        _print_events(session, wish.among(found), wish)
+        if (seam := session.events.seam) is not None:
+            reach = seam.text.removeprefix("attached; ")
+            print_line(f"rankdeck: {reach if wish.max_age_s is None else reach.replace('above are', 'of', 1)}")
+        if is_following:
+            await _follow_events(session, wish, set(found))
     finally:
         await session.close()
+
+
+async def _past_events(session: RemoteSession) -> list[Event]:
+    """Connect, and return the events that the nodes remember; the caller closes the session."""
+    await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
+    reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
+    with waiting_for(lambda: session.reading or session.title):
+        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
+    return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
+
+
+async def _follow_events(session: RemoteSession, wish: _EventWish, seen: set[Event]) -> None:
+    """Print events that were not seen until the job has ended, and for as long as a verdict on a death may take."""
+    deadline_s = math.inf
+    while time.monotonic() < deadline_s:
+        if is_over(session.view()):
+            deadline_s = min(deadline_s, time.monotonic() + CAUSE_PATIENCE_S)
+        session.drain_notices()  # they become events
+        fresh = (event for event in session.events.latest_first() if event is not session.events.seam)
+        news = [event for event in fresh if event not in seen][::-1]
+        seen.update(news)
+        if wanted := wish.among(news):
+            _print_events(session, wanted, wish)
+        await asyncio.sleep(POLL_S)
+
+
+def _print_events(session: RemoteSession, found: Sequence[Event], wish: _EventWish) -> None:
+    if wish.is_json:
+        now_s = time.monotonic()
+        rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
+        clocks = {"at_s", "wall_offset_s"}
+        print_json({"events": [{key: value for key, value in row.items() if key not in clocks} for row in rows]})
+        return
+    times = [session.time_text(event) for event in found]
+    width = max(map(len, times), default=0)
+    for event, at in zip(found, times, strict=True):
+        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+    sys.stdout.flush()
 
 
 async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None, is_following: bool) -> None:
@@ -319,6 +398,8 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             while lines := await _more_lines(session):
                 kept += wish.among(lines, job_id)
         merged = in_time_order(kept)
+        if not kept and not wish.takes(LAUNCHER_RANK):
+            _chosen(session.view(), wish.ranks)  # the lines of an attempt with more ranks may be there
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
         if latest:
             _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)
@@ -327,16 +408,37 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
         if (job := session.view().job()) is not None and job.is_adopted:
             print_line(f"rankdeck: what the ranks of {job_id} print stays where their launcher puts it")
-        is_over_there = not is_following
-        while not is_over_there:
-            is_over_there = is_over(session.view())
-            await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
-            for notice in session.drain_notices():
-                print_line(f"rankdeck: {notice}")
-            while lines := await _more_lines(session):
-                _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
+        if is_following:
+            await _follow_lines(session, wish, job_id, marks)
     finally:
         await session.close()
+
+
+async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, marks: AttemptMarks) -> None:
+    """Print new lines until the job has ended."""
+    is_over_there = False
+    while not is_over_there:
+        is_over_there = is_over(session.view())
+        await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
+        for notice in session.drain_notices():
+            print_line(f"rankdeck: {notice}")
+        while lines := await _more_lines(session):
+            _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
+
+
+async def _lines_there(session: RemoteSession, wish: _LineWish, job_id: str) -> list[DatedLine]:
+    """Return the existing lines that match.
+
+    Raises:
+        UsageError: There are none, and the job has none of the ranks.
+    """
+    found: list[DatedLine] = []
+    with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
+        while lines := await _more_lines(session):
+            found += wish.among(lines, job_id)
+    if not found and not wish.takes(LAUNCHER_RANK):
+        _chosen(session.view(), wish.ranks)  # an earlier attempt with more ranks has lines
+    return found
 
 
 async def _more_lines(session: RemoteSession) -> list[DatedLine]:

@@ -105,7 +105,7 @@ COMMANDS = {
     "demo": ("app.cli.run", "--fault freeze:2@10"),
     "doctor": ("app.cli.agents", "gpu1 gpu2 --all"),
     "down": ("app.cli.agents", "--kill-jobs"),
-    "events": ("app.cli.listing", "gpt"),
+    "events": ("app.cli.listing", "gpt --since 10m -f"),
     "env": ("app.cli.exec", "--name gpt"),
     "evidence": ("app.cli.evidence", "gpt --output hang.zip"),
     "exec": ("app.cli.exec", "-- torchrun --nproc-per-node 4 train.py"),

@@ -79,7 +79,10 @@ exclude_option = click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
 )
 watch_option = click.option(
-    "--watch", "is_watching", is_flag=True, help="Print it again every second until the job has ended"
+    "--watch",
+    "is_watching",
+    is_flag=True,
+    help="Print it again every second until the job has ended; with --json an object each time",
 )
 
 

@@ -231,13 +231,15 @@ class Cluster:
             job.put_ranks(batch, np.flatnonzero(whose == place))
 
     def current_job(self) -> JobModel | None:
-        """Return the job to show where none is asked for: under way before ended, a later start first.
+        """Return the job to show where none is asked for: under way before ended, a later start or a later end first.
 
         Never one that is only prepared, nor one that had ended before its agents began; None where there is no other.
         """
         latest_first = list(self.jobs.values())[::-1]
-        known = (job for job in latest_first if not job.is_only_prepared() and not job.together.is_past)
-        return max(known, key=lambda job: (job.is_under_way(), job.started_s), default=None)
+        known = [job for job in latest_first if not job.is_only_prepared() and not job.together.is_past]
+        under_way = [job for job in known if job.is_under_way()]
+        latest_end = max(known, key=ended_s, default=None) if not under_way else None
+        return max(under_way, key=lambda job: job.started_s, default=latest_end)
 
     def validate(self) -> None:
         assert len(self.jobs) <= MAX_JOBS
@@ -322,3 +324,8 @@ def _still(thing: Thing) -> Thing:
         if isinstance(value, np.ndarray | list | dict | deque):
             setattr(copied, name, value.copy())
     return copied
+
+
+def ended_s(job: JobModel) -> float:
+    """Return when the last node of an ended job ended it, as the nodes report."""
+    return max((assignment.began_s for assignment in job.assignments.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""Which job is shown: the one that is asked for, else the one under way or started last.
+"""Which job is shown: the one that is asked for, else the one under way that was started last, else the last to end.
 
 A session asks for the job that it has started. A console that only watches stays with the job shown while that runs,
 until another one is started after it.
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.model.cluster import ended_s
+
 if TYPE_CHECKING:
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 NEVER = 2**63
 """Attempt of a job that has not been started yet."""
+TOGETHER_S = 1.0
+"""Seconds between two ends between which neither is taken for the later one."""
 
 
 class JobChoice:
@@ -38,7 +42,11 @@ class JobChoice:
             job = cluster.jobs.get(self.wanted)
             return "" if job is None or job.attempt < self._attempt else self.wanted
         best, shown = cluster.current_job(), cluster.jobs.get(self._shown)
-        if shown is None or not self._has_seen_run or self._is_followed_by(shown, best):
+        if (
+            shown is None
+            or not (self._has_seen_run or _ended_together(shown, best))
+            or self._is_followed_by(shown, best)
+        ):
             shown = best
         if shown is None:
             self._shown, self._has_seen_run = "", False
@@ -53,6 +61,13 @@ class JobChoice:
         if self.stays or best is None or not shown.is_ended():
             return False
         return best.is_under_way() and best.started_s > shown.started_s
+
+
+def _ended_together(shown: JobModel, best: JobModel | None) -> bool:
+    """Return whether both ended at about the same moment: which was the later one changes from report to report."""
+    if best is None or not (shown.is_ended() and best.is_ended()) or shown.together.is_past:
+        return False
+    return abs(ended_s(shown) - ended_s(best)) < TOGETHER_S
 
 
 def _are_all_known(cluster: Cluster) -> bool:

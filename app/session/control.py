@@ -25,6 +25,7 @@ from app.session.audit import AuditedAction
 from app.session.master_addr import master_addrs
 from app.session.remote_job import (
     RunRequest,
+    ended_before_text,
     in_order,
     latest_status,
     next_attempt,
@@ -98,8 +99,12 @@ class JobControl:
 
     async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
-        missing = await self._end(job_id, is_agreed=is_agreed)
-        return self._logged(f"job {job_id} {await self._how_it_ends(job_id)}{missing}")
+        statuses = await self.statuses(job_id)
+        await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
+        asked, num_nodes = of_latest_attempt(statuses), latest_status(statuses).num_nodes
+        how = ended_before_text(asked) if has_ended(statuses) else await self._how_it_ends(job_id)
+        few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
+        return self._logged(f"job {job_id} {how}{few if len(asked) < num_nodes else ''}")
 
     async def _how_it_ends(self, job_id: str) -> str:
         """Return how a job that was asked to end ends, by its first node: it knows whether its ranks can agree."""
@@ -222,14 +227,6 @@ class JobControl:
         wish = self._num_wishes
         async with self._beginning:
             return wish
-
-    async def _end(self, job_id: str, *, is_agreed: bool) -> str:
-        """Ask the nodes that know a job to end it; return a remark on its other nodes, or an empty string."""
-        statuses = await self.statuses(job_id)
-        await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
-        asked, num_nodes = of_latest_attempt(statuses), latest_status(statuses).num_nodes
-        few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
-        return few if len(asked) < num_nodes else ""
 
     async def _begun(self, job_id: str) -> dict[str, JobStatus]:
         """Return the status of a job by node; what a lost console has prepared and not begun is aborted first."""

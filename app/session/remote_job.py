@@ -22,7 +22,7 @@ from app.inventory.jobs import is_variable
 from app.inventory.program import is_utf8
 from app.settings.keys import nearest_text
 from app.ssh.config import LOOPBACK
-from app.text import NAME_LIMIT, attempt_text, clean, clean_name, nodes_text
+from app.text import NAME_LIMIT, attempt_text, clean, clean_name, nodes_text, seconds_text
 from app.view.actions import max_ranks
 from ddpcore.wire_launch import is_of_launcher
 
@@ -312,6 +312,23 @@ def end_states(statuses: Mapping[str, JobStatus]) -> dict[str, JobState]:
         return is_victim and bool(stopped_s) and one.state_s < max(stopped_s) + STOP_MARGIN_S
 
     return {node: JobState.STOPPED if is_stopped(one) else one.state for node, one in statuses.items()}
+
+
+_ENDED_TEXTS = {
+    JobState.FAILED: "failed before",
+    JobState.LOST: "was lost before",
+    JobState.STOPPED: "was stopped before",
+    JobState.SUCCEEDED: "succeeded before",
+}
+"""States of an ended job on one node, the worst first, as an answer to who stops it."""
+
+
+def ended_before_text(statuses: Mapping[str, JobStatus]) -> str:
+    """Return `was stopped before, 12 s ago` of an ended job; without the time where a node has booted since."""
+    states = set(end_states(statuses).values())
+    how = next(text for state, text in _ENDED_TEXTS.items() if state in states)
+    is_known = all(one.age_s is not None for one in statuses.values())
+    return f"{how}, {seconds_text(min(one.state_s for one in statuses.values()))} ago" if is_known else how
 
 
 def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:

@@ -236,7 +236,7 @@ class RemoteSession(Session):
         if job_id not in known:
             unasked = sorted(set(self._hosts.names) - set(reports))
             unknown = unknown_job_text(job_id, known, list(reports), unasked)
-            raise UsageError(unknown, self._hosts.command("status") + " shows the last one")
+            raise UsageError(unknown, self._hosts.command("status JOB") + " shows one of them" if known else "")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence about it.

@@ -33,7 +33,7 @@ from app.text import (
     rate_text,
     seconds_text,
 )
-from app.view.nodes import disbelief_text
+from app.view.nodes import disbelief_text, ended_jobs_text, new_nodes_text
 from app.view.rows import Headline, RootCauseRow
 from app.view.verdict_text import PHASE_TEXTS, sentence, unseen_text
 from ddpcore.wire import Anomaly, Phase
@@ -134,6 +134,15 @@ def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
     return f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
 
 
+def idle_headline(cluster: Cluster, attach: str) -> Headline:
+    """Return the headline of nodes without a job to show, which names those that have ended; `attach` as of a view."""
+    up = f"{len(cluster.nodes)} node{'' if len(cluster.nodes) == 1 else 's'} up"
+    ended = sorted(clean_name(job.job_id) for job in cluster.jobs.values() if job.is_ended())
+    is_idle = not any(job.is_under_way() for job in cluster.jobs.values())
+    jobs = f"{up}; no job runs; {ended_jobs_text(ended, attach)}" if ended and is_idle else f"{up}, no job yet"
+    return _line(Severity.QUIET, "; ".join(filter(None, (jobs, new_nodes_text(cluster.new_nodes)))))
+
+
 def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:
     """Return the headline of a job without a verdict."""
     if row.state == "prepared":
@@ -141,7 +150,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state == "stopping":
         how, _, then = (row.detail or "stopping").partition("; ")
         left = f"job {row.job_id} is {how}: {_alive(job, found)} of {job.world_size} ranks are left"
-        return _line(Severity.QUIET, "; ".join(filter(None, (left, then))))
+        return _line(Severity.QUIET, f"{left}; {then}" if then and not found.facts.is_dead.all() else left)
     if row.state == "restarting":
         return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
     if job.is_ended():

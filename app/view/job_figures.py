@@ -129,3 +129,11 @@ def _metrics(printed: Sequence[WorkerReport]) -> Iterator[Figure]:
         reported = [worker for worker in printed if worker.metrics.get(name) is not None]
         values = [worker.metrics[name] or 0.0 for worker in reported]
         yield _over_workers(METRIC_PREFIX + clean_name(name), values, reported)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Return the mean, NaN when a value is NaN; None without values."""
+    if not values:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.mean(np.asarray(values, np.float64)))

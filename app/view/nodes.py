@@ -13,6 +13,7 @@ import msgspec
 
 from agent.wire.machine import HostReport
 from app.diagnosis.causes import Severity
+from app.model.cluster import ended_s
 from app.model.job_model import Process
 from app.text import LINE_LIMIT, clean, clean_name, finite, nodes_text, ranges_text, ranks_text
 from app.view.rows import NodeRow, OtherJobRow
@@ -152,6 +153,7 @@ def _have_come(new_nodes: NewNodes) -> str:
 
 
 MAX_JOBS_NAMED = 3
+MAX_ENDED_NAMED = 8
 _BAD_ENDS = frozenset({"failed", "lost"})
 
 
@@ -181,8 +183,7 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
     verdicts = diagnosis.jobs[job.job_id].verdicts if job.job_id in diagnosis.jobs else []
     state, job_id = job.state(), clean_name(job.job_id)
     worst = verdicts[0] if verdicts and verdicts[0].severity is not Severity.QUIET else None
-    ended_s = max((assignment.began_s for assignment in job.assignments.values()), default=0.0)
-    has_failed_beside = state in _BAD_ENDS and shown is not None and ended_s > shown.started_s
+    has_failed_beside = state in _BAD_ENDS and shown is not None and ended_s(job) > shown.started_s
     if worst is None or job.is_ended():
         how = state
     else:
@@ -213,6 +214,20 @@ def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> s
     also = f"job {shown} is shown; also on these nodes" if shown else "on these nodes"
     parts = filter(None, ("; ".join(named), _command(beside, attach)))
     return clean(f"{also}: {'; '.join(parts)}", LINE_LIMIT)
+
+
+def ended_jobs_text(ended: Sequence[str], attach: str) -> str:
+    """Return `ended: boom, early, gpt (rankdeck status JOB)`, given the ids, clean; empty without any."""
+    more = f" and {len(ended) - MAX_ENDED_NAMED} more" if len(ended) > MAX_ENDED_NAMED else ""
+    command = attach.replace("attach JOB", "status JOB", 1)
+    how = f" ({command})" if command else ""
+    return f"ended: {', '.join(ended[:MAX_ENDED_NAMED])}{more}{how}" if ended else ""
+
+
+def is_about_other_jobs(text: str, shown: str) -> bool:
+    """Return whether a text is such a line, whether or not a job was shown yet."""
+    head, here, _ = text.partition("on these nodes: ")
+    return bool(here) and head in {"", f"job {shown} is shown; also "}
 
 
 def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:

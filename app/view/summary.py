@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from app.diagnosis.causes import Severity
+from app.diagnosis.causes import RankState, Severity
 from app.errors import ExitCode
 from app.text import bytes_text, json_value
 from app.view.rows import SCHEMA, SEVERITY_TEXTS
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from app.view.view import View
 
 
+_WITHOUT_ERROR = re.compile("[:;] ")
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
@@ -63,7 +65,7 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
         step = "" if row["step"] is None else f", step {row['step']}{'+' if row['is_step_least'] else ''}"
         on_node = f" on {row['node']}" if row["node"] else ""
-        lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
+        lines.append(f"  rank {row['rank']}{on_node}: {_how(row)}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
         if headline.startswith(verdict["text"]):
@@ -72,6 +74,12 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines
+
+
+def _how(row: dict[str, Any]) -> str:
+    """Return the state of a rank; of one that ended badly how, without its error: `killed by SIGTERM`."""
+    end = row["detail"] if row["state"] == RankState.EXITED else ""
+    return _WITHOUT_ERROR.split(end)[0] or str(row["state"])
 
 
 def exit_code(view: View, *, is_fault_unnamed: bool = False, must_succeed: bool = False) -> ExitCode:

@@ -22,8 +22,16 @@ from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.because_text import because_rows, differing_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
-from app.view.headline import LATE_WAIT_S, job_detail, job_headline, node_headline, root_cause_row, wait_text
-from app.view.job_figures import job_figures
+from app.view.headline import (
+    LATE_WAIT_S,
+    idle_headline,
+    job_detail,
+    job_headline,
+    node_headline,
+    root_cause_row,
+    wait_text,
+)
+from app.view.job_figures import job_figures, mean_of
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
     are_well,
@@ -142,9 +150,7 @@ class View:
         about_nodes = node_headline(self._cluster, self._diagnosis, self._job)
         row = self.job()
         if self._job is None or self._found is None or row is None:
-            num_nodes = len(self._cluster.nodes)
-            idle = f"{num_nodes} node{'' if num_nodes == 1 else 's'} up, no job yet"
-            return about_nodes or Headline(Severity.QUIET, "; ".join(filter(None, (idle, self.new_nodes))))
+            return about_nodes or idle_headline(self._cluster, self._attach)
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
         return job_headline(self._cluster, self._job, row, self._found, self.now_s)
@@ -242,7 +248,7 @@ class View:
         reports = [worker.report for worker in workers if worker.report is not None]
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
-            loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
+            loss_first=mean_of([report.loss_first for report in reports if report.loss_first is not None]),
             loss_last=None if self._job is None else self._job.mean_loss()[0],
         )
 
@@ -489,11 +495,3 @@ def _given(pace: RankPace) -> RankPace:
 def _place_of(job: JobModel, rank: int) -> str:
     worker = job.worker(rank)
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
-
-
-def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    """Return the mean, NaN when a value is NaN; None without values."""
-    if not len(values):
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.mean(np.asarray(values, np.float64)))

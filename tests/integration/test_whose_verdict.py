@@ -110,6 +110,7 @@ def test_after_a_job_that_failed_a_healthy_one_returns_0_and_after_down_and_up_n
     assert desk.run("up", "localhost")[0] == 0
     code, status = desk.json("status")
     assert (code, status["jobs"], status["verdicts"]) == (0, [], [])
+    assert "no job runs; ended: bad, good (rankdeck status JOB" in desk.run("status", *HERE)[1]
     assert desk.json("status", "bad")[1]["jobs"][0]["state"] == "failed", "who asks for it is answered"
 
 
@@ -135,6 +136,7 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
         code, _, said = desk.run(verb, "secund", *HERE, "--headless" if verb == "attach" else "--json")
         assert code == 2, said
         assert "there is no job secund on localhost; those there: first, second; the nearest is second" in said
+        assert "(rankdeck status JOB --host localhost shows one of them)" in said
 
 
 @pytest.mark.fault(row=23)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -15,15 +16,20 @@ import pytest
 from click.testing import CliRunner
 
 from agent.wire.logs import LogLine
-from app.cli import chosen_hosts, listing
+from app.cli import chosen_hosts, hosts, listing
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
+from app.diagnosis.causes import Severity
 from app.errors import UsageError
+from app.recording.events import EventKind
 from app.session.log_pulls import Begun
+from app.view.summary import is_over
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from app.session.log_pulls import DatedLine
     from app.session.remote_session import RemoteSession
     from app.view.view import View
@@ -33,7 +39,8 @@ if TYPE_CHECKING:
     ("argv", "words"),
     [
         (["logs", "--grep", "("], "unterminated subpattern"),
-        (["logs", "--rank", "two"], "as in 0,3-5"),
+        (["logs", "--rank", "two"], "'--rank': 'two' is no rank: numbers and ranges, as in 0,3-5 or launcher"),
+        (["ranks", "--rank", "a"], "'--rank': 'a' is no rank: numbers and ranges, as in 0,3-5"),
         (["ranks", "--rank", "1 node=x"], "as in 0,3-5"),
         (["memory", "--rank", ""], "as in 0,3-5"),
         (["events", "--watch"], "--watch"),
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
         (["logs", "--since", "10"], "as 90s, 10m"),
         (["logs", "--since", "10min"], "as 90s, 10m"),
         (["logs", "--since", ""], "as 90s, 10m"),
+        (["events", "--since", "10min"], "as 90s, 10m"),
         (["completion", "tcsh"], "tcsh"),
         (["record"], "FILE"),
     ],
@@ -94,10 +102,15 @@ def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str
     assert wish.untimed == {"gpu1"}
 
 
-class Printed(SimSource):
-    """A session of a job that has restarted since its first lines."""
+class Looked(SimSource):
+    """A session on some hosts."""
 
     title = "rankdeck on h1"
+
+
+class Printed(Looked):
+    """A session of a job that has restarted since its first lines."""
+
     has_all_lines = True
 
     def __init__(self) -> None:
@@ -164,6 +177,124 @@ async def test_rows_of_json_are_lines_of_ranks_alone(
     assert [row["text"] for row in rows] == ["loss 5", "loss 4", "loss 3"]
 
 
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimSource], None]:
+    """Return a function that puts a session in the place of the one that a command makes."""
+
+    async def first_view(session: SimSource, *, replays: bool = True) -> View:
+        return session.view()
+
+    def put(session: SimSource) -> None:
+        for module in (hosts, listing):
+            monkeypatch.setattr(module, "first_view", first_view)
+        monkeypatch.setattr(listing, "looking_on", lambda *_arguments: nullcontext(session))
+
+    return put
+
+
+@pytest.mark.parametrize("verb", ["ranks", "memory", "stragglers", "logs"])
+@pytest.mark.parametrize("chosen", ["9", "2-"])
+def test_ranks_that_the_job_does_not_have_are_a_wrong_option(
+    verb: str, chosen: str, looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Printed())
+
+    with pytest.raises(UsageError, match="job demo has ranks 0-1"):
+        rankdeck.main([verb, "--rank", chosen], standalone_mode=False)
+
+
+@pytest.mark.parametrize("argv", [["ranks", "--rank", "1,9"], ["logs", "--rank", "launcher"], ["logs", "--rank", "1-"]])
+def test_ranks_of_which_the_job_has_one_and_its_launcher_are_right(
+    argv: list[str], looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Printed())
+
+    assert CliRunner().invoke(rankdeck, argv, standalone_mode=False).exception is None
+
+
+@pytest.mark.parametrize("verb", ["barriers", "memory", "ranks", "stragglers"])
+def test_an_exit_code_that_is_not_0_comes_with_the_sentence_that_it_stands_for(
+    verb: str, looked_at: Callable[[SimSource], None]
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    looked_at(Looked(sim.view))
+    well = CliRunner().invoke(rankdeck, [verb], standalone_mode=False)
+    sim.freeze(1)
+    sim.run_until(lambda: bool(sim.verdicts()), 60.0, "a verdict")
+
+    printed = CliRunner().invoke(rankdeck, [verb], standalone_mode=False)
+    as_json = CliRunner().invoke(rankdeck, [verb, "--json"], standalone_mode=False)
+
+    (sentence,) = (verdict.text for verdict in sim.verdicts())
+    assert (well.exit_code, well.stderr) == (0, "")
+    assert printed.exit_code == 10
+    assert printed.stderr == f"rankdeck: exit code 10: CRITICAL  {sentence}\n"
+    assert sentence not in printed.stdout
+    assert (as_json.exit_code, as_json.stderr) == (10, "")
+
+
+OTHERS = "on these nodes: job boom, starting; rankdeck attach boom"
+
+
+class Remembered(SimSource):
+    """A session of a job whose nodes remember some events; with each later view something more happens."""
+
+    def __init__(self, num_later: int = 0) -> None:
+        self._sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        self._sim.run_to_step(3)
+        super().__init__(self._sim.view)
+        self._later = [f"later {number}" for number in range(num_later)]
+
+    def view(self) -> View:
+        self.num_views += 1
+        if self.num_views > 1 and self._later:
+            self.events.add_event(self._later.pop(0), time.monotonic())
+        elif self.num_views > 1 and self._sim.view().job() is not None:
+            self._sim.stop()
+            self._sim.run_until(lambda: is_over(self._sim.view()), 60.0, "its end")
+        return self._make_view()
+
+    async def reach_back(self, _until_s: float) -> None:
+        """Remember."""
+        now_s = time.monotonic()
+        for text, age_s in (("old", 90.0), (OTHERS, 60.0), (f"job demo is shown; also {OTHERS}", 30.0), ("new", 5.0)):
+            self.events.add_event(text, now_s - age_s, EventKind.NOTE, Severity.QUIET)
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        ([], ["old", OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
+        (["--since", "1m10s"], [OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
+        (["demo"], ["old", "new"]),
+        (["demo", "--since", "1m"], ["new"]),
+    ],
+)
+def test_events_are_of_the_job_that_is_named_and_as_old_as_wanted(
+    argv: list[str], found: list[str], looked_at: Callable[[SimSource], None]
+) -> None:
+    looked_at(Remembered())
+
+    printed = CliRunner().invoke(rankdeck, ["events", *argv], standalone_mode=False, catch_exceptions=False).stdout
+
+    assert [re.split(r"  INFO +", line)[1] for line in printed.splitlines()] == found
+
+
+def test_events_are_followed_to_the_end_of_the_job(
+    looked_at: Callable[[SimSource], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "CAUSE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(listing, "follow_one_job", lambda _session: None)
+    looked_at(Remembered(num_later=2))
+
+    argv = ["events", "demo", "--since", "10s", "-f", "--json"]
+    printed = CliRunner().invoke(rankdeck, argv, standalone_mode=False, catch_exceptions=False).stdout
+
+    pieces = [[event["text"] for event in json.loads(line)["events"]] for line in printed.splitlines()]
+    assert pieces == [["new"], ["later 0"], ["later 1"]]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_told_how_to_complete(shell: str) -> None:
     printed = CliRunner().invoke(rankdeck, ["completion", shell], catch_exceptions=False).stdout
@@ -177,6 +308,7 @@ def test_a_shell_is_told_how_to_complete(shell: str) -> None:
         ("rankdeck st", {"stacks", "start", "status", "stop", "stragglers"}),
         ("rankdeck logs --gr", {"--grep"}),
         ("rankdeck logs --si", {"--since"}),
+        ("rankdeck events --si", {"--since"}),
         ("rankdeck logs --since 1", {"1s", "1m", "1h", "1d"}),
         ("rankdeck run train.py --config co", {"co"}),
         ("rankdeck exec -- ./lau", {"./lau"}),

@@ -46,6 +46,27 @@ def test_the_help_of_a_verb_has_an_example_that_can_be_typed(name: str) -> None:
     assert command.make_context(name, shlex.split(example.partition(" > ")[0])) is not None
 
 
+@pytest.mark.parametrize("verb", ["doctor", "down", "install", "up"])
+def test_a_verb_that_takes_hosts_as_they_are_answers_the_option_of_the_others(verb: str) -> None:
+    with pytest.raises(UsageError, match=f"{verb} takes hosts without --host") as caught:
+        rankdeck.main([verb, "--host", "h8", "--host", "h9"], standalone_mode=False)
+
+    assert caught.value.hint == f"rankdeck {verb} h8 h9"
+    assert "--host" not in CliRunner().invoke(rankdeck, [verb, "--help"]).stdout
+
+
+def test_the_help_of_json_counts_the_objects() -> None:
+    texts = {}
+    for name in COMMANDS:
+        command = rankdeck.get_command(click.Context(rankdeck), name)
+        assert command is not None
+        texts[name] = {str(one.name): one.help or "" for one in command.params if isinstance(one, click.Option)}
+    several = {name for name, help_ in texts.items() if "each time" in help_.get("is_watching", "")}
+
+    assert texts["logs"]["is_json"] == "One JSON object for each line"
+    assert several == {"barriers", "inspect", "memory", "ranks", "status", "stragglers"}
+
+
 def test_no_verb_is_forgotten() -> None:
     listed = rankdeck.list_commands(click.Context(rankdeck))
 

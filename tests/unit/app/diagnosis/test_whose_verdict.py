@@ -8,12 +8,14 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState
+from app.cli.hosts import _print_status
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import ExitCode
 from app.model.cluster import Cluster
 from app.model.job_choice import NEVER, JobChoice
 from app.recording.events import EventKind, EventLog
+from app.view.nodes import is_about_other_jobs
 from app.view.rows import Headline
 from app.view.summary import exit_code, headline_hint, headline_text, status_object, summary_lines, summary_object
 from app.view.view import View
@@ -113,6 +115,8 @@ def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, 
     how = "running" if is_hurt else "frozen rank 1"
     line = f"job {job_id} is shown; also on these nodes: job {other}, {how}; rankdeck attach {other}"
     assert view.other_jobs_text == line
+    assert is_about_other_jobs(line, job_id)
+    assert is_about_other_jobs(line.partition("; also ")[2], job_id), "as while no job is shown"
     (row,) = status_object(view)["other_jobs"]
     assert (row["cause"], row["culprits"]) == ((None, []) if is_hurt else ("frozen", [1]))
     assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())
@@ -155,11 +159,49 @@ def test_the_one_that_was_started_last_is_shown_whichever_was_heard_first() -> N
         assert shown(Watched().look(jobs, [])) == "new"
     ended = job("old", 500.0, state=JobState.SUCCEEDED, state_s=1.0, exit_code=0)
     sooner = job("new", 50.0, state=JobState.SUCCEEDED, state_s=40.0, exit_code=0)
-    assert shown(Watched().look([sooner, ended], [])) == "new", "by its start, not by its end"
+    assert shown(Watched().look([sooner, ended], [])) == "old", "by its end, once none is under way"
 
 
 def test_one_under_way_is_shown_before_one_that_has_ended() -> None:
     assert shown(Watched().look([failed("late", 5.0), job("early", 500.0)], [])) == "early"
+
+
+def test_where_none_is_under_way_the_one_that_ended_last_is_shown_and_two_ends_at_once_do_not_alternate() -> None:
+    watched = Watched()
+    first = watched.look([failed("early", 500.0, 5.0), failed("late", 50.0, 20.0), failed("old", 900.0, 800.0)], [])
+    assert shown(first) == "early", "which had begun before the other"
+
+    for early_s, late_s in ((9.0, 8.9), (9.4, 9.6), (9.8, 9.5)):
+        assert shown(watched.look([failed("early", 500.0, early_s), failed("late", 50.0, late_s)], [])) == "early"
+    assert shown(watched.look([failed("early", 500.0, 9.0), failed("late", 50.0, 2.0)], [])) == "late"
+
+
+def test_nodes_on_which_no_job_runs_name_those_that_have_ended() -> None:
+    past = [failed(name, 900.0, is_past=True) for name in ("gpt", "boom")]
+
+    view = Watched().look(past, [])
+    assert (shown(view), view.headline().text) == (
+        "",
+        "1 node up; no job runs; ended: boom, gpt (rankdeck status JOB)",
+    )
+    asked = Watched("nosuch").look([*past, job("other")], [])
+    assert asked.headline().text == "1 node up, no job yet", "one runs"
+    many = Watched().look([failed(f"j{number}", 900.0, is_past=True) for number in range(11)], [])
+    assert many.headline().text.endswith("ended: j0, j1, j10, j2, j3, j4, j5, j6 and 3 more (rankdeck status JOB)")
+
+
+def test_the_status_of_a_job_that_has_ended_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(view: View, attach: str = "rankdeck attach JOB --host h1") -> list[str]:
+        _print_status(view, is_json=False, attach=attach)
+        return [line for line in capsys.readouterr().out.splitlines() if "ended: " in line]
+
+    others = [failed("gpt", 500.0, 100.0), failed("boom", 900.0, 800.0)]
+    line = "also ended: boom, gpt (rankdeck status JOB --host h1)"
+
+    assert printed(Watched().look([*others, failed("late", 50.0, 5.0)], [])) == [line]
+    assert printed(Watched("late").look([*others, failed("late", 50.0, 5.0)], []), attach="") == []
+    assert printed(Watched().look([*others, job("late")], [])) == [], "it runs"
+    assert printed(Watched().look([failed("late", 50.0, 5.0)], [])) == []
 
 
 def test_a_job_that_is_only_prepared_hides_nothing_and_is_not_shown() -> None:

@@ -19,7 +19,7 @@ from agent.wire.digest import decode_frame
 from agent.wire.relay import MAX_UNPACKED_BYTES, pack, unpack
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.cli import hosts
-from app.cli.listing import _events
+from app.cli.listing import _past_events
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AgentUnreachableError
@@ -363,7 +363,8 @@ async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_s
     session = Attached(sim)
 
     async with asyncio.timeout(60):
-        found = await _events(cast("RemoteSession", session))
+        found = await _past_events(cast("RemoteSession", session))
+    await session.close()
 
     assert [event.text for event in found if event.kind is EventKind.NODE] == came_up
     assert sum(event.text == "job demo: running" for event in found) == 1

@@ -250,6 +250,27 @@ async def test_a_stop_reaches_the_nodes_that_answer_and_says_that_others_do_not(
 
 
 @pytest.mark.parametrize(
+    ("state", "age_s", "answer"),
+    [
+        (JobState.STOPPED, 60.0, "job j was stopped before, 1.0 s ago"),
+        (JobState.FAILED, 60.0, "job j failed before, 1.0 s ago"),
+        (JobState.SUCCEEDED, 60.0, "job j succeeded before, 1.0 s ago"),
+        (JobState.LOST, None, "job j was lost before"),
+    ],
+)
+async def test_a_stop_of_what_has_ended_answers_that_and_since_when(
+    state: JobState, age_s: float | None, answer: str
+) -> None:
+    nodes = three_nodes(state)
+    for node in nodes.values():
+        node._become(age_s=age_s)
+    first = next(iter(nodes.values()))
+    first._become(state_s=9.0)  # the last node ends a job
+
+    assert await control_over(**nodes).stop("j", is_agreed=True) == answer
+
+
+@pytest.mark.parametrize(
     "detail", ["stopping by SIGTERM; what is left in 30 s is killed", "stopping after a step and a checkpoint"]
 )
 async def test_a_stop_reports_how_the_node_ends_the_job_whatever_was_asked(detail: str) -> None:

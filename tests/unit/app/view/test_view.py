@@ -75,6 +75,17 @@ def test_nodes_without_a_job_are_idle() -> None:
     assert console.view().headline().text == "a and b have not reported for 4.0 s"
 
 
+def test_a_stop_that_has_left_no_rank_kills_none() -> None:
+    console = Console()
+    detail = "stopping by SIGTERM; what is left in 10 s is killed"
+    jobs = [job_status(num_nodes=1, world_size=2, state=JobState.STOPPING, detail=detail)]
+
+    some = console.receive("a", worker_report(0), dead_worker(1, code=0), jobs=jobs)
+    assert some.headline().text.endswith("SIGTERM: 1 of 2 ranks are left; what is left in 10 s is killed")
+    none = console.receive("a", dead_worker(0, code=0), dead_worker(1, code=0), jobs=jobs)
+    assert none.headline().text == "job job is stopping by SIGTERM: 0 of 2 ranks are left"
+
+
 def test_a_node_row_tells_memory_cpu_and_age() -> None:
     console = Console()
     console.receive(

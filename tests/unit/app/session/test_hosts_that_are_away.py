@@ -121,14 +121,21 @@ async def test_a_host_that_is_connected_and_sends_no_report_is_away_until_it_doe
             "no answer from the agent on h1 and h2: whether the job goes on is not known",
             "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
         ),
+        (
+            "running",  # the agents have just gone, and why is not known yet
+            {"h1": None, "h2": None},
+            "no answer from the agent on h1 and h2: whether the job goes on is not known",
+            "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
+        ),
         ("stopped", {"h1": UnreachableKind.AGENT, "h2": UnreachableKind.AGENT}, "the job has ended", ""),
     ],
 )
 def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_known(
-    state: str, away: dict[str, UnreachableKind], leaving: str, words: str, monkeypatch: pytest.MonkeyPatch
+    state: str, away: dict[str, UnreachableKind | None], leaving: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("h1", "h2")
-    links = tuple(Link(name, reason=UnreachableReason("gone", away[name]) if name in away else None) for name in names)
+    reasons = {name: UnreachableReason("gone", kind) for name, kind in away.items() if kind is not None}
+    links = tuple(Link(name, reason=reasons.get(name)) for name in names)
     hosts = Hosts(cast("tuple[AgentLink, ...]", links), tuple(map(HostEntry, names)), "--host h1", {})
     session = RemoteSession(hosts)
     session._is_open, session.patience_s = True, math.inf
@@ -139,6 +146,12 @@ def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_kn
     session.view()
 
     assert (session.leaving, bool(session.cut_off)) == (leaving, words.find("not known") > 0)
+    assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
+    session._is_open = False  # it is being closed, and its evidence is put together
+    session._connections._is_unheard = lambda _host: False
+
+    session.view()
+
     assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
 
 

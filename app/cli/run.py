@@ -76,7 +76,7 @@ NPROC_KINDS = ("gpu", "cpu", "auto")
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, print its name and what to type next, and leave"),
-    click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts"),
+    click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs of rankdeck run there"),
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
     no_evidence_option,

@@ -15,6 +15,7 @@ from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.host_link import Access, HostLink
+from app.fleet.start_progress import NodeStage, StartProgress
 from app.inventory.inventory import HostEntry
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
@@ -252,3 +253,30 @@ async def test_a_lost_connection_is_a_warning_among_the_events_and_its_return_is
     session.drain_notices()
     latest = next(iter(session.events.latest_first()))
     assert (latest.kind, latest.severity) == (EventKind.DONE, Severity.OK)
+
+
+@pytest.mark.parametrize("how", ["in the console", "by a command"])
+async def test_the_events_of_a_start_are_in_the_order_in_which_they_came(how: str) -> None:
+    session = Noticing({})
+    await session.connect()
+    progress = StartProgress("job gpt", ["h1", "h2"])
+    for stage in (NodeStage.ASKED, NodeStage.PREPARED, NodeStage.BEGINNING, NodeStage.BEGUN):
+        for node in ("h1", "h2"):
+            progress.move(node, stage)
+            session.fleet._on_progress(progress)  # several within a frame
+    started = "job gpt started on h1 and h2 with 2 ranks"
+    if how == "in the console":
+        session.log_done(started)
+    else:
+        session.take(started)
+
+    notices = session.drain_notices()
+    await session.close()
+
+    steps = [f"job gpt: {step} on h1 and h2, 2 of 2 nodes" for step in ("prepared", "begun")]
+    by_command = [started] * (how == "by a command")
+    assert notices == [*steps, *by_command]
+    texts = [event.text for event in session.events.latest_first()][::-1]
+    assert texts == [*steps, *(by_command or [f"on request: {started}"])]
+    assert session.drain_notices() == []
+    assert len(session.events) == len(texts), "each is among the events once"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import shutil
@@ -101,6 +102,10 @@ class Headless:
         self._printed_at_s = float("-inf")
         self._printed: object = None
         """Severity, causes and culprits of the last line printed."""
+        self._line = ""
+        """Its text."""
+        self._waiting_since_s: float | None = None
+        """Time from which a job, whichever comes, is waited for; infinite once that is printed, or there was one."""
         self._notes = NoteWatch()
         self._hint = ""
         """Last hint printed; it is printed again only when it changes."""
@@ -120,6 +125,7 @@ class Headless:
                 self._print_view(view, now_s)
                 if starting.done():
                     starting.result()
+                    self._print_how_it_ends(view, now_s)
                 if self._is_settled(view, now_s):
                     return view, False
                 # Until the job has started, an earlier job of the same name may be shown.
@@ -139,7 +145,10 @@ class Headless:
             print_line(f"{elapsed}  {notice}")
         for note in self._notes.news(view.remarks(), now_s):
             print_line(f"{elapsed}  note: {note}")
-        if now_s - self._printed_at_s >= (LINE_PERIOD_S if _state(view) == self._printed else LINE_GAP_S):
+        is_waiting = view.job() is None and headline_text(view) == self._line
+        if not is_waiting and now_s - self._printed_at_s >= (
+            LINE_PERIOD_S if _state(view) == self._printed else LINE_GAP_S
+        ):
             self._printed = None
             self._print_headline(view, now_s)
         if (starting := self._followed.starting) is not None:
@@ -150,11 +159,21 @@ class Headless:
         if (state := _state(view)) == self._printed:
             return
         elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
-        self._printed, self._printed_at_s = state, now_s
-        print_line(f"{elapsed}  {headline_text(view)}")
+        self._printed, self._printed_at_s, self._line = state, now_s, headline_text(view)
+        print_line(f"{elapsed}  {self._line}")
         hint, self._hint = self._hint, headline_hint(view)
         if self._hint and self._hint != hint:
             print_line(f"{elapsed}    {self._hint}")
+
+    def _print_how_it_ends(self, view: View, now_s: float) -> None:
+        """Print once that a job is waited for: without one nothing ends this."""
+        if view.job() is not None or self._followed.watched_job:
+            self._waiting_since_s = math.inf
+        elif self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        elif now_s - self._waiting_since_s >= LINE_GAP_S:
+            self._waiting_since_s = math.inf
+            print_line(f"{now_s - self._followed.started_at_s:6.1f} s    waiting for a job; Ctrl-C ends")
 
     def _is_settled(self, view: View, now_s: float) -> bool:
         """Return whether the injected fault is named and its effect is known."""

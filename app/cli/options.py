@@ -195,7 +195,9 @@ def follow_one_job(session: RemoteSession) -> None:
     session.choice.stays = True
 
 
-beside_option = click.option("--beside", "is_beside", is_flag=True, help="Start it though other jobs run on the hosts")
+beside_option = click.option(
+    "--beside", "is_beside", is_flag=True, help="Start it though other jobs of rankdeck run there"
+)
 
 
 def agrees_to_share(job_id: str, error: HostsBusyError) -> bool:

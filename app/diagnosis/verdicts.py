@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 ENDS = frozenset({Cause.EXITED, Cause.OOM})
 """Causes that are a bad end of the culprits themselves."""
+AT_EXIT = tuple(
+    f"/{file}.py"
+    for file in ("multiprocessing/util", "threading", "concurrent/futures/thread", "concurrent/futures/process")
+)
+"""Files whose code is the last of a Python process, below none of the program's own."""
 LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
 MAX_NODES_NAMED = 8
 """Limit of nodes up to which culprits of one cause get a verdict per node; beyond it, one together."""
@@ -213,6 +218,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How the hang ended; None while it lasts, and for causes that are an end themselves."""
 
 
+def is_at_exit(place: Place | None) -> bool:
+    """Return whether a place is where Python ends: it waits for threads and runs exit handlers."""
+    return place is not None and place.file.endswith(AT_EXIT)
+
+
 class Evidence(msgspec.Struct, frozen=True, eq=False):
     """Input of the rules: one job at one moment."""
 
@@ -226,10 +236,16 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     now_s: float
 
     def place_of(self, rank: int) -> Place | None:
-        """Return where a rank was last seen: by itself, or from outside while it does not report."""
+        """Return where a rank was last seen: by itself, or from outside while it does not report.
+
+        None of a rank at its end that was last seen where Python ends: that is no line of its program.
+        """
         worker = self.job.worker(rank)
-        report = None if worker is None else worker.report
-        return self.outside_place_of(rank) or (None if report is None else report.place)
+        if worker is None or worker.report is None:
+            return None
+        is_at_end = worker.exit is not None or worker.report.is_ending
+        own = None if is_at_end and is_at_exit(worker.report.place) else worker.report.place
+        return self.outside_place_of(rank) or own
 
     def outside_place_of(self, rank: int) -> Place | None:
         """Return where a rank that does not report has been seen from outside."""

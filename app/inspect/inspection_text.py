@@ -248,7 +248,12 @@ def _classes(standings: Iterable[Standing]) -> list[list[Standing]]:
 
 
 def launcher_text(job: SeenJob) -> str:
-    """Return `started by torchrun`; for RANK set by hand, or by a launcher that leaves nothing else, that alone."""
+    """Return `started by torchrun`, or `job gpt of rankdeck` where its ranks name one.
+
+    For RANK set by hand, or by a launcher that leaves nothing else, that alone is returned.
+    """
+    if own := job.ranks[0].own_job:
+        return f"job {clean_name(own)} of rankdeck"
     return "found by its environment (RANK)" if job.how == "RANK" else f"started by {clean_name(job.how)}"
 
 

@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 
 RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE"}
 """Variables of a rank and of the world size that MPI launchers set."""
+OWN_JOB = "RANKDECK_JOB_ID"
+"""Variable that names a job of rankdeck in its ranks: `ddpcore.wire.ENV_JOB_ID`, which this file cannot import."""
 KEPT_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"),
+    OWN_JOB,
     *RANK_VARIABLES,
     *RANK_VARIABLES.values(),
 )
@@ -177,7 +180,10 @@ def find_ranks(processes: dict[int, Process], has_torch: Any, name_of: Any) -> l
     _add_spawned(processes, numbered, has_torch)
     # RANK alone is the number of a node where a launcher runs under it, as Kubernetes operators set it.
     above = {processes[pid]["above"] for pid in numbered}
-    ranks = [dict(processes[pid], **found) for pid, found in numbered.items()]
+    ranks = [
+        dict(processes[pid], own_job=processes[pid]["variables"].get(OWN_JOB, ""), **found)
+        for pid, found in numbered.items()
+    ]
     return [rank for rank in ranks if rank["how"] != "RANK" or rank["pid"] not in above]
 
 

@@ -171,8 +171,9 @@ class OutsideView(View):
         row = super().job()
         if row is None:
             return None
-        launcher = launcher_text(self._picture.job)
-        how = f"{launcher}, not {'' if launcher.startswith('started') else 'started '}by rankdeck"
+        how = launcher_text(self._picture.job)
+        if not self._picture.job.ranks[0].own_job:
+            how += f", not {'' if how.startswith('started') else 'started '}by rankdeck"
         state = "ended" if self._picture.is_over else "running"
         severity = Severity.QUIET if self._picture.is_over else self._picture.finding.severity
         return msgspec.structs.replace(row, state=state, severity=severity, detail=how, exit_code=None, root_cause=None)

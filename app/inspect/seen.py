@@ -130,6 +130,8 @@ class SeenRank(msgspec.Struct, frozen=True):
     """When its process was started, in the kernel's ticks since the machine was: with `pid` it names one process."""
     directory: Text = ""
     """Working directory; empty where it may not be read."""
+    own_job: Text = ""
+    """Name of its job where that is one of rankdeck's; else empty."""
     host: str = ""
     gpu: Gpu | None = None
     """What its GPU does, where the driver shows it."""

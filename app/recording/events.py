@@ -159,6 +159,8 @@ class EventLog:
         self.seam: Event | None = None
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
+        self._placed: set[Hashable] = set()
+        """Those of them whose event names the line at which the rank is most often."""
         self._caused_s: dict[Hashable, float] = {}
         """Causes of slowness, and when each was last seen."""
         self._node_codes: NDArray[np.int8] | None = None
@@ -282,7 +284,7 @@ class EventLog:
         # The verdicts of another job are not over: they are no longer shown.
         shown = "" if job is None else job.job_id
         self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
-        self._watch_verdicts(view.verdicts(), self.now_s - ended_s)
+        self._watch_verdicts(view, self.now_s - ended_s)
 
     def _watch_nodes(self, view: View) -> None:
         known, self._node_codes = self._node_codes, view.node_codes
@@ -327,7 +329,8 @@ class EventLog:
                 self.add_event(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
         self._broken_gpus = set(broken)
 
-    def _watch_verdicts(self, verdicts: Sequence[VerdictRow], at_s: float) -> None:
+    def _watch_verdicts(self, view: View, at_s: float) -> None:
+        verdicts = view.verdicts()
         # A checkpoint or an evaluation that takes its usual time is no event.
         current = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
         over = [key for key in self._standing if key not in current]
@@ -336,6 +339,7 @@ class EventLog:
         }
         for key in over:
             verdict, since_s = self._standing.pop(key)
+            self._placed.discard(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
@@ -350,7 +354,20 @@ class EventLog:
             elif key not in self._standing:
                 self._standing[key] = (verdict, at_s)
                 self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+            is_slow = verdict.cause is Cause.STRAGGLER and key not in self._placed
+            if is_slow and view.usual_place(verdict.culprits[0]):
+                self._placed.add(key)
+                self._put_text(verdict, self._standing[key][1])
         self._watch_causes(verdicts)
+
+    def _put_text(self, verdict: VerdictRow, since_s: float) -> None:
+        """Let the event of a verdict that stands since then have the text of now, which names more."""
+        own = EventKind.VERDICT, since_s, tuple(verdict.culprits)
+        for place in range(len(self._events) - 1, -1, -1):
+            event = self._events[place]
+            if (event.kind, event.at_s, event.ranks) == own:
+                self._events[place] = msgspec.structs.replace(event, text=clean(verdict.text, LINE_LIMIT))
+                return
 
     def _is_unseen(self, verdict: VerdictRow) -> bool:
         """Return whether a node of a verdict's culprits no longer reports: what became of them is not known."""

@@ -166,7 +166,9 @@ class Connections:
     def missing_text(self, hosts: Sequence[str]) -> str:
         """Return what is missing where no host of some, or of all, answers: `no agent on h1 and h2`; else nothing."""
         hosts = hosts or self._hosts.names
-        kinds = {reason and reason.unreachable_kind for reason in map(self.unreachable_reasons.get, hosts)}
+        reasons, silent = self.unreachable_reasons, UnreachableReason("", UnreachableKind.ANSWER)
+        missing = (reasons.get(host) or (silent if self._is_unheard(host) else None) for host in hosts)
+        kinds = {reason and reason.unreachable_kind for reason in missing}
         return (
             "" if None in kinds else f"{kinds.pop() if len(kinds) == 1 else UnreachableKind.ANSWER} {nodes_text(hosts)}"
         )

@@ -101,8 +101,7 @@ class RemoteSession(Session):
         self._connections = Connections(hosts, self._notify)
         self._job_id = self._own_job_id = ""
         self._is_certain = True
-        self._is_ended = self._is_stopping = False
-        self._is_open = False
+        self._is_ended = self._is_stopping = self._is_open = False
         self.patience_s = 0.0
         """Seconds for which a lost connection is tried again before `view` raises. While it is infinite, `view` shows
         the last known state whatever becomes of the connection. Set it before `start`."""
@@ -420,7 +419,8 @@ class RemoteSession(Session):
             self._is_ended, self._is_stopping = is_over(view), job.state == "stopping"
             model = self._cluster.jobs.get(job.job_id)
             hosts = [self._cluster.node_names[node] for node in sorted(model.assignments)] if model else []
-            self.cut_off = self._connections.missing_text(hosts) if self._is_open and not self._is_ended else ""
+            missing = self._connections.missing_text(hosts) if self._is_open else self.cut_off  # closing looks again
+            self.cut_off = "" if self._is_ended else missing
             self.can_inject = job.allow_faults and not self.is_read_only
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()

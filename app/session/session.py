@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobStatus
     from agent.wire.logs import LogLine
+    from app.fleet.start_progress import StartProgress
     from app.model.new_nodes import NewNodes
     from app.model.unreachable_reason import UnreachableReason
     from app.recording.bundle import Evidence
@@ -139,6 +140,8 @@ class Session:
         self.is_read_only = options.is_read_only
         self.started_at_s = time.monotonic()
         self._notices: list[str] = []
+        self._num_added = 0
+        """Number of the notices that are among the events already."""
         """Sentences that nobody has drained yet."""
         self._directories = dict(directories)
         self._cluster = Cluster(list(self._directories))
@@ -206,7 +209,7 @@ class Session:
     async def connect(self) -> None:
         """Begin to listen to the agents."""
         channels = {node: StreamChannel(node, path) for node, path in self._directories.items()}
-        self._fleet = Fleet(channels, self._milestones.take)
+        self._fleet = Fleet(channels, self._take_progress)
         self._incident_recorder = IncidentRecorder(self, self._evidence_dir) if self._evidence_dir else None
         self.telemetry.start()
         self._listening_since_s = time.monotonic()
@@ -338,13 +341,23 @@ class Session:
 
     def drain_notices(self) -> list[str]:
         """Return sentences since the last call: about actions, starts, and what was kept."""
-        recorders = (self._milestones, self._incident_recorder, self._recorder, self.audit)
-        kept = [notice for source in recorders if source is not None for notice in source.drain_notices()]
-        notices, self._notices = [*self._notices, *kept], []
-        for notice in notices:
+        recorders = (self._incident_recorder, self._recorder, self.audit)
+        self._notices += [notice for source in recorders if source is not None for notice in source.drain_notices()]
+        self._add_notices()
+        notices, self._notices, self._num_added = self._notices, [], 0
+        return notices
+
+    def _take_progress(self, progress: StartProgress) -> None:
+        """Take the progress of a start: its sentences stand before those of what follows."""
+        self._milestones.take(progress)
+        self._notices += self._milestones.drain_notices()
+
+    def _add_notices(self) -> None:
+        """Add the sentences to the events that are not among them yet."""
+        for notice in self._notices[self._num_added :]:
             kind = (EventKind.NODE, Severity.WARNING) if isinstance(notice, Trouble) else (EventKind.DONE, Severity.OK)
             self.events.add_event(notice, time.monotonic(), *kind)
-        return notices
+        self._num_added = len(self._notices)
 
     def time_text(self, event: Event) -> str:
         """Return when an event was by this machine's wall clock, as that stood when the event was added."""
@@ -386,6 +399,7 @@ class Session:
 
     def log_done(self, done: str) -> None:
         """Add a sentence about a user's action to the events, and to the evidence of what follows."""
+        self._add_notices()
         now_s = time.monotonic()
         self._keep(NoticeRecord(now_s, f"on request: {done}"))
         self.events.add_event(f"on request: {done}", now_s)

@@ -84,6 +84,10 @@ class PaceSummary(msgspec.Struct, frozen=True):
     """Longest single wait in that time."""
 
 
+HOLDING_UP = frozenset({Cause.FROZEN, Cause.SILENT, Cause.FEWER_CALLS})
+"""Causes by which ranks whose processes are still there hold up those that wait for them."""
+MIN_HANG_S = 1.0
+"""Seconds of a single wait from which, with a hang standing, a share of waiting is not one of the training before."""
 LONG_WAIT_S = 5.0
 """Seconds of a single wait from which it is named beside the shares: half-way to a stall."""
 MIN_SHOWN_FRAC = 0.01
@@ -193,24 +197,30 @@ class JobPace:
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
             return Severity.WARNING, self._named_text(named, middle, is_over=is_over)
-        severity, waits = (Severity.QUIET, "waited") if is_over else (Severity.OK, "waits")
+        grave = next((verdict for verdict in self._verdicts if verdict.severity is Severity.CRITICAL), None)
+        if grave is not None and not is_over and _is_holding_up(grave):
+            return grave.severity, _holding_text(sorted(grave.culprits), grave.waited_s, is_over=False)
+        # The shares are of the training before a hang or an end; nothing of them is so now.
+        is_past, before = is_over or grave is not None, "before this, " if grave is not None else ""
+        severity, waits = (Severity.QUIET, "waited") if is_past else (Severity.OK, "waits")
         worst = int(cost_frac.argmax())
         observed_s = float(self._pace.observed_s[self._order[worst]])
         if cost_frac[worst] < max(MIN_COST, float(chance_frac(np.asarray(np.median(wait_frac)), observed_s))):
-            holds = "held" if is_over else "holds"
-            return severity, f"nobody {holds} the others up: a typical rank {waits} {middle} of the time"
+            holds = "held" if is_past else "holds"
+            # With a hang in the window, what a rank waits is mostly that.
+            is_mixed = grave is not None and self._pace.longest_wait_s >= MIN_HANG_S
+            typical = "" if is_mixed else f": a typical rank {waits} {middle} of the time"
+            return severity, f"{before}nobody {holds} the others up{typical}"
         less = f"{ranks_text([int(self._order[worst])])} {waits} {percent_text(float(cost_frac[worst]))} less"
         # Of a job that is over a verdict may have stood, and none is to come.
         unsure = " before the job ended" if is_over else ": not long or not surely enough for a verdict"
-        return severity, f"{less} than the others{unsure}"
+        return severity, f"{before}{less} than the others{'' if before else unsure}"
 
     def _named_text(self, named: list[int], middle: str, *, is_over: bool) -> str:
         """Return what ranks that a verdict names cost the others, or for how long they hold them up."""
-        who, is_one = ranks_text(sorted(named)), len(named) == 1
         if self._held_up_s:
-            holds = "held" if is_over else "holds" if is_one else "hold"
-            now = "" if is_over else " now"
-            return f"{who} {holds} the others up for {seconds_text(self._held_up_s)}{now}"
+            return _holding_text(sorted(named), self._held_up_s, is_over=is_over)
+        who, is_one = ranks_text(sorted(named)), len(named) == 1
         cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
         costs = "costs" if is_one else "cost"
         return f"{who} {costs} the others {cost} of the step time; a typical rank waits {middle}"
@@ -222,6 +232,18 @@ class JobPace:
     @cached_property
     def _usual(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return self._pace.usual_frac
+
+
+def _is_holding_up(verdict: Verdict) -> bool:
+    """Return whether ranks that are still there keep others waiting now."""
+    is_there = verdict.exit is None and verdict.aftermath is None
+    return verdict.cause in HOLDING_UP and bool(verdict.waiting) and is_there
+
+
+def _holding_text(ranks: Sequence[int], held_up_s: float, *, is_over: bool) -> str:
+    """Return `rank 3 holds the others up for 12 s now`, or how long ranks did in a job that is over."""
+    holds = "held" if is_over else "holds" if len(ranks) == 1 else "hold"
+    return f"{ranks_text(ranks)} {holds} the others up for {seconds_text(held_up_s)}{'' if is_over else ' now'}"
 
 
 def _with_verdicts(pace: RankPace, verdicts: Sequence[Verdict]) -> RankPace:

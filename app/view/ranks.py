@@ -14,6 +14,7 @@ import numpy as np
 from agent.wire.reports import ProcessState, epoch_of, loss_of, loss_step_of, step_of
 from app.diagnosis.causes import RankState, Severity
 from app.diagnosis.rank_facts import STATE_CODE, STATES
+from app.diagnosis.verdicts import is_at_exit
 from app.model.job_model import Process
 from app.model.outside import outside_text
 from app.text import call_text, clean, clean_name, place_text, seconds_text, signal_text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from app.diagnosis.diagnoser import JobDiagnosis
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
-    from ddpcore.wire import GroupReport, Place, RankReport
+    from ddpcore.wire import GroupReport, RankReport
 
 STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
@@ -48,8 +49,6 @@ STATE_SEVERITY = {
     RankState.LOST: Severity.CRITICAL,
 }
 
-AT_EXIT = ("/multiprocessing/util.py", "/threading.py", "/concurrent/futures/thread.py")
-"""Files whose code is the last of a Python process, below none of the program's own."""
 UNREPORTED = frozenset({RankState.FROZEN, RankState.SILENT, RankState.LOST})
 """States in which a rank that lives does not report."""
 
@@ -100,13 +99,9 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         torch_reserved_bytes=held.reserved_bytes,
         torch_peak_bytes=held.peak_bytes,
         age_s=None if report is None else max(0.0, since_report_s),
-        where="" if report is None or (is_dead and _is_at_exit(report.place)) else place_text(report.place),
+        where="" if report is None or (is_dead and is_at_exit(report.place)) else place_text(report.place),
         detail=_detail(job, worker, report, state),
     )
-
-
-def _is_at_exit(place: Place | None) -> bool:
-    return place is not None and place.file.endswith(AT_EXIT)
 
 
 def _step(job: JobModel, worker: WorkerReport) -> int | None:

@@ -56,5 +56,6 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int =
         uses_gpu=fields.get("uses_gpu", False),
         start=fields.get("start", 0),
         directory=fields.get("directory", ""),
+        own_job=fields.get("own_job", ""),
         host=fields.get("host", "h1"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -130,6 +131,31 @@ async def test_the_start_screen_names_the_key_once_such_jobs_are_known(stage: St
         stage.outside.offer = "a job of other launchers, 4 ranks on gpu1 and gpu2"
         await console.frames()
         assert "i: look at a job of other launchers, 4 ranks on gpu1 and gpu2" in console.text()
+
+
+@pytest.mark.parametrize(
+    ("ending", "width", "text"),
+    [
+        ("stop", 120, "i: look at a job of other launchers, 4 ranks on gpu1 and gpu2"),
+        ("kill", 120, "i: look at a job of other launchers, 4 ranks on gpu1 and gpu2"),
+        ("kill", 80, "i: jobs of other launchers"),
+    ],
+)
+async def test_beside_a_job_that_has_ended_such_jobs_are_named_and_beside_one_that_runs_they_are_not(
+    ending: str, width: int, text: str
+) -> None:
+    source = training_source(12)
+    staged = Stage(source)
+    staged.outside.offer = "a job of other launchers, 4 ranks on gpu1 and gpu2"
+    async with desk(source, (width, 35)) as console:
+        assert "other launchers" not in console.text()
+        source.sim.stop() if ending == "stop" else source.sim.kill(2)
+        source.run(20)
+        await console.frames()
+        (line,) = (line for line in console.lines() if "other launchers" in line)
+        assert text in line
+        assert re.match(r" demo  . (stopped|failed)", line)
+    staged.outside.leave()
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 
+from agent.wire.jobs import ENDED_STATES
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
 from app.fleet.start_progress import MIN_NODES_SHOWN
@@ -33,6 +34,8 @@ TALL_FROM = 24
 """Lines of a terminal from which the hint may take two of them."""
 OTHER_JOBS_CELLS = 44
 """Cells that the figures of a job leave to a line about other jobs."""
+OFFER_CELLS = 64
+"""The same on a wide screen, once the job has ended and jobs of other launchers run there."""
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Cells of a tab besides its name: its key, and two blanks or one before the next tab."""
@@ -145,11 +148,18 @@ class Header(LineView):
             return keymap.hint("outside", "back")
         if bool((view.node_codes != UP).any()):
             return ""
-        if source.outside is not None and source.outside.offer:
-            return keymap.hint("outside", f"look at {source.outside.offer}")
+        if offers := self._offers():
+            return offers[0]
         key = keymap.first("start_program") or keymap.first("control")
         by_key = f"{key} starts a program here; or: " if key and source.starter is not None else ""
         return f"{by_key}{source.how_to_begin}" if source.how_to_begin else ""
+
+    def _offers(self) -> list[str]:
+        """Return hints on the jobs of other launchers that are known, the longest first; empty while one is shown."""
+        outside, keymap = self.ui.source.outside, self.ui.keymap
+        if outside is None or outside.is_shown or not outside.offer or not keymap.first("outside"):
+            return []
+        return [keymap.hint("outside", f"look at {outside.offer}"), keymap.hint("outside", "jobs of other launchers")]
 
     def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
         palette, glyphs = self.look.palette, self.look.glyphs
@@ -224,9 +234,12 @@ class Header(LineView):
             content = _longest(others, room) or (self.ui.notices[-1] if self.ui.notices else "")
             return line.cell(content, room, self.look.palette.muted)
         palette = self.look.palette
+        if offers := self._offers() if job.state in ENDED_STATES else []:
+            others = [f"{offers[0]}; {other}" for other in others[:1]] + offers
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
-        room = self.size.width - min(max(map(len, others), default=0), OTHER_JOBS_CELLS)
+        most = OFFER_CELLS if offers and self.size.width >= WIDE_FROM else OTHER_JOBS_CELLS
+        room = self.size.width - min(max(map(len, others), default=0), most)
         for name, value in _figures(job):
             if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)

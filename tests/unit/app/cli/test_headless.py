@@ -21,12 +21,16 @@ from app.cli.headless import Headless, asking, print_line, waiting_for, with_pro
 from app.cli.hosts import _print_status, status
 from app.cli.presenting import show_session
 from app.diagnosis.causes import Severity
+from app.diagnosis.diagnoser import Diagnoser
 from app.errors import ExitCode, UsageError
 from app.fleet.start_progress import Milestones, NodeStage, StartProgress
+from app.model.cluster import Cluster
 from app.settings.schema import ConsoleSettings
 from app.text import own_color
 from app.view.summary import exit_code, is_over, summary_lines, summary_object
+from app.view.view import View
 from tests.support.consoles import SimSource
+from tests.support.node_reports import node_report
 from tests.support.sim import SimCluster
 from tests.support.typist import Typist
 from tests.support.waiting import until, until_async
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.session.remote_session import RemoteSession
-    from app.view.view import View
 
 
 class Starting(SimSource):
@@ -201,6 +204,57 @@ def test_a_verdict_whose_figures_alone_change_is_printed_once_in_half_a_minute(
 
     lines = capsys.readouterr().err.splitlines()
     assert ["CRITICAL" in line for line in lines if " rank" in line] == [True, True, False], lines
+
+
+class NoJob(SimSource):
+    """What is followed shows two nodes without a job."""
+
+    started_at_s = 0.0
+    watched_job = ""
+
+    def __init__(self) -> None:
+        cluster, diagnoser = Cluster(["h1", "h2"]), Diagnoser()
+        for node in ("h1", "h2"):
+            cluster.apply(node, node_report(1, workers=[], jobs=[]), 100.0)
+        super().__init__(lambda: View(cluster, diagnoser.observe(cluster, 100.0), 100.0))
+
+    async def start(self) -> None:
+        """There is nothing to start."""
+
+
+def test_without_a_job_a_line_is_printed_once_and_how_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    source = NoJob()
+    headless, view = Headless(source), source.view()
+    for now_s in range(600):
+        headless._print_view(view, float(now_s))
+        headless._print_how_it_ends(view, float(now_s))
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" s ")[2].strip() for line in lines] == [
+        "INFO  2 nodes up, no job yet",
+        "waiting for a job; Ctrl-C ends",
+    ]
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    headless._print_view(sim.view(), 600.0)
+    assert "waiting for rank 1 " in capsys.readouterr().err
+
+
+async def test_who_follows_what_has_no_job_reads_how_that_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.headless.LINE_GAP_S", 0.0)
+
+    following = asyncio.create_task(Headless(NoJob()).run())
+    written = []
+
+    def is_printed() -> bool:
+        written.append(capsys.readouterr().err)
+        return "waiting for a job; Ctrl-C ends" in written[-1]
+
+    await until_async(is_printed, 30, "it is printed")
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 def test_a_healthy_job_is_exit_code_0_and_a_short_summary() -> None:

@@ -380,3 +380,11 @@ def test_a_recording_that_was_there_before_is_kept_where_hosts_are_busy(
     run_command._start_and_watch(cast("HostsWanted", None), request, is_json=False, recording=recording)
 
     assert (starts, recording.exists()) == ([False, True], not is_made)
+
+
+def test_help_names_the_jobs_that_a_start_asks_about() -> None:
+    shown = " ".join(CliRunner().invoke(rankdeck, ["run", "--help"]).output.split())
+    manual = " ".join(CliRunner().invoke(rankdeck, ["help", "cluster"]).output.split())
+
+    assert "though other jobs of rankdeck run there" in shown
+    assert "asks before a start beside another job of rankdeck" in manual

@@ -477,6 +477,28 @@ def test_whoever_left_early_is_told_with_the_call_that_it_did_not_make() -> None
     assert "without calling all_reduce #58" in sentence(verdict)
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "seen"),
+    [
+        ("/usr/lib/python3.11/multiprocessing/util.py", "_exit_function", ""),
+        ("/usr/lib/python3.11/multiprocessing/util.py", "_run_finalizers", ""),
+        ("/usr/lib/python3.11/threading.py", "_shutdown", ""),
+        ("/usr/lib/python3.11/concurrent/futures/process.py", "_python_exit", ""),
+        ("/home/u/util.py", "step", "last seen at util.py:360 in step"),
+    ],
+)
+def test_of_whoever_left_no_line_of_the_interpreter_s_end_is_named(file: str, function: str, seen: str) -> None:
+    report = rank_report(1, 2, groups=[group_report(57)], place=Place(file, 360, function))
+    left = dead_worker(1, report, code=0, age_s=3.0)
+    lost = rank_report(0, 2, groups=[group_report(58, op="all_reduce")])
+    verdict = only(judged(dead_worker(0, lost, code=1, error=LOST_PEER, age_s=2.9), left, looks=3))
+
+    assert verdict.culprits == (1,)
+    text = sentence(verdict)
+    assert ("last seen" in text) is bool(seen)
+    assert seen in text
+
+
 def _pairs_then_all(rank: int) -> Iterator[Action]:
     for step in itertools.count(1):
         yield BeginStep(step)

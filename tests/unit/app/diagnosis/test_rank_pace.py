@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import numpy as np
@@ -16,6 +18,10 @@ from app.diagnosis.slow_ranks import MIN_COST
 from app.text import percent_text
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
+from tests.support.sim_program import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def window(waited: list[float], observed_s: float = 10.0, compared: float = 100.0) -> np.ndarray:
@@ -92,6 +98,44 @@ def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> Non
     assert summary.phases[:4] == ["data", "forward", "backward", "optimizer"]
     assert all(sum(row.phases.values()) + (row.wait_frac or 0) < 1.0 + 1e-6 for row in (first, *others))
     assert sim.causes() == {(Cause.STRAGGLER, (6,))}
+
+
+HOLDS, BEFORE = r"rank 3 holds the others up for 1\d s now", "before this, nobody held the others up"
+
+
+@pytest.mark.parametrize(
+    ("strike", "severity", "text"),
+    [
+        pytest.param(lambda sim: sim.freeze(3), Severity.CRITICAL, HOLDS, id="frozen"),
+        pytest.param(lambda sim: sim.hold_gil(3), Severity.CRITICAL, HOLDS, id="silent"),
+        pytest.param(lambda sim: sim.lose_node(1), Severity.QUIET, BEFORE, id="node lost"),
+        pytest.param(lambda sim: sim.cut_network(), Severity.QUIET, BEFORE, id="network"),
+        pytest.param(
+            lambda sim: sim.mismatch(3, Call("broadcast", 99, "f", sizes=((10,),))),
+            *(Severity.QUIET, BEFORE),
+            id="mismatch",
+        ),
+        pytest.param(
+            lambda sim: sim.exit(3),
+            *(Severity.QUIET, rf"{BEFORE}: a typical rank waited \d+ % of the time"),
+            id="left early",
+        ),
+    ],
+)
+def test_nobody_holds_the_others_up_is_not_said_in_a_hang(
+    strike: Callable[[SimCluster], None], severity: Severity, text: str
+) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    strike(sim)
+    sim.run(15)
+
+    view = sim.view()
+    assert view.headline().severity is Severity.CRITICAL
+    assert view.pace is not None
+    summary = view.pace.summary()
+    assert summary.severity is severity
+    assert re.fullmatch(text, summary.text)
 
 
 def test_what_slow_ranks_cost_is_one_figure_in_verdict_sentence_and_row() -> None:

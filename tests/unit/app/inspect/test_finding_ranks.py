@@ -21,6 +21,7 @@ from app.inspect.on_host import (
     DIGEST,
     KEPT_VARIABLES,
     MAX_TEXT,
+    OWN_JOB,
     directory_of,
     find_ranks,
     integer,
@@ -32,6 +33,7 @@ from app.inspect.on_host import (
     without_pools,
 )
 from app.inspect.seen import HostSeen, Look, SeenRank, jobs_of
+from ddpcore.wire import ENV_JOB_ID
 
 TORCHRUN = {
     "LOCAL_RANK": "0",
@@ -67,6 +69,18 @@ def test_torchrun_s_ranks_are_found_before_they_import_torch_and_their_workers_a
     )
 
     assert numbers(found, without_torch=(11,)) == {11: (2, 4, "torchrun"), 12: (3, 4, "torchrun")}
+
+
+def test_ranks_name_the_job_of_rankdeck_that_they_are_of() -> None:
+    own = {**TORCHRUN, "MASTER_PORT": "29501", ENV_JOB_ID: "beside"}
+    found = processes(
+        {"pid": 11, "variables": {**TORCHRUN, "RANK": "0"}},
+        {"pid": 12, "variables": {**own, "RANK": "0"}},
+    )
+
+    assert OWN_JOB == ENV_JOB_ID
+    ranks = find_ranks(found, lambda _one: True, lambda _pid: "bash")
+    assert {rank["pid"]: rank["own_job"] for rank in ranks} == {11: "", 12: "beside"}
 
 
 def test_lightning_s_script_is_its_own_first_rank() -> None:

@@ -160,6 +160,15 @@ def test_ranks_that_are_found_by_their_environment_are_said_to_be() -> None:
     assert shown.detail == "found by its environment (RANK), not started by rankdeck"
 
 
+def test_a_job_of_rankdeck_is_named_as_that() -> None:
+    seen = picture(rank(0, at(14), own_job="beside"))
+    row = OutsideView(seen, NOW_S).job()
+    assert row is not None
+    assert row.detail == "job beside of rankdeck"
+    heading = job_lines(seen.job, seen.standings, seen.finding)[0]
+    assert heading.startswith("train.py, job beside of rankdeck: 1 of ")
+
+
 def test_jobs_of_one_name_are_told_apart_by_what_differs_and_others_are_left_alone() -> None:
     def job(pid: int, directory: str, port: int, program: str = "train.py") -> SeenJob:
         one = rank(0, at(14), pid=pid, directory=directory)

@@ -71,6 +71,25 @@ def test_a_verdict_comes_and_goes_once(witness: Witness) -> None:
     assert verdict.severity is Severity.CRITICAL
 
 
+def test_the_event_of_a_slow_rank_gets_its_usual_line_once_that_is_known() -> None:
+    witness = Witness(SimCluster(num_nodes=2, ranks_per_node=4))
+    witness.run(25)
+    witness.sim.slow(6, 3.0)
+    while not witness.told(EventKind.VERDICT):
+        witness.run(0.2)
+    (first,) = (event for event in witness.events if event.kind is EventKind.VERDICT)
+    assert "; last seen at " in first.text
+    while not witness.sim.view().usual_place(6):
+        witness.run(0.2)
+    witness.run(0.2)
+
+    (event,) = (event for event in witness.events if event.kind is EventKind.VERDICT)
+    assert re.search(r"mostly at bytegpt\.py:\d+ in train_step", event.text)
+    assert (event.at_s, event.ranks, event.severity) == (first.at_s, first.ranks, first.severity)
+    witness.run(10)
+    assert witness.told(EventKind.VERDICT) == [event.text], "once: what it is later is on the screen"
+
+
 def test_who_is_no_longer_seen_has_not_recovered(witness: Witness) -> None:
     witness.run(12)
     witness.sim.slow(2, 4.0)

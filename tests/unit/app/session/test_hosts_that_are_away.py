@@ -15,6 +15,7 @@ from app.diagnosis.causes import Severity
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.host_link import Access, HostLink
+from app.fleet.start_progress import NodeStage, StartProgress
 from app.inventory.inventory import HostEntry
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
@@ -121,14 +122,21 @@ async def test_a_host_that_is_connected_and_sends_no_report_is_away_until_it_doe
             "no answer from the agent on h1 and h2: whether the job goes on is not known",
             "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
         ),
+        (
+            "running",  # the agents have just gone, and why is not known yet
+            {"h1": None, "h2": None},
+            "no answer from the agent on h1 and h2: whether the job goes on is not known",
+            "no answer from the agent on h1 and h2: whether job two goes on is not known; watch it: ",
+        ),
         ("stopped", {"h1": UnreachableKind.AGENT, "h2": UnreachableKind.AGENT}, "the job has ended", ""),
     ],
 )
 def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_known(
-    state: str, away: dict[str, UnreachableKind], leaving: str, words: str, monkeypatch: pytest.MonkeyPatch
+    state: str, away: dict[str, UnreachableKind | None], leaving: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("h1", "h2")
-    links = tuple(Link(name, reason=UnreachableReason("gone", away[name]) if name in away else None) for name in names)
+    reasons = {name: UnreachableReason("gone", kind) for name, kind in away.items() if kind is not None}
+    links = tuple(Link(name, reason=reasons.get(name)) for name in names)
     hosts = Hosts(cast("tuple[AgentLink, ...]", links), tuple(map(HostEntry, names)), "--host h1", {})
     session = RemoteSession(hosts)
     session._is_open, session.patience_s = True, math.inf
@@ -139,6 +147,12 @@ def test_who_leaves_a_job_of_which_no_agent_answers_reads_that_its_end_is_not_kn
     session.view()
 
     assert (session.leaving, bool(session.cut_off)) == (leaving, words.find("not known") > 0)
+    assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
+    session._is_open = False  # it is being closed, and its evidence is put together
+    session._connections._is_unheard = lambda _host: False
+
+    session.view()
+
     assert session.farewell().startswith(f"rankdeck: {words}" if words else "")
 
 
@@ -239,3 +253,30 @@ async def test_a_lost_connection_is_a_warning_among_the_events_and_its_return_is
     session.drain_notices()
     latest = next(iter(session.events.latest_first()))
     assert (latest.kind, latest.severity) == (EventKind.DONE, Severity.OK)
+
+
+@pytest.mark.parametrize("how", ["in the console", "by a command"])
+async def test_the_events_of_a_start_are_in_the_order_in_which_they_came(how: str) -> None:
+    session = Noticing({})
+    await session.connect()
+    progress = StartProgress("job gpt", ["h1", "h2"])
+    for stage in (NodeStage.ASKED, NodeStage.PREPARED, NodeStage.BEGINNING, NodeStage.BEGUN):
+        for node in ("h1", "h2"):
+            progress.move(node, stage)
+            session.fleet._on_progress(progress)  # several within a frame
+    started = "job gpt started on h1 and h2 with 2 ranks"
+    if how == "in the console":
+        session.log_done(started)
+    else:
+        session.take(started)
+
+    notices = session.drain_notices()
+    await session.close()
+
+    steps = [f"job gpt: {step} on h1 and h2, 2 of 2 nodes" for step in ("prepared", "begun")]
+    by_command = [started] * (how == "by a command")
+    assert notices == [*steps, *by_command]
+    texts = [event.text for event in session.events.latest_first()][::-1]
+    assert texts == [*steps, *(by_command or [f"on request: {started}"])]
+    assert session.drain_notices() == []
+    assert len(session.events) == len(texts), "each is among the events once"

@@ -188,7 +188,7 @@ def status(directory: Path, script: str | None, workdir: str) -> None:
     if script is not None and not (seen_from / script).is_file():
         refused = Refused(RefusalReason.NO_SCRIPT, f"{script} is not a file (seen from {seen_from})")
         if not seen_from.is_dir():
-            why = f"{seen_from} is not a directory that can be entered: create it here"
+            why = f"{seen_from} is not a directory that can be entered: create it there"
             refused = Refused(RefusalReason.NO_WORKDIR, why)
         click.echo(msgspec.json.encode(refused))
         sys.exit(EXIT_REFUSED)

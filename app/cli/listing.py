@@ -392,14 +392,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not job_id:
             print_line(f"rankdeck: {NO_JOB}")
             return
-        kept: list[DatedLine] = []
-        marks = AttemptMarks()
-        with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
-            while lines := await _more_lines(session):
-                kept += wish.among(lines, job_id)
-        merged = in_time_order(kept)
-        if not kept and not wish.takes(LAUNCHER_RANK):
-            _chosen(session.view(), wish.ranks)  # the lines of an attempt with more ranks may be there
+        marks, merged = AttemptMarks(), in_time_order(await _lines_there(session, wish, job_id))
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
         if latest:
             _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)

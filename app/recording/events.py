@@ -355,7 +355,7 @@ class EventLog:
                 self._standing[key] = (verdict, at_s)
                 self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
             is_slow = verdict.cause is Cause.STRAGGLER and key not in self._placed
-            if is_slow and view.usual_place(verdict.culprits[0]):
+            if is_slow and any(map(view.usual_place, verdict.culprits[:1])):
                 self._placed.add(key)
                 self._put_text(verdict, self._standing[key][1])
         self._watch_causes(verdicts)

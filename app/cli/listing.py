@@ -28,7 +28,7 @@ from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
 from app.session.log_pulls import AttemptMarks, in_time_order
-from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text
+from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text, seconds_text
 from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
@@ -254,6 +254,11 @@ class _LineWish(NamedTuple):
             if is_its and self.takes(line.rank):
                 yield at_s, node, line
 
+    @property
+    def chooses(self) -> bool:
+        """Whether not all lines of the job are wanted."""
+        return not (self.ranks is None and self.pattern is None and self.max_age_s is None)
+
     def takes(self, rank: int) -> bool:
         """Return whether the lines of a rank, or of the launcher, are wanted."""
         return self.ranks is None or any(first <= rank <= last for first, last in self.ranks.ranges)
@@ -335,7 +340,9 @@ async def _events(session: RemoteSession, wish: _EventWish, *, is_following: boo
         follow_one_job(session)
     try:
         found = await _past_events(session)
-        _print_events(session, wish.among(found), wish)
+        if not (wanted := wish.among(found)) and wish.max_age_s is not None:
+            print_line(f"rankdeck: no event in the last {seconds_text(wish.max_age_s)}")
+        _print_events(session, wanted, wish)
         if (seam := session.events.seam) is not None:
             reach = seam.text.removeprefix("attached; ")
             print_line(f"rankdeck: {reach if wish.max_age_s is None else reach.replace('above are', 'of', 1)}")
@@ -396,6 +403,11 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
         if latest:
             _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)
+        elif not merged and is_over(session.view()) and not wish.chooses:
+            kept = (
+                "an agent reads what a job prints while both run; on the host python -P -m agent logs reads the files"
+            )
+            print_line(f"rankdeck: no line of job {job_id} is known: {kept}")
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")

@@ -184,7 +184,10 @@ def help(context: click.Context, topic: str | None) -> None:  # noqa: A001 - a v
     elif topic in TOPICS:
         # less exits by itself and leaves the text on the screen when it fits.
         os.environ.setdefault("LESS", "-FRX")
-        click.echo_via_pager("\n".join(rendered(markdown(topic))), color=own_color(os.environ))
+        lines = [*rendered(markdown(topic))]
+        if topic in COMMANDS:
+            lines += [f"The command's options: rankdeck {topic} --help"]
+        click.echo_via_pager("\n".join(lines), color=own_color(os.environ))
     else:
         click.echo(_options_of(context, topic))
 

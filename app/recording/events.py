@@ -159,8 +159,8 @@ class EventLog:
         self.seam: Event | None = None
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
-        self._placed: set[Hashable] = set()
-        """Those of them whose event names the line at which the rank is most often."""
+        self._completed: set[Hashable] = set()
+        """Those of them whose event names what was known only later: the usual line, or who waits."""
         self._caused_s: dict[Hashable, float] = {}
         """Causes of slowness, and when each was last seen."""
         self._node_codes: NDArray[np.int8] | None = None
@@ -339,7 +339,7 @@ class EventLog:
         }
         for key in over:
             verdict, since_s = self._standing.pop(key)
-            self._placed.discard(key)
+            self._completed.discard(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
@@ -354,9 +354,11 @@ class EventLog:
             elif key not in self._standing:
                 self._standing[key] = (verdict, at_s)
                 self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
-            is_slow = verdict.cause is Cause.STRAGGLER and key not in self._placed
-            if is_slow and any(map(view.usual_place, verdict.culprits[:1])):
-                self._placed.add(key)
+            # A slow rank is named before its usual line is known, a frozen one before others wait for it.
+            is_placed = verdict.cause is Cause.STRAGGLER and any(map(view.usual_place, verdict.culprits[:1]))
+            has_victims = verdict.cause is Cause.FROZEN and bool(verdict.waiting)
+            if key not in self._completed and (is_placed or has_victims):
+                self._completed.add(key)
                 self._put_text(verdict, self._standing[key][1])
         self._watch_causes(verdicts)
 

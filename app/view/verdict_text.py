@@ -428,7 +428,8 @@ def _straggler(verdict: Verdict) -> list[str]:
             on_gpu,
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),
-            nothing_differs_text(verdict),
+            # What a rank does accounts for a hang: signals would only say that they do not.
+            nothing_differs_text(verdict) if verdict.cpu_cores is None else "",
         ]
     return slow_parts(verdict, who(verdict))
 

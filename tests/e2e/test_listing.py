@@ -104,6 +104,9 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert watching.returncode == 0
     assert "job gpt: succeeded" in recording.communicate(timeout=60)[0]
     assert "job gpt: succeeded" in here.run("replay", "--headless", str(tmp_path / "gpt.rdk"))
+    assert "down" in here.run("down") + here.run("up", "localhost")
+    _, stderr = here.start("logs", "gpt").communicate(timeout=60)
+    assert "no line of job gpt is known: an agent reads what a job prints while both run" in stderr
 
 
 def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: DemoHouse) -> None:

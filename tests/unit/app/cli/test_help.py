@@ -59,7 +59,8 @@ def test_a_topic_that_is_piped_has_no_escapes(topic: str) -> None:
     text = printed(topic)
 
     assert "\x1b" not in text
-    assert text.strip() == click.unstyle("\n".join(rendered(markdown(topic)))).strip()
+    its_options = f"\n\nThe command's options: rankdeck {topic} --help" if topic in COMMANDS else ""
+    assert text.strip() == click.unstyle("\n".join(rendered(markdown(topic)))).strip() + its_options
 
 
 @pytest.mark.parametrize("verb", sorted(COMMANDS.keys() - set(TOPICS)))

@@ -281,6 +281,14 @@ def test_events_are_of_the_job_that_is_named_and_as_old_as_wanted(
     assert [re.split(r"  INFO +", line)[1] for line in printed.splitlines()] == found
 
 
+def test_where_no_event_is_recent_enough_that_is_printed(looked_at: Callable[[SimSource], None]) -> None:
+    looked_at(Remembered())
+
+    result = CliRunner().invoke(rankdeck, ["events", "--since", "1s"], standalone_mode=False, catch_exceptions=False)
+
+    assert (result.stdout, result.stderr) == ("", "rankdeck: no event in the last 1.0 s\n")
+
+
 def test_events_are_followed_to_the_end_of_the_job(
     looked_at: Callable[[SimSource], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_rank_that_hangs_in_its_own_code_is_named_with_what_its_process_does(
 
     (row,) = sim.view().verdicts()
     assert (row.cause, row.culprits) == (Cause.STRAGGLER, [1])
-    assert re.search(f"; rank 1 is at bytegpt.py:30 in spin and {cpu};", row.text)
+    assert re.search(f"; rank 1 is at bytegpt.py:30 in spin and {cpu}$", row.text), "what it does accounts for it"
     assert row.hint.startswith(why)
     assert row.hint.endswith("; s in the console, or rankdeck stacks demo, shows its stack; x stops or restarts")
 

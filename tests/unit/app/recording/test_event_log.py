@@ -90,6 +90,15 @@ def test_the_event_of_a_slow_rank_gets_its_usual_line_once_that_is_known() -> No
     assert witness.told(EventKind.VERDICT) == [event.text], "once: what it is later is on the screen"
 
 
+def test_the_event_of_a_frozen_rank_names_who_waits_for_it_once_somebody_does(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.run(8)
+
+    (event,) = (event for event in witness.events if event.kind is EventKind.VERDICT)
+    assert re.search(r"; ranks 0-1, 3 wait for it in all_reduce #\d+ for ", event.text)
+
+
 def test_who_is_no_longer_seen_has_not_recovered(witness: Witness) -> None:
     witness.run(12)
     witness.sim.slow(2, 4.0)

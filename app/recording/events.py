@@ -284,6 +284,7 @@ class EventLog:
         # The verdicts of another job are not over: they are no longer shown.
         shown = "" if job is None else job.job_id
         self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
+        self._completed &= self._standing.keys()
         self._watch_verdicts(view, self.now_s - ended_s)
 
     def _watch_nodes(self, view: View) -> None:
@@ -339,7 +340,6 @@ class EventLog:
         }
         for key in over:
             verdict, since_s = self._standing.pop(key)
-            self._completed.discard(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))

@@ -140,9 +140,9 @@ class Session:
         self.is_read_only = options.is_read_only
         self.started_at_s = time.monotonic()
         self._notices: list[str] = []
-        self._num_added = 0
-        """Number of the notices that are among the events already."""
         """Sentences that nobody has drained yet."""
+        self._num_added = 0
+        """Number of them that are among the events already."""
         self._directories = dict(directories)
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds

@@ -91,6 +91,8 @@ MAX_HISTORY_BYTES = 200_000
 """Bytes of kept reports in one reply: as JSON they are up to four times as long."""
 LAST_LOOK_S = 2.5
 """Seconds for which an agent that ends with its jobs still reports how they ended; consoles ask once a second."""
+LAST_REPORT_S = 0.5
+"""How long an agent that ends waits for consoles to ask for its last report."""
 FAREWELL_S = 4.0
 """How long an agent that takes its jobs with it waits for their trees to be gone; its console waits longer."""
 
@@ -246,7 +248,9 @@ class Daemon:
                 log_line(f"something was left out: {reason}; retrying")
 
     async def _close(self) -> None:
-        self._publish()
+        self._publish(is_last=True)
+        self._keep(time.monotonic(), is_last=True)
+        await self.reports.finish(LAST_REPORT_S)
         await self._control.close()
         self.reports.close()
         self._inbox.close()
@@ -345,7 +349,7 @@ class Daemon:
         if self._state.has_news:
             self._publish_soon(NEWS_GAP_S)
 
-    def _report(self) -> NodeReport:
+    def _report(self, *, is_last: bool = False) -> NodeReport:
         now_s = time.monotonic()
         self._report_seq += 1
         report = self._state.report(
@@ -356,7 +360,7 @@ class Daemon:
             malformed_datagrams=self._inbox.num_malformed,
             control=self._lease.report(now_s),
         )
-        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses)
+        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses, is_last=is_last)
 
     def _publish_soon(self, gap_s: float = MIN_PUBLISH_GAP_S) -> None:
         """Publish at once, or as soon as the last report is so old."""
@@ -368,21 +372,22 @@ class Daemon:
                 self._publish_timer.cancel()
             self._publish_timer = loop.call_later(wait_s, self._publish)
 
-    def _publish(self) -> None:
+    def _publish(self, *, is_last: bool = False) -> None:
         """Send a report to whoever listens."""
         if self._publish_timer:
             self._publish_timer.cancel()
             self._publish_timer = None
         self._published_at_s = time.monotonic()
-        self.latest_report = self._report()
+        self.latest_report = self._report(is_last=is_last)
         self.reports.publish(encode_frame(self.latest_report))
 
-    def _keep(self, now_s: float) -> None:
+    def _keep(self, now_s: float, *, is_last: bool = False) -> None:
         """Add the latest report to the past, as long as there is room for it."""
-        if self._history is None or self.latest_report is None or not self._history.is_due(now_s):
+        if self._history is None or self.latest_report is None or not (is_last or self._history.is_due(now_s)):
             return
         try:
-            self._history.append(encode_node_report(_without_tracebacks(self.latest_report)), now_s)
+            frame = encode_node_report(_without_tracebacks(self.latest_report))
+            self._history.append(frame, now_s, is_last=is_last)
         except OSError as error:
             if self._keeps_past:
                 log_line(f"reports of the past are lost: {error.strerror}: make room")

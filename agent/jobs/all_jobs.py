@@ -131,7 +131,11 @@ class Jobs:
     @property
     def are_moving(self) -> bool:
         """True while a job has not ended."""
-        return self.adopted.are_moving or any(not launch.job.has_ended for launch in self._known)
+        return self.adopted.are_moving or not self._have_own_ended
+
+    @property
+    def _have_own_ended(self) -> bool:
+        return all(launch.job.has_ended for launch in self._known)
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
@@ -252,8 +256,9 @@ class Jobs:
         for launch in self._known:
             self._feed(launch, KillReceived())
         deadline_s = time.monotonic() + within_s
-        while (now_s := time.monotonic()) < deadline_s and (self._known.are_running or not self._leftovers.is_clean):
+        while (now_s := time.monotonic()) < deadline_s and not (self._have_own_ended and self._leftovers.is_clean):
             self._sweep(now_s)
+            self.tick(0.0)
             await asyncio.sleep(END_PERIOD_S)
 
     def close(self) -> None:

@@ -147,10 +147,6 @@ class KnownJobs:
         """Jobs that run, also without a shim, and are not being killed as orphans are."""
         return {launch.job_id for launch in self if launch.shim and not launch.shim.is_killing}
 
-    @property
-    def are_running(self) -> bool:
-        return any(launch.shim for launch in self)
-
     def read(self) -> list[JobRecord]:
         """Return an earlier agent's records: the latest of jobs that have ended, then those that may run.
 

@@ -72,14 +72,15 @@ class PastFrames:
         """Return whether some tier would keep a report made now."""
         return any(ring.is_due(now_s) for ring in self._rings.values())
 
-    def append(self, frame: bytes, now_s: float) -> None:
-        """Keep a report where it is due.
+    def append(self, frame: bytes, now_s: float, *, is_last: bool = False) -> None:
+        """Keep a report where it is due, the last one everywhere.
 
         Raises:
             OSError: The disk is full, or the directory is gone.
         """
         for ring in self._rings.values():
-            ring.append(frame, now_s)
+            if is_last or ring.is_due(now_s):
+                ring.append(frame, now_s)
 
     def since(
         self, tier: Tier, seq: int, max_bytes: int, max_age_s: float | None = None, period_s: float = 0.0
@@ -91,7 +92,8 @@ class PastFrames:
             seq: The number of the last one that is known.
             max_bytes: Bytes of all of them together; the first one is returned whatever its size.
             max_age_s: Older ones are left out.
-            period_s: Seconds of the wall clock of which only the first report is returned; 0 returns all.
+            period_s: Seconds of the wall clock of which only the first report is returned, and an agent's last; 0
+                returns all.
         """
         return self._rings[tier].since(seq, max_bytes, math.inf if max_age_s is None else max_age_s, period_s)
 
@@ -121,7 +123,7 @@ class _Ring:
         return now_s >= self._due_at_s
 
     def append(self, frame: bytes, now_s: float) -> None:
-        if not self.is_due(now_s) or len(frame) > MAX_FRAME_BYTES:
+        if len(frame) > MAX_FRAME_BYTES:
             return
         self._due_at_s = now_s + self._shape.period_s
         if now_s >= self._file_ends_at_s:
@@ -142,8 +144,10 @@ class _Ring:
         for index, path in enumerate(paths):
             if index + 1 < len(paths) and _first_seq(paths[index + 1]) <= seq + 1:
                 continue
-            for number, (wall_time, frame) in enumerate(_read(path), _first_seq(path)):
+            whole = list(_read(path))
+            for number, (wall_time, frame) in enumerate(whole, _first_seq(path)):
                 is_thin = bool(period_s) and before is not None and wall_time // period_s == before // period_s
+                is_thin &= frame is not whole[-1][1]  # an agent's last words are at a file's end
                 before = wall_time
                 if is_thin or number <= seq or now - wall_time > max_age_s:
                     continue

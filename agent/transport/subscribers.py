@@ -76,6 +76,11 @@ class ReportSubscribers:
         """Whether any console waits for reports."""
         return bool(self._consoles)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something that a console has not been sent."""
+        return any(console.subscriber.has_news for console in self._consoles.values())
+
     def open(self) -> None:
         """Bind the socket and begin to serve.
 
@@ -203,6 +208,12 @@ class NodeReports:
         if self.follower is not None:
             self.follower(frame)
 
+    async def finish(self, within_s: float) -> None:
+        """Wait until all consoles have the last report, at most so long: some have yet to ask for it."""
+        deadline_s = time.monotonic() + within_s
+        while self._subscribers.is_behind and time.monotonic() < deadline_s:  # noqa: ASYNC110 - as they ask
+            await asyncio.sleep(MERGE_S / 5)
+
     def close(self) -> None:
-        """Send the last report and close the socket."""
+        """Send the last report to those who wait for it and close the socket."""
         self._subscribers.close()

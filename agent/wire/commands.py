@@ -136,7 +136,7 @@ class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fie
     max_age_s: Seconds | None = None
     """Greatest age in seconds; None is any."""
     period_s: Seconds = 0.0
-    """Seconds of the node's clock of which only the first report is sent; 0 sends every one."""
+    """Seconds of the node's clock of which only the first report is sent, and an agent's last; 0 sends every one."""
     is_packed: bool = False
     """True for a `PackedHistory`, of which a reply holds more."""
 

@@ -201,6 +201,8 @@ class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     control: ControlReport | None = None
     """None until a console has claimed control."""
     jobs: list[JobStatus] = []
+    is_last: bool = False
+    """Whether the agent ends with it, as it was asked to: nobody watches what goes on there."""
 
 
 class NodeReport(NodeHead, frozen=True, omit_defaults=True, gc=False):

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
-from app.diagnosis import contradictions, verdicts
+from app.diagnosis import contradictions, standstill, verdicts
 from app.diagnosis.aborts import aborted
 from app.diagnosis.because.watch import CauseWatch
 from app.diagnosis.causes import CAUSE_ORDER, IMMOBILE, Cause, RankState, Severity
@@ -45,7 +45,6 @@ from app.diagnosis.rank_facts import (
     rank_facts,
 )
 from app.diagnosis.slow_ranks import UsualPlace
-from app.diagnosis.standstill import complete_waits, frozen, gpus_at_work, not_exiting, silent, standstill, transport
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
@@ -313,19 +312,20 @@ class _JobDiagnoser:
         found += contradictions.fewer_calls(evidence, exits.early_leavers, exits.lost_connection)
         if job.is_ended() or job.stop_began_s < evidence.now_s:
             return found
-        found += verdicts.node_lost(evidence)
-        found += frozen(evidence)
+        found += standstill.node_lost(evidence)
+        found += standstill.frozen(evidence)
         found += contradictions.mismatches(evidence)
-        found += silent(evidence)
+        found += standstill.silent(evidence)
         found += not_joined(evidence)
-        found += not_exiting(evidence)
+        found += standstill.not_exiting(evidence)
         if exits.first_bad_s is None and all(one.cause in IMMOBILE and not is_root_of_a_hang(one) for one in found):
             lasting = self._lasting(evidence)
             late = verdicts.stalled(
                 evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places
             )
-            late = late or transport(evidence, lasting)
-            late = late or gpus_at_work(evidence, self._known_phases) or standstill(evidence, self._known_phases)
+            late = late or standstill.transport(evidence, lasting)
+            late = late or standstill.gpus_at_work(evidence, self._known_phases)
+            late = late or standstill.standstill(evidence, self._known_phases)
             found += late or self._slow(evidence)
         return found + verdicts.memory_growth(evidence)
 
@@ -339,8 +339,8 @@ class _JobDiagnoser:
         if longest_s <= BUDDING_S:
             return not_joined(soon)
         late = verdicts.stalled(soon, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._places)
-        lasting = [wait for wait in complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
-        return late or transport(soon, lasting)
+        lasting = [wait for wait in standstill.complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
+        return late or standstill.transport(soon, lasting)
 
     def _lasting(self, evidence: Evidence) -> list[Wait]:
         """Return the waits that every member has joined for a while.
@@ -348,7 +348,7 @@ class _JobDiagnoser:
         A late rank's report may show it in the call before the others' reports show that they have left it.
         """
         before, self._joined_s = self._joined_s, {}
-        waits = complete_waits(evidence)
+        waits = standstill.complete_waits(evidence)
         for wait in waits:
             key = (wait.group, wait.seq)
             self._joined_s[key] = before.get(key, evidence.now_s)

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     Ranks = NDArray[np.int64]
     Moments = NDArray[np.float64]
 
-NODE_STATES = ("connecting", "up", "stale", "lost")
-CONNECTING, UP, STALE, LOST = range(len(NODE_STATES))
+NODE_STATES = ("connecting", "up", "stale", "lost", "down")
+CONNECTING, UP, STALE, LOST, DOWN = range(len(NODE_STATES))
 
 
 class NodeFacts(NamedTuple):
     """The state of one node's reports."""
 
     state: str
-    """connecting, up, stale or lost."""
+    """connecting, up, stale, lost, or down where its agent was stopped."""
     age_s: float | None
     """Seconds since its last report; None before the first."""
 
@@ -47,11 +47,13 @@ class AllNodes:
     Attributes:
         codes: Index into `NODE_STATES`.
         age_s: Age of the latest report; NaN before the first.
+        is_lost: Whether nothing is known of their ranks any more: of nodes that are lost, and in time of those down.
     """
 
-    def __init__(self, codes: NDArray[np.int8], age_s: NDArray[np.float64]) -> None:
+    def __init__(self, codes: NDArray[np.int8], age_s: NDArray[np.float64], is_lost: NDArray[np.bool_]) -> None:
         self.codes = codes
         self.age_s = age_s
+        self.is_lost = is_lost
 
     @property
     def is_up(self) -> NDArray[np.bool_]:
@@ -89,10 +91,11 @@ def all_nodes(cluster: Cluster, thresholds: Thresholds, now_s: float) -> AllNode
     is_seen = np.isfinite(cluster.last_report_s)
     age_s = np.where(is_seen, np.maximum(0.0, now_s - cluster.last_report_s), np.nan)
     codes = np.where(is_seen, UP, CONNECTING).astype(np.int8)
+    is_lost = (age_s > thresholds.lost_s) | (~is_seen & cluster.is_cut_off)
     codes[age_s > thresholds.silent_s] = STALE
-    codes[age_s > thresholds.lost_s] = LOST
-    codes[~is_seen & cluster.is_cut_off] = LOST
-    return AllNodes(codes, age_s)
+    codes[is_lost] = LOST
+    codes[cluster.has_left] = DOWN
+    return AllNodes(codes, age_s, is_lost)
 
 
 STATES = tuple(RankState)
@@ -169,7 +172,7 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     node_is_settled, node_is_lost = np.zeros((2, len(nodes) + 1), np.bool_)
     node_is_settled[:-1] = (now_s - cluster.back_s > thresholds.silent_s) & nodes.is_up
     if not is_ended:
-        node_is_lost[:-1] = nodes.codes == LOST
+        node_is_lost[:-1] = nodes.is_lost
         reported_s = job.reported_s[: len(nodes)]
         # A node may report and no longer hold the job.
         node_is_lost[: len(reported_s)] |= cluster.last_report_s[: len(reported_s)] - reported_s > thresholds.lost_s

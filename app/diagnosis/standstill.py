@@ -1,7 +1,8 @@
 """Ranks that do not run, and hangs in which no rank waits for another one.
 
-Frozen and silent ranks; collectives that every member has called and that do not complete, GPUs in work that does not
-end, jobs that stand outside collectives, and processes that do not end although their program is done.
+Ranks of nodes that do not report, frozen and silent ones; collectives that every member has called and that do not
+complete, GPUs in work that does not end, jobs that stand outside collectives, and processes that do not end although
+their program is done.
 
 A rank that is stopped after it had waited for a stall is not the cause of that stall: somebody looks at it with a
 debugger, or its wait holds the interpreter's lock. It gets a warning, and who has not come is named as ever.
@@ -15,18 +16,19 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_facts import is_in_known_phase
+from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.diagnosis.verdicts import Evidence, Side, Verdict, by_node, hosts_of, name, nodes_of, roots_of
 from app.diagnosis.waits import is_common, is_root_unknown
 from app.model.job_model import PHASE_CODE
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from app.diagnosis.known_phases import KnownPhases
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.waits import Wait
+    from app.model.cluster import Node
 
 BUSY_CORES = 0.5
 """Cores; a rank that keeps more busy may compute at one line for long."""
@@ -38,6 +40,50 @@ EXIT_PATIENCE = 0.8
 """Fraction of `stall_s` that a process may take to end. Its probe notices that some seconds after the program's end."""
 MAX_PLACES = 8
 """Limit of places shown in one sentence and one row."""
+STEPS_APART_S = 3.0
+"""Seconds after a rank's last report from which another's step needs the rank: its node may have been cut off later."""
+
+
+def node_lost(evidence: Evidence) -> list[Verdict]:
+    """Name nodes that have stopped reporting, with the ranks they run."""
+    verdicts = []
+    for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
+        owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
+        last_received_s = min((evidence.job.assignments[owner].received_s for owner in owners), default=None)
+        nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
+        nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
+        reasons = {node.unreachable_reason for node in nodes}
+        reason = reasons.pop() if len(reasons) == 1 else None
+        known = {"nodes": tuple(node.name for node in nodes), "unreachable_reason": reason}
+        for_s = None if last_received_s is None else evidence.now_s - last_received_s
+        verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, **known)
+        verdicts.append(msgspec.structs.replace(verdict, **_lost_to_whom(evidence, verdict, nodes)))
+    return verdicts
+
+
+def _lost_to_whom(evidence: Evidence, verdict: Verdict, nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return what follows from the other ranks for those that are not seen, as fields of their verdict.
+
+    Who waits for an unseen rank cannot be followed to it once the others have gone on without reports of it.
+    """
+    wait = max(evidence.waits, key=lambda wait: wait.waited_s, default=None)
+    if wait is not None and wait.waited_s >= evidence.thresholds.stall_s:
+        if verdict.waiting or wait.is_settled:
+            return {}
+        call = {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
+        return call | {"waiting": tuple(wait.waiting.tolist())}
+    others_step = _step_on_without(evidence, np.array(verdict.culprits))
+    is_mild = others_step or all(node.has_left for node in nodes)
+    return {"severity": Severity.WARNING, "waiting": (), "others_step": others_step} if is_mild else {}
+
+
+def _step_on_without(evidence: Evidence, unseen: Ranks) -> bool:
+    """Return whether every rank that reports has made steps since some were last seen: those make steps too then."""
+    job, others = evidence.job, evidence.facts.is_fresh.copy()
+    others[unseen] = False
+    last_step, last_s = job.step[unseen].max(), np.nanmax(job.report_at_s[unseen], initial=-np.inf)
+    has_gone_on = (job.stepped_at_s > last_s + STEPS_APART_S) & (job.step > last_step + 1)
+    return bool(last_step >= 0 and others.any() and has_gone_on[others].all())
 
 
 def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:

@@ -16,7 +16,7 @@ import numpy as np
 from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
-from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
+from app.diagnosis.rank_facts import is_in_known_phase
 from app.diagnosis.waits import that_go_on
 from app.model.job_model import PHASE_CODE
 from app.model.xids import facts_key
@@ -177,6 +177,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
     """For NODE_LOST: why the nodes cannot be reached, where one reason is known for all."""
+    others_step: bool = False
+    """For NODE_LOST: whether the other ranks make steps, which need those of the nodes."""
     unreported: tuple[str, ...] | None = None
     """For STRAGGLER whose culprits no node has, although the others have called with them: nodes that must."""
     cost_frac: float | None = None
@@ -347,22 +349,6 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
     if len(nodes) > MAX_NODES_NAMED:
         return [ranks]
     return [ranks[owners == node] for node in nodes]
-
-
-def node_lost(evidence: Evidence) -> list[Verdict]:
-    """Name nodes that have stopped reporting, with the ranks they run."""
-    verdicts = []
-    for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
-        owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
-        last_received_s = min((evidence.job.assignments[owner].received_s for owner in owners), default=None)
-        nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
-        nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
-        reasons = {node.unreachable_reason for node in nodes}
-        reason = reasons.pop() if len(reasons) == 1 else None
-        known = {"nodes": tuple(node.name for node in nodes), "unreachable_reason": reason}
-        for_s = None if last_received_s is None else evidence.now_s - last_received_s
-        verdicts.append(name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, **known))
-    return verdicts
 
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:

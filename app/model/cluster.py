@@ -21,13 +21,13 @@ from agent.wire.machine import GpuCondition
 from app.model.job_model import AssignmentSummary, JobModel
 from app.model.new_nodes import NewNodes
 from app.model.rank_batch import RankBatch
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
-    from app.model.unreachable_reason import UnreachableReason
 
 MAX_WORLD_SIZE = 131_072
 """Upper bound on ranks, 8 times the largest cluster measured; a job that claims more is refused."""
@@ -45,6 +45,7 @@ MAX_CROWDING = 4.0
 """Upper bound on a node's crowding; more load is not taken to make probes later still."""
 MAX_OLD_EPOCHS = 8
 """Number of an agent's earlier epochs whose late reports are recognised."""
+WAS_STOPPED = UnreachableReason("it was stopped", UnreachableKind.AGENT)
 
 
 class Node:
@@ -55,7 +56,6 @@ class Node:
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its latest report holds any sign of a broken GPU.
         has_adopted: Whether it has ever reported a job that no agent has launched.
-        unreachable_reason: Why it cannot be reached, as far as known; None while it can be.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -64,8 +64,19 @@ class Node:
         self.report: NodeFrame | None = None
         self.num_ignored = 0
         self.may_have_broken_gpus = self.has_adopted = False
-        self.unreachable_reason: UnreachableReason | None = None
+        self.connection_reason: UnreachableReason | None = None
+        """Why it cannot be reached, as far as its connection shows; None while it can be."""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its agent has ended as it was asked to, and no other has reported since."""
+        return self.report is not None and self.report.is_last
+
+    @property
+    def unreachable_reason(self) -> UnreachableReason | None:
+        """Why it cannot be reached, as far as known; None while it can be."""
+        return self.connection_reason or (WAS_STOPPED if self.has_left else None)
 
     def is_newer(self, report: NodeFrame) -> bool:
         """Return whether a report is later than the latest: of a new epoch, or of this one with a higher seq."""
@@ -93,6 +104,7 @@ class Cluster:
         back_s: When each node first reported, or reported again after a gap.
         away_s: Seconds of each node's latest gap between two reports; 0 before the first.
         is_cut_off: Whether each node is known to be unreachable now.
+        has_left: Whether each node's agent has ended as it was asked to.
         available_frac: Fraction of each node's memory that is available; 1 while that is not known.
         crowding: Load of each node relative to `CROWDED_LOAD`; from 1 to `MAX_CROWDING`.
     """
@@ -105,7 +117,7 @@ class Cluster:
         self.last_report_s = np.full(len(self.nodes), -np.inf)
         self.back_s = np.full(len(self.nodes), -np.inf)
         self.away_s = np.zeros(len(self.nodes))
-        self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
+        self.is_cut_off, self.has_left = np.zeros((2, len(self.nodes)), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
         self.crowding = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
@@ -129,7 +141,7 @@ class Cluster:
     def put_unreachable(self, node: str, unreachable_reason: UnreachableReason | None) -> None:
         """Set why a node cannot be reached now; None when it can be."""
         known = self.nodes[node]
-        known.unreachable_reason = unreachable_reason
+        known.connection_reason = unreachable_reason
         self.is_cut_off[known.index] = unreachable_reason is not None
 
     def begin(self, job_id: str, attempt: int) -> None:
@@ -142,7 +154,7 @@ class Cluster:
     def go_on_from(self, before: Cluster) -> None:
         """Take from another model of these nodes what is later there, and what no report carries."""
         for name, node in before.nodes.items():
-            self.put_unreachable(name, node.unreachable_reason)
+            self.put_unreachable(name, node.connection_reason)
         self.new_nodes = before.new_nodes
         for job_id, attempt in before._begun.items():
             self.begin(job_id, attempt)
@@ -180,6 +192,7 @@ class Cluster:
         self.back_s[nodes] = np.where(gap_s > GAP_S, now_s, self.back_s[nodes])
         self.away_s[nodes] = np.where((gap_s > GAP_S) & np.isfinite(gap_s), gap_s, self.away_s[nodes])
         self.last_report_s[nodes] = now_s
+        self.has_left[nodes] = [report.is_last for _, report, _ in taken]
         self.available_frac[nodes] = [
             report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0
             for _, report, _ in taken

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_facts import CONNECTING, NODE_STATES, STALE
+from app.diagnosis.rank_facts import CONNECTING, DOWN, NODE_STATES, STALE
 from app.text import LINE_LIMIT, attempt_text, clean, nodes_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
@@ -408,9 +408,11 @@ def _past_s(view: View) -> float:
 
 
 def _node_text(before: str, state: str, names: Sequence[str]) -> str:
-    """Return `nodes h1, h2: up, now stale`."""
+    """Return `nodes h1, h2: up, now stale`, or `node h1: agent stopped`."""
     more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
     who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
+    if state == NODE_STATES[DOWN]:
+        return f"{who}: agent stopped"
     return f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
 
 

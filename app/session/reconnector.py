@@ -146,7 +146,7 @@ class Reconnector:
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
             self.unreachable_reason = self._unreachable_reason_of(error)
-            self._notify(Trouble(f"{self._error_text(error)}; looking for it again, and no job ends by that"))
+            self._notify(Trouble(f"{self._error_text(error)}; looking for it again"))
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()

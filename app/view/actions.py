@@ -71,7 +71,7 @@ def lost_nodes(view: View, job: JobRow) -> list[str]:
     ranks = [view.ranks_on(index) for index in range(view.num_nodes)]
     may_be_unheard = sum(map(bool, ranks)) < job.num_nodes
     named = zip(view.node_names, view.node_codes.tolist(), ranks, strict=True)
-    lost = [name for name, code, its_ranks in named if code == LOST and (its_ranks or may_be_unheard)]
+    lost = [name for name, code, its_ranks in named if code >= LOST and (its_ranks or may_be_unheard)]
     return lost if len(lost) < view.num_nodes else []
 
 

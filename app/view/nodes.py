@@ -55,6 +55,7 @@ STATE_SEVERITY = {
     "up": Severity.OK,
     "stale": Severity.WARNING,
     "lost": Severity.CRITICAL,
+    "down": Severity.QUIET,
 }
 
 

@@ -123,7 +123,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     node: str
     hostname: str
     state: str
-    """connecting, up, stale or lost."""
+    """connecting, up, stale, lost, or down where its agent was stopped."""
     severity: Severity
     ranks: str
     """Ranks of the node, as `0-1` or `0,3-5`."""
@@ -156,7 +156,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     @property
     def is_old(self) -> bool:
         """Whether its figures are out of date."""
-        return self.state in {"stale", "lost"}
+        return self.state in {"stale", "lost", "down"}
 
 
 class RankRow(msgspec.Struct, frozen=True):

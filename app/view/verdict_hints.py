@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from app.diagnosis.causes import Cause
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_of_gpu
 from app.model.unreachable_reason import UnreachableKind
 from app.text import clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
@@ -95,6 +95,10 @@ MEETING_HINTS = {
 
 def _restart_without(verdict: Verdict) -> str:
     """Return how to go on without lost nodes; where only the agent is missing, how to start that."""
+    is_mild = verdict.severity is Severity.WARNING
+    if is_mild and verdict.unreachable_reason and verdict.unreachable_reason.unreachable_kind is UnreachableKind.AGENT:
+        names = nodes_text([clean_name(node) for node in verdict.nodes])
+        return f"start the agent{'' if len(verdict.nodes) == 1 else 's'} on {names} again, as by rankdeck up"
     if len(verdict.nodes) > 1:
         return "x in the console restarts without them"
     job, node, reason = clean_name(verdict.job), clean_name(verdict.nodes[0]), verdict.unreachable_reason

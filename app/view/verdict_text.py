@@ -260,14 +260,15 @@ def _node_lost(verdict: Verdict) -> list[str]:
     nodes = nodes_text([clean_name(node) for node in verdict.nodes])
     has = "has" if len(verdict.nodes) == 1 else "have"
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
+    unseen = unseen_text(verdict.culprits)
+    if verdict.others_step:
+        unseen = f"{ranks_text(verdict.culprits)} {'trains' if len(verdict.culprits) == 1 else 'train'} on unseen"
+        unseen = lost = f"{unseen}, as the others step on"
     if (unreachable_reason := verdict.unreachable_reason) is not None:
-        return [
-            f"{unreachable_reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {unreachable_reason.why}",
-            unseen_text(verdict.culprits),
-            _victims(verdict),
-        ]
-    head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
-    return [head, _victims(verdict), _last_seen(verdict)]
+        head = f"{unreachable_reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {unreachable_reason.why}"
+        return [head, unseen, _victims(verdict)]
+    last_seen = "" if verdict.others_step else _last_seen(verdict)
+    return [f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}", _victims(verdict), last_seen]
 
 
 def unseen_text(ranks: Sequence[int]) -> str:

@@ -19,19 +19,24 @@ from agent.wire.commands import (
     Accepted,
     Claim,
     Commit,
+    History,
     InjectFault,
     Kill,
     Prepare,
+    PullHistory,
     RefusalReason,
     Refused,
     Shutdown,
     Stop,
+    Tier,
 )
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
+from agent.wire.reports import ProcessState
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.ranks import is_alive
+from tests.support.subscriber import Subscriber
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -337,16 +342,60 @@ def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: si
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
 
-@pytest.mark.slow
-def test_an_agent_that_is_told_so_takes_its_jobs_with_it(house: House) -> None:
-    agent = house.agent()
-    started(agent, house.spec())
-    agent.processes()
+def last_report(subscriber: Subscriber) -> NodeReport:
+    """Return the agent's last report, as whoever reads all of them gets it."""
+    while not (report := subscriber.report(END_S)).is_last:
+        pass
+    return report
 
-    assert isinstance(agent.ask(Shutdown(kill_jobs=True)), Accepted)
+
+def past_reports(agent: RunningAgent) -> list[NodeReport]:
+    """Return what the agents of a directory have kept, the oldest first."""
+    reply = agent.ask(PullHistory(Tier.RECENT, 0))
+    assert isinstance(reply, History)
+    return [past.report for past in reply.reports]
+
+
+@pytest.mark.slow
+def test_an_agent_that_takes_its_jobs_with_it_reports_last_how_they_ended(house: House) -> None:
+    agent = house.agent()
+    house.set_off()
+    subscriber = Subscriber(agent.directory)
+    try:
+        subscriber.report()
+        assert isinstance(agent.ask(Shutdown(kill_jobs=True)), Accepted)
+        report = last_report(subscriber)
+    finally:
+        subscriber.close()
 
     assert agent.process.wait(END_S) == 0
     assert house.left() == []
+    assert [job.state for job in report.jobs] == [JobState.STOPPED]
+    assert [worker.process for worker in report.workers] == [ProcessState.EXITED] * 2
+
+
+@pytest.mark.parametrize("how", ["command", pytest.param("signal", marks=pytest.mark.slow)])
+def test_an_agent_that_is_asked_to_end_reports_that_it_does_and_so_does_its_history(house: House, how: str) -> None:
+    first = house.agent()
+    house.set_off()
+    subscriber = Subscriber(first.directory)
+    try:
+        subscriber.report()
+        if how == "command":
+            first.ask(Shutdown())
+        else:
+            first.process.terminate()
+        report = last_report(subscriber)
+    finally:
+        subscriber.close()
+    assert first.process.wait(END_S) == 0
+    assert [job.state for job in report.jobs] == [JobState.RUNNING]
+
+    second = house.agent()
+    kept = second.wait_until(lambda report: len(report.workers) == 2, START_S, "the new agent has both ranks")
+    farewells = [past.is_last for past in past_reports(second) if past.epoch != kept.epoch]
+    assert farewells == [False] * (len(farewells) - 1) + [True]
+    assert not kept.is_last
 
 
 @pytest.mark.slow

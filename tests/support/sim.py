@@ -258,9 +258,16 @@ class SimCluster:
         """Undo `lose_node`."""
         self.nodes[node].is_lost = False
 
+    def stop_agent(self, node: int) -> None:
+        """Let a node's agent end as `rankdeck down` ends it; the job lives on."""
+        stopped = self.nodes[node]
+        self.cluster.apply(stopped.name, decode_frame(stopped.publish(self.now_s, is_last=True)), self.now_s)
+        stopped.is_unheard = True
+
     def restart_agent(self, node: int) -> None:
         """Start a node's agent anew; the job lives on."""
         self.nodes[node].restart_agent("demo", self.attempt, self.now_s)
+        self.nodes[node].is_unheard = False
 
     def stop(self) -> None:
         """Ask the job to end."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.jobs.lifecycle import LauncherFailed, WorkerExited
 from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
 from agent.node_state.gpu_sample import decode_sample, encode_sample
@@ -208,10 +210,11 @@ class SimNode:
             root_cause=self._failure.as_root_cause(now_s) if self._failure else None,
         )
 
-    def publish(self, now_s: float, others: Sequence[JobStatus] = ()) -> bytes:
-        """Return the next telemetry frame, in which other jobs may be."""
+    def publish(self, now_s: float, others: Sequence[JobStatus] = (), *, is_last: bool = False) -> bytes:
+        """Return the next telemetry frame, in which other jobs may be; the last one of an agent that is stopped."""
         self._report_seq += 1
         jobs = [self.status(now_s), *others]
         report = self._core.report(now_s, report_seq=self._report_seq, jobs=jobs, log_seq=0, malformed_datagrams=0)
         self._core.validate()
+        report = msgspec.structs.replace(report, is_last=is_last)
         return encode_frame(report if self.with_signals is None else self.with_signals(report, now_s))

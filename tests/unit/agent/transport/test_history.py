@@ -88,6 +88,26 @@ def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: p
     past.close()
 
 
+def test_the_last_words_of_an_agent_are_kept_at_once_and_returned_at_any_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall_s = 1000.0
+    monkeypatch.setattr("agent.transport.history._steady_wall_time", lambda _epoch_s: wall_s)
+    for agent in ("a", "b"):
+        past = PastFrames(tmp_path / "history", "a-boot")
+        for number in range(9):
+            past.append(f"{agent}{number}".encode(), number * 0.2)
+            wall_s += 0.2
+        past.append(f"{agent} ends".encode(), 1.65, is_last=True)
+        past.close()
+
+    past = PastFrames(tmp_path / "history", "a-boot")
+    thin = [one.frame.decode() for one in past.since(Tier.RECENT, 0, 10**9, period_s=60.0)]
+    assert thin == ["a0", "a ends", "b ends"]
+    assert [text for _, text in everything(past, Tier.DAY)] == ["a0", "a ends", "b0", "b ends"]
+    past.close()
+
+
 def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path: Path) -> None:
     past = PastFrames(tmp_path / "history", "a-boot")
     fill(past, 1.0)

@@ -1,0 +1,107 @@
+"""Nodes whose agent has ended while their ranks go on: no alarm, as long as nobody waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.diagnosis.causes import Cause, RankState, Severity
+from app.diagnosis.rank_facts import Thresholds
+from app.errors import ExitCode
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
+from app.recording.events import EventKind, EventLog
+from app.view.summary import exit_code
+from tests.support.sim import SimCluster
+
+LOST_S = Thresholds().lost_s
+
+
+def test_an_agent_that_is_stopped_is_down_at_once_and_its_ranks_are_a_warning_later() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    for node in (0, 1):
+        sim.stop_agent(node)
+    sim.run(0.3)
+    assert [row.state for row in sim.view().nodes()] == ["down", "down"]
+    assert {row.severity for row in sim.view().nodes()} == {Severity.QUIET}
+    assert {row.trouble for row in sim.view().nodes()} == {"no agent: it was stopped"}
+
+    sim.run(LOST_S - 1)
+    assert sim.view().headline().text.startswith("no agent on demo-0 and demo-1 for 5.")
+    sim.run(2)
+
+    (first, second) = sim.verdicts()
+    assert (first.cause, first.severity, first.culprits) == (Cause.NODE_LOST, Severity.WARNING, [0, 1])
+    assert first.text.startswith("no agent on demo-0 for ")
+    assert first.text.endswith(" s: it was stopped; whether ranks 0-1 still run is not known")
+    assert first.hint == "start the agent on demo-0 again, as by rankdeck up"
+    assert second.culprits == [2, 3]
+    assert exit_code(sim.view()) is ExitCode.VERDICT_STANDS
+
+
+def test_ranks_that_are_not_seen_train_on_where_the_others_make_steps() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.stop_agent(1)
+    sim.run(LOST_S + 2)
+
+    (verdict,) = sim.verdicts()
+    assert (verdict.severity, verdict.culprits, verdict.waiting) == (Severity.WARNING, [2, 3], [])
+    assert verdict.text.endswith(": it was stopped; ranks 2-3 train on unseen, as the others step on")
+    assert [row.state for row in sim.view().ranks([2])] == [RankState.LOST]
+
+
+@pytest.mark.parametrize("is_known_gone", [True, False])
+def test_an_agent_that_died_is_a_warning_while_the_others_make_steps(*, is_known_gone: bool) -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.nodes[1].is_unheard = True
+    if is_known_gone:
+        sim.cluster.put_unreachable("demo-1", UnreachableReason("nothing is known there", UnreachableKind.AGENT))
+    sim.run(LOST_S + 2)
+
+    (verdict,) = sim.verdicts()
+    assert (verdict.severity, verdict.cause) == (Severity.WARNING, Cause.NODE_LOST)
+    assert verdict.text.endswith("ranks 2-3 train on unseen, as the others step on")
+    assert sim.view().nodes()[1].state == "lost"
+    assert all(severity is not Severity.CRITICAL for severity in (sim.view().headline().severity, verdict.severity))
+
+
+def test_a_wait_for_unwatched_ranks_is_an_alarm_after_the_time_of_a_stall() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.stop_agent(1)
+    sim.run(LOST_S + 2)
+    assert [verdict.severity for verdict in sim.verdicts()] == [Severity.WARNING]
+
+    sim.freeze(3)
+    sim.run(Thresholds().stall_s + 2)
+    (verdict,) = sim.verdicts()
+    assert (verdict.severity, verdict.culprits, verdict.waiting) == (Severity.CRITICAL, [2, 3], [0, 1])
+    assert "it was stopped; whether ranks 2-3 still run is not known; ranks 0-1 wait for them" in verdict.text
+
+
+def test_another_agent_brings_the_node_back() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.stop_agent(1)
+    sim.run(LOST_S + 2)
+    sim.restart_agent(1)
+    sim.run_until(lambda: not sim.causes(), within_s=1)
+    sim.run(10)
+
+    assert sim.view().nodes()[1].state == "up"
+    assert [found[1:] for found in sim.told] == [(Cause.NODE_LOST, (2, 3))]
+
+
+def test_the_events_say_that_the_agent_went_and_came_and_no_alarm_is_among_them() -> None:
+    sim, events = SimCluster(), EventLog()
+    sim.each_view = events.observe
+    sim.run_to_step(30)
+    sim.stop_agent(1)
+    sim.run(LOST_S + 2)
+    sim.restart_agent(1)
+    sim.run(5)
+
+    told = [event.text for event in events.latest_first() if event.kind is EventKind.NODE]
+    assert told[:2] == ["node demo-1: down, now up", "node demo-1: agent stopped"]
+    assert all(event.severity is not Severity.CRITICAL for event in events.latest_first())

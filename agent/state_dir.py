@@ -8,7 +8,8 @@ holder.json     the latest claim on control
 history/        reports of the past
 jobs/ID         job.json, the job's record
 gpu-sampler.log the GPU sampler's output
-jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the probes' sockets
+jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the probes' sockets;
+                ranks.msgpack, what its ranks did last
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ LOCK_FILE = "agent.lock"
 MAX_PID_BYTES = 20
 HOLDER_FILE = "holder.json"
 RECORD_NAME = "job.json"
+RANKS_NAME = "ranks.msgpack"
 MAX_SOCKET_PATH_BYTES = 107
 """Bytes of `sun_path`, its closing zero aside. Source: unix(7)."""
 
@@ -199,7 +201,7 @@ class StateDir:
 
     def write_holder(self, holder: Holder) -> None:
         """Write the holder of control for later agents; raise OSError."""
-        write_record(str(self.path), HOLDER_FILE, msgspec.json.encode(holder).decode())
+        write_record(str(self.path), HOLDER_FILE, msgspec.json.encode(holder))
 
     def job_dir(self, job_id: str, attempt: int) -> Path:
         return self.jobs_dir / job_id / str(attempt)

@@ -45,11 +45,11 @@ from agent.jobs.lifecycle import (
 from agent.jobs.preflight import check_files, check_kept, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import OutsideLooks, StackTaker
 from agent.jobs.rank_watch import RankWatch, StoreListeners, undying
-from agent.jobs.record import KnownJobs
+from agent.jobs.record import SETTLED_S, KnownJobs, keep_ranks, read_ranks
 from agent.logs.disk_space import LogSpace
 from agent.logs.full_disk import FullDisks
 from agent.logs.traceback_text import FailureText
-from agent.node_state.observations import DiskFound
+from agent.node_state.observations import DiskFound, RanksRestored
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.oom_kills import OomKills
 from agent.processes.shim import WRITER_PATIENCE_S
@@ -163,6 +163,7 @@ class Jobs:
         if isinstance(port_holder, Refused):
             return port_holder
         launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
+        self._keep_ranks(launch.job.since_s)  # those of the attempt before it may be asked for again
         if refused := self._known.take_in(launch):
             return refused
         self._on_change()
@@ -241,6 +242,7 @@ class Jobs:
         self._oom_kills.look(now_s)
         for failed, disk in self._full_disks.take():
             self._state.apply(DiskFound(failed.job_id, failed.rank, disk), now_s)
+        self._keep_ranks(now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -263,6 +265,7 @@ class Jobs:
 
     def close(self) -> None:
         """Release everything; jobs that run continue."""
+        self._keep_ranks(time.monotonic())
         self._outside.close()
         self._listeners.close()
         self._watch.close()
@@ -293,7 +296,7 @@ class Jobs:
 
     def _restored(self, record: JobRecord) -> Launch:
         """Return a job as its record shows it, which may be a step behind what has been started."""
-        job = record.job if record.is_of_this_boot else record.job.of_another_boot(time.monotonic())
+        job = record.job_now()
         job_id, attempt = job.spec.job_id, job.spec.attempt
         job_dir, next_dir = (self._state_dir.job_dir(job_id, number) for number in (attempt, attempt + 1))
         if job.state is JobState.RESTARTING and has_been_started(next_dir):
@@ -461,10 +464,19 @@ class Jobs:
         return found
 
     def _log_ends(self, launch: Launch) -> None:
-        """Add to the node's state how the ranks of a job ended that this agent did not see."""
-        job = launch.job
-        for ended in self._watch.note_unseen(launch, job.exit_code, job.since_s):
+        """Add to the node's state how the ranks of an ended job ended that it does not know."""
+        job, kept = launch.job, read_ranks(launch)
+        self._state.apply(RanksRestored(launch.job_id, kept), job.since_s + SETTLED_S)
+        restored = [worker.rank for worker in kept]
+        for ended in self._watch.note_unseen(launch, job.exit_code, job.since_s, restored):
             self._log_end(launch, ended, job.since_s)
+
+    def _keep_ranks(self, now_s: float) -> None:
+        """Keep on disk how the ranks ended of jobs that have ended of late."""
+        for launch in self._known:
+            settled_s = launch.job.since_s + SETTLED_S
+            if launch.job.has_ended and now_s < settled_s:
+                keep_ranks(launch, self._state.ended_ranks(launch.job_id, settled_s))
 
     def _take_back(self, launch: Launch) -> None:
         """Drop a job that has been prepared; its last attempt is reported again."""

@@ -143,18 +143,12 @@ class Job(msgspec.Struct, dict=True):
         self.last_tick = Ticked()
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
-    def of_another_boot(self, now_s: float) -> Job:
-        """Return it with times that can be compared with the clock of this boot: all of them are now."""
-        return msgspec.structs.replace(
-            self,
-            since_s=now_s,
-            started_s=None,
-            stop_began_s=None if self.stop_began_s is None else now_s,
-            failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
-            kill_at_s=None if self.kill_at_s is None else now_s,
-            terminate_at_s=None if self.terminate_at_s is None else now_s,
-            restart_at_s=None if self.restart_at_s is None else now_s,
-        )
+    def of_another_boot(self, ahead_s: float) -> Job:
+        """Return it with times by the clock of this boot, which is `ahead_s` ahead of that of the other one."""
+        names = ("since_s", "stop_began_s", "kill_at_s", "terminate_at_s", "restart_at_s")
+        times = {name: at_s + ahead_s for name in names if (at_s := getattr(self, name)) is not None}
+        failure = self.failure and msgspec.structs.replace(self.failure, at_s=self.failure.at_s + ahead_s)
+        return msgspec.structs.replace(self, started_s=None, failure=failure, **times)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event and return what is to be done, in order; raise InvalidTransitionError if it cannot happen."""

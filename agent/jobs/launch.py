@@ -61,6 +61,8 @@ class Launch:
         """None before the start and after the end."""
         self.look: asyncio.Task[Refused | None] | None = None
         """The look at the files of its next attempt, while that waits for it."""
+        self.kept_ranks = b""
+        """The last reports of its ranks, as they are on disk."""
         self.before: Launch | None = None
         """The ended attempt whose place this one takes, until it begins to run."""
 

@@ -27,7 +27,7 @@ from agent.processes.worker_sampler import WorkerSampler, has_uninterruptible_th
 from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
@@ -98,9 +98,14 @@ class RankWatch:
         for (job_id, rank), printed in self.logs.take_printed().items():
             self._state.apply(RankPrinted(job_id, rank, *printed), now_s)
 
-    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[WorkerEnded]:
-        """Note that ranks began which ended unseen, once their launcher has ended; return how they ended."""
-        found = endings(launch, exit_code, self.workers.seen(launch.job_id))
+    def note_unseen(
+        self, launch: Launch, exit_code: int | None, now_s: float, restored: Collection[int] = ()
+    ) -> list[WorkerEnded]:
+        """Note that ranks began which ended unseen, once their launcher has ended; return how they ended.
+
+        Of ranks that are `restored` this is known.
+        """
+        found = endings(launch, exit_code, self.workers.seen(launch.job_id).union(restored))
         for ending in found:
             self._state.apply(WorkerSeen(launch.job_id, ending.rank, NO_PID), now_s)
         return found

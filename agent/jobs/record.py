@@ -4,6 +4,12 @@
 before what it describes is done: the next agent finds a job at most one step further than its record.
 
 `KnownJobs` holds the jobs that this node knows, and keeps their records up to date.
+
+What the ranks of a job were last reported to do, and how each of them ended, is in a file of its own, written once the
+job has ended: `jobs/ID/ATTEMPT/ranks.msgpack`. More may become known in the seconds after: datagrams that wait, file
+systems and GPUs that are looked at. Ages in it are as of `SETTLED_S` after the job's end, so that it changes with
+nothing else, and the record dates it. Without a file that can be read, the ends that the launcher reports are known
+(`RankWatch.note_unseen`).
 """
 
 from __future__ import annotations
@@ -15,12 +21,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import StateDirError, log_line
+from agent.files import read_regular
 from agent.jobs.job import Job  # noqa: TC001 - msgspec looks at it
 from agent.processes.shim import write_record
-from agent.state_dir import RECORD_NAME
+from agent.state_dir import RANKS_NAME, RECORD_NAME
 from agent.wire.commands import RefusalReason, Refused
 from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.reports import MAX_NODE_REPORT_BYTES, READABLE_VERSIONS, WIRE_VERSION, ProcessState, WorkerReport
 from agent.wire.secret_mask import masked_spec
+from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,16 +61,31 @@ class JobRecord(msgspec.Struct, frozen=True):
     elastic."""
     before: JobRecord | None = None
     """The ended attempt that is known again unless this one starts; None once it has started."""
+    clock_began_s: float | None = None
+    """Wall time at which the clock of its times read 0; None in old records."""
 
     @property
     def is_of_this_boot(self) -> bool:
         """False after a reboot."""
         return self.boot_id == current_boot_id()
 
+    def job_now(self) -> Job:
+        """Return the job with times by the clock of this boot; after a reboot they are as good as the wall clock."""
+        if self.is_of_this_boot:
+            return self.job
+        ahead_s = time.monotonic() - self.job.since_s  # it has just changed, unless the wall clock shows an age
+        if self.clock_began_s is not None:
+            ahead_s = min(ahead_s, self.clock_began_s - _clock_began_s())
+        return self.job.of_another_boot(ahead_s)
+
 
 def current_boot_id() -> str:
     """Return the id of this run of the machine. Source: random(4)."""
     return BOOT_ID_PATH.read_text(encoding="ascii").strip()
+
+
+def _clock_began_s() -> float:
+    return time.time() - time.monotonic()  # noqa: TID251 - records outlive the boot
 
 
 def record_of(launch: Launch) -> JobRecord:
@@ -71,7 +95,7 @@ def record_of(launch: Launch) -> JobRecord:
         before = record_of(launch.before)
     if job.has_ended:
         job = msgspec.structs.replace(job, spec=masked_spec(job.spec))
-    return JobRecord(RECORD_VERSION, current_boot_id(), job, launch.address, before)
+    return JobRecord(RECORD_VERSION, current_boot_id(), job, launch.address, before, _clock_began_s())
 
 
 def read_jobs(jobs_dir: Path) -> list[JobRecord]:
@@ -97,6 +121,74 @@ def read_jobs(jobs_dir: Path) -> list[JobRecord]:
             log_line(f"{path} cannot be read, it is now {aside.name}; what of the job runs goes on unseen: {error}")
             path.rename(aside)
     return sorted(found, key=lambda record: (record.is_of_this_boot, record.job.since_s))
+
+
+SETTLED_S = 60.0
+"""Seconds after a job's end from which no more becomes known of its ranks."""
+
+
+class _Ranks(msgspec.Struct, frozen=True):
+    """Ranks of a job on this node that have ended."""
+
+    wire_version: int
+    workers: list[WorkerReport]
+
+
+_ranks_decoder = msgspec.msgpack.Decoder(_Ranks)
+
+
+def keep_ranks(launch: Launch, workers: list[WorkerReport]) -> None:
+    """Write the last reports of an ended job's ranks, unless the disk has them, or they are more than a report holds.
+
+    A disk that refuses is asked again when there is more to write.
+
+    Args:
+        launch: The job.
+        workers: Ranks that have ended, with ages as of `SETTLED_S` after the job's end.
+    """
+    data = msgspec.msgpack.encode(_Ranks(WIRE_VERSION, workers)) if workers else b""
+    if data == launch.kept_ranks or len(data) > MAX_NODE_REPORT_BYTES:
+        return
+    launch.kept_ranks = data
+    try:
+        write_record(str(launch.job_dir), RANKS_NAME, data)
+    except OSError as error:
+        problem = f"the next agent will not know what the ranks of job {launch.job_id} did last"
+        log_line(f"{problem}: {launch.job_dir / RANKS_NAME} cannot be written: {error.strerror}")
+
+
+def read_ranks(launch: Launch) -> list[WorkerReport]:
+    """Return what `keep_ranks` was given for a job; nothing where there is none, or none that can be read."""
+    path = launch.job_dir / RANKS_NAME
+    try:
+        data = read_regular(path, MAX_NODE_REPORT_BYTES + 1)
+        kept = _ranks_decoder.decode(data)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problem = error.strerror
+    except DECODE_ERRORS as error:
+        problem = str(error)
+    else:
+        problem = "" if kept.wire_version in READABLE_VERSIONS else f"it is of version {kept.wire_version}"
+        if not problem:
+            launch.kept_ranks = data
+            return _own_ranks(kept.workers, launch.job)
+    log_line(f"{path} cannot be read, what the ranks of job {launch.job_id} did last is lost: {problem}")
+    return []
+
+
+def _own_ranks(workers: list[WorkerReport], job: Job) -> list[WorkerReport]:
+    """Return the reports of a job's ranks that have ended, one of each: a rank may have written into its directory."""
+    own = {
+        worker.rank: worker
+        for worker in workers
+        if (worker.job_id, worker.attempt) == (job.spec.job_id, job.attempt)
+        and worker.rank in job.ranks
+        and worker.exit is not None
+        and worker.process is ProcessState.EXITED
+    }
+    return list(own.values())
 
 
 MAX_ENDED_JOBS = 16
@@ -196,9 +288,9 @@ class KnownJobs:
         is_known = job == self._unwritten.get(job_id)
         if job == self._written.get(job_id) or (is_known and now_s < self._failed_at_s + WRITE_AGAIN_S):
             return None
-        text = msgspec.json.encode(record_of(launch)).decode()
+        data = msgspec.json.encode(record_of(launch))
         try:
-            write_record(str(self._state_dir.jobs_dir / job_id), RECORD_NAME, text)
+            write_record(str(self._state_dir.jobs_dir / job_id), RECORD_NAME, data)
         except OSError as error:
             problem = f"the record of job {job_id} cannot be written: {error.strerror}"
             if not is_known:

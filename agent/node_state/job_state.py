@@ -14,6 +14,8 @@ from agent.wire.reports import ExitReport, OutsideLook, ProcessState, WorkerRepo
 from ddpcore.wire import Anomaly, RankReport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent.node_state.line_steps import LineSteps
     from agent.node_state.observations import MemorySampled, SeenFromOutside
     from agent.wire.jobs import JobStatus
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 SPEAKS_S = 5.0
 """Age in seconds of a report from which its probe does not count as speaking."""
+LONGEST_S = 1e10
+"""Greatest age in seconds that a report may hold: `Seconds`."""
 
 
 class Worker(msgspec.Struct):
@@ -72,6 +76,8 @@ class Job(msgspec.Struct):
     """Last look from outside by rank, with its time."""
     listeners: dict[int, str] = {}
     """Listeners by port at which ranks wait in `init_process_group`."""
+    restored: tuple[Sequence[WorkerReport], float] = ((), 0.0)
+    """Ranks that ended before and are not among `workers`, with the time that their ages are of."""
     progress: Progress = msgspec.field(default_factory=Progress)
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
@@ -135,6 +141,24 @@ def worker_report(job: Job, rank: int, worker: Worker, looked: Looked, now_s: fl
         unmeasured=looked.unmeasured,
         outside=_outside_look(job, rank, now_s),
         store_port_owner=_store_port_owner(job, report),
+    )
+
+
+def later(ended: WorkerReport, by_s: float) -> WorkerReport:
+    """Return the report of a rank that has ended as of a later time, or of an earlier one after its end."""
+
+    def age(age_s: float) -> float:
+        return min(max(0.0, age_s + by_s), LONGEST_S)
+
+    exit_, outside = ended.exit, ended.outside
+    return msgspec.structs.replace(
+        ended,
+        process_s=age(ended.process_s),
+        seen_s=age(ended.seen_s),
+        quiet_s=age(ended.quiet_s),
+        exit=exit_ and msgspec.structs.replace(exit_, age_s=age(exit_.age_s)),
+        report_age_s=age(ended.report_age_s),
+        outside=outside and msgspec.structs.replace(outside, age_s=age(outside.age_s)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import msgspec
 
 from agent.node_state.gpu_ranks import AFTER_END_S, Home, gpu_fault, gpu_reports, num_visible_gpus
-from agent.node_state.job_state import Job, Looked, Output, Worker, hangs, rank_process, worker_report
+from agent.node_state.job_state import Job, Looked, Output, Worker, hangs, later, rank_process, worker_report
 from agent.node_state.line_steps import LineSteps
 from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
 from agent.node_state.node_signals import NodeSignals
@@ -26,6 +26,7 @@ from agent.node_state.observations import (
     Observation,
     RankPrinted,
     RankReported,
+    RanksRestored,
     SeenFromOutside,
     StorePortSeen,
     WorkerEnded,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from agent.node_state.gpu_sample import GpuSample
     from agent.wire.jobs import JobStatus
+    from agent.wire.reports import WorkerReport
     from ddpcore.wire import RankReport
 
 
@@ -110,6 +112,8 @@ class NodeState:
                 self._on_sample(observation, now_s)
             case WorkerEnded():
                 self._on_end(observation, now_s)
+            case RanksRestored(job_id=job_id, workers=workers):
+                self._jobs[job_id].restored = (workers, now_s)
             case DiskFound():
                 self._on_disk(observation)
             case RankPrinted():
@@ -160,11 +164,7 @@ class NodeState:
         node, epoch, hostname, agent_pid, num_cpus = self._identity
         host = self._host
         self.has_news = False
-        workers = [
-            worker_report(job, rank, worker, self._looked_at(job, rank, worker, now_s), now_s)
-            for job in self._jobs.values()
-            for rank, worker in job.workers.items()
-        ]
+        workers = [worker for job in self._jobs.values() for worker in self._workers_of(job, now_s)]
         workers.sort(key=lambda worker: (worker.rank, worker.job_id))
         return NodeReport(
             wire_version=WIRE_VERSION,
@@ -191,6 +191,11 @@ class NodeState:
             jobs=jobs,
             workers=workers,
         )
+
+    def ended_ranks(self, job_id: str, now_s: float) -> list[WorkerReport]:
+        """Return the reports of the ranks of a job here that have ended, by rank."""
+        ended = [worker for worker in self._workers_of(self._jobs[job_id], now_s) if worker.exit is not None]
+        return sorted(ended, key=lambda worker: worker.rank)
 
     def num_visible_gpus(self, env: Mapping[str, str]) -> int | None:
         """Return how many of this node's GPUs a program with this environment would see; None is unknown."""
@@ -291,6 +296,13 @@ class NodeState:
         """Drop what came of samples of a job's ranks: of all of them without `ranks`."""
         self._growth.forget(job_id, ranks)
         self._signals.forget(job_id, ranks)
+
+    def _workers_of(self, job: Job, now_s: float) -> list[WorkerReport]:
+        restored, restored_s = job.restored
+        return [later(worker, now_s - restored_s) for worker in restored] + [
+            worker_report(job, rank, worker, self._looked_at(job, rank, worker, now_s), now_s)
+            for rank, worker in job.workers.items()
+        ]
 
     def _looked_at(self, job: Job, rank: int, worker: Worker, now_s: float) -> Looked:
         memory, whose = self._memory_of(job, rank, worker), JobRank(job.admitted.job_id, rank)

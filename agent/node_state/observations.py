@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.node_state.gpu_sample import GpuSample
     from agent.wire.ends import FullDisk
     from agent.wire.jobs import JobStatus
-    from agent.wire.reports import ExitReport, ProcessState
+    from agent.wire.reports import ExitReport, ProcessState, WorkerReport
     from agent.wire.signals import Signal
     from ddpcore.wire import Place, RankReport
 
@@ -126,6 +126,14 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     """Processes that the kernel killed in its cgroup just before, for want of memory; None where that is not known."""
 
 
+class RanksRestored(msgspec.Struct, frozen=True):
+    """Ranks of a job that had ended before are known as they were last reported."""
+
+    job_id: str
+    workers: list[WorkerReport]
+    """Ranks that have ended, with ages as of this observation."""
+
+
 class DiskFound(msgspec.Struct, frozen=True):
     """The file system has been found on which a rank that has ended could not write."""
 
@@ -195,6 +203,7 @@ Observation: TypeAlias = (
     | WorkerSeen
     | WorkerSampled
     | WorkerEnded
+    | RanksRestored
     | DiskFound
     | SeenFromOutside
     | StorePortSeen

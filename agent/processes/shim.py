@@ -120,13 +120,13 @@ def run_record(shim_pid: int, launcher_pid: int) -> str:
     )
 
 
-def write_record(directory: str, name: str, text: str) -> None:
+def write_record(directory: str, name: str, data: bytes) -> None:
     """Write a small file so that readers see all of it or none, also after a crash of the machine.
 
     What `reserve_record` has reserved is written over, so that this works on a full disk too.
     """
     path = f"{directory}/{name}"
-    _write_over(f"{path}.tmp", text.encode())
+    _write_over(f"{path}.tmp", data)
     os.replace(f"{path}.tmp", path)  # noqa: PTH105 - as above
 
 
@@ -136,7 +136,8 @@ def reserve_record(directory: str, name: str) -> None:
 
 
 def _write_over(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # Not blocking: a pipe that a rank has planted is not waited for.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         if os.write(fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -167,7 +168,7 @@ class _Shim:
         if store_fd >= 0:
             os.close(store_fd)
         try:
-            write_record(self._run_dir, RUN_RECORD, run_record(os.getpid(), self._launcher_pid))
+            write_record(self._run_dir, RUN_RECORD, run_record(os.getpid(), self._launcher_pid).encode())
             while self._status is None:
                 self._await()
             self._kill_all(WRITER_PATIENCE_S)
@@ -175,7 +176,8 @@ class _Shim:
             self._kill_all()
         assert self._status is not None
         exit_code = os.waitstatus_to_exitcode(self._status)
-        write_record(self._run_dir, EXIT_RECORD, f'{{"exit_code": {exit_code}, "num_killed": {self._num_killed}}}\n')
+        text = f'{{"exit_code": {exit_code}, "num_killed": {self._num_killed}}}\n'
+        write_record(self._run_dir, EXIT_RECORD, text.encode())
         return 0
 
     def _await(self) -> None:

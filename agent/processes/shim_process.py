@@ -285,7 +285,7 @@ def _replace_record(run_dir: Path, shim_pid: int) -> None:
     with contextlib.suppress(OSError, IndexError, ValueError):  # the disk is full, or the launcher has just ended
         path.rename(aside)
         launcher_pid = min(below, key=lambda pid: (below[pid], pid))  # the oldest: all others come of it
-        shim.write_record(str(run_dir), shim.RUN_RECORD, shim.run_record(shim_pid, launcher_pid))
+        shim.write_record(str(run_dir), shim.RUN_RECORD, shim.run_record(shim_pid, launcher_pid).encode())
 
 
 def _fits(record: _RunRecord, shim_pid: int) -> bool:

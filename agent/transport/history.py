@@ -183,7 +183,7 @@ def _epoch_s(directory: Path, boot_id: str) -> float:
             return float(kept_s)
     epoch_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251 - reports outlive the boot
     with contextlib.suppress(OSError):  # a full disk: the next agent has an epoch of its own
-        write_record(str(directory), _EPOCH_FILE, f"{boot_id} {epoch_s!r}\n")
+        write_record(str(directory), _EPOCH_FILE, f"{boot_id} {epoch_s!r}\n".encode())
     return epoch_s
 
 

@@ -48,9 +48,9 @@ def told(agent: RunningAgent) -> list[tuple[int, JobState]]:
     return [(job.attempt, job.state) for job in agent.report().jobs]
 
 
-def exits(agent: RunningAgent) -> list[tuple[int, int | None, str]]:
-    workers = agent.report().workers
-    return [(worker.rank, worker.exit.code, worker.exit.error) for worker in workers if worker.exit is not None]
+def exits(agent: RunningAgent) -> list[tuple[int, int, int | None, str]]:
+    ended = [(worker, worker.exit) for worker in agent.report().workers if worker.exit is not None]
+    return [(worker.rank, worker.pid, end.code, end.error) for worker, end in ended]
 
 
 def with_an_attempt_that_is_prepared(agent: RunningAgent, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_how_the_ranks_of_the_attempt_before_it_ended_is_told_again(stack: ExitS
     assert isinstance(agent.start_job(make_local_spec(tmp_path, 1)), Accepted)
     until(lambda: told(agent) == [(0, JobState.FAILED)], START_AND_END_S, "it fails")
     before = exits(agent)
-    assert [(code, "out of luck" in exception) for _, code, exception in before] == [(1, True)]
+    assert [(code, "out of luck" in exception) for _, _, code, exception in before] == [(1, True)]
     again = PrepareAgain("train", 1, 0, 1, 1)
     until(lambda: isinstance(agent.ask(again), Accepted), END_S, "nothing of the first attempt is left")
 

@@ -544,10 +544,15 @@ def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:
     assert restored.new_request_id() > last_id
 
 
-def test_after_a_reboot_the_clock_has_begun_anew() -> None:
+def test_after_a_reboot_the_clock_has_begun_anew_and_times_are_as_far_apart_as_before() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 5000.0)
-    assert job.of_another_boot(30.0).status(40.0).state_s == 10.0
+    job.handle(Ticked(), 5000.0)
+    restored = job.of_another_boot(-4970.0)
+    assert (restored.status(40.0).state_s, restored.status(40.0).stop_s) == (10.0, 10.0)
+    assert job.kill_at_s is not None
+    assert restored.kill_at_s == job.kill_at_s - 4970.0
+    assert (restored.terminate_at_s, restored.failure) == (None, None)
 
 
 def test_a_lost_job_says_so_and_what_may_be_left_of_it_is_killed() -> None:

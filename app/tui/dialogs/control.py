@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.view.actions import JobAction, action_question, action_title, lost_nodes, max_ranks
+from app.view.actions import JobAction, action_question, action_title, busy_text, lost_nodes, max_ranks
 from app.view.summary import ENDED
 
 if TYPE_CHECKING:
@@ -264,15 +264,16 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
 
     def _show_another(self, host: str) -> None:
         self._ask(ranks=False, look=False)
+        busy = busy_text(self._view, host)
         sentence = (
-            f"Another program on {host}: which one, and with how many ranks, is asked next."
-            if self._has_ended
-            else f"Job {self._job.job_id} runs on {host}: end it first, then start another one here."
+            f"{busy}: end it first, then start another one here."
+            if busy
+            else f"Another program on {host}: which one, and with how many ranks, is asked next."
         )
         self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#control-yes", Button)
         yes.label = Text(ANOTHER_TITLE)
-        yes.disabled = not self._has_ended
+        yes.disabled = bool(busy)
         yes.refresh(layout=True)
         self.show_keys()
 

@@ -65,6 +65,7 @@ async def test_the_questions_look_as_before(size: tuple[int, int]) -> None:
     source, _ = ended(LAST, BEFORE)
     async with desk(source, size) as console:
         await console.press("x", "down")
+        assert "Enter asks which program, Esc closes" in console.text()
         assert_looks_as_before(f"another-{size[0]}x{size[1]}", console.lines())
         await console.press("enter")
         assert_looks_as_before(f"program-{size[0]}x{size[1]}", console.lines())
@@ -212,7 +213,7 @@ async def test_where_there_is_only_one_program_nothing_is_said_of_earlier_ones()
     async with desk(source) as console:
         await console.press("x", "down", "enter")
         assert "earlier ones" not in console.text()
-        assert "tab goes round, Enter goes on, Esc closes" in console.text()
+        assert "tab goes round, Enter leads to the buttons, Esc closes" in console.text()
         await console.press("up")
         assert field(console, "command") == "train.py --epochs 3"
 
@@ -315,7 +316,10 @@ async def test_a_program_is_not_asked_for_while_a_job_runs_that_is_not_shown() -
         await console.press("x", "down")
         assert "Job eval runs on gpu1: end it first, then start another one here." in inside(console)
         assert console.console.screen.query_one("#control-yes", Button).disabled
-        await console.press("enter")
+        assert "Enter leads to the buttons, Esc closes" in console.text()
+        await console.press("enter", "enter")
+        await console.console.run_action("start_program")
+        await console.settle()
         *_, said = console.console._notifications
         assert said.message == "Job eval runs on gpu1: end it first, then start another one."
         assert len(console.console.screen_stack) == 1

@@ -124,7 +124,9 @@ def test_options_of_rankdeck_behind_the_program_are_the_program_s_and_noted_with
 
 def test_a_name_that_the_inventory_does_not_have_may_be_that_of_a_job_that_has_run(directory: Path) -> None:
     (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n[job.gpt]\ncommand = ["train.py"]\n')
-    with pytest.raises(UsageError, match="rankdeck.toml has no job gtp; those there: gpt; the nearest is gpt") as found:
+    with pytest.raises(
+        UsageError, match=r"rankdeck\.toml has no job gtp; those there: gpt; the nearest is gpt"
+    ) as found:
         CliRunner().invoke(rankdeck, ["start", "gtp"], catch_exceptions=False, standalone_mode=False)
 
     assert found.value.hint == "write [job.gtp] with its command; one that has run before: rankdeck restart gtp"

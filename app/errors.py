@@ -11,7 +11,7 @@
       AgentUnreachableError       3   the operator of the node
         NoAgentError              3   who starts agents: none runs there
         FrozenAgentError          3   who stopped its process
-      AgentRefusedError           4   the agent's message gives the reason
+      AgentRefusedError           4   the agent's message gives the reason; 2 for a job that it does not know
       NotInstalledError           4   who administers the host's Python
       IncompatibleAgentError      5   who installs: the versions differ
 
@@ -163,12 +163,13 @@ _AFTER_REFUSAL = {
 
 
 class AgentRefusedError(AppError):
-    """An agent refused a command."""
+    """An agent refused a command; that it knows no such job is wrong use, as where the console finds that out."""
 
     exit_code = ExitCode.REFUSED
 
     def __init__(self, node: str, reason: str, message: str, next_attempt: int | None = None) -> None:
         super().__init__(f"{node} refused: {message}", _AFTER_REFUSAL.get(reason, ""))
+        self.exit_code = ExitCode.USAGE if reason == "unknown_job" else ExitCode.REFUSED
         self.reason = reason
         self.message = message
         self.next_attempt = next_attempt

@@ -138,13 +138,14 @@ class HostsWanted(NamedTuple):
 
 
 def takes_hosts(
-    command: Callable[..., None], *, starts: bool = False, goes_to_each: bool = False
+    command: Callable[..., None], *, starts: bool = False, is_control: bool = False, goes_to_each: bool = False
 ) -> Callable[..., None]:
     """Add the options that choose hosts and how they are reached; the command gets the result as `wanted`.
 
     Args:
         command: The command.
         starts: Whether it starts a job: in a Slurm step, which names its hosts, every task of the step calls it.
+        is_control: Whether it acts on a job that runs: where no agent serves, a new one would know of none.
         goes_to_each: Whether it goes to each host by SSH, also to those of a Slurm job.
     """
 
@@ -176,7 +177,7 @@ def takes_hosts(
                 entries = named_hosts(names, exclude, known)
                 if starts and not names and not known.hosts:
                     print_line("rankdeck: on this machine (no rankdeck.toml names a host; --host does)")
-                with _hinting(is_chosen=bool(names or known.hosts or has_no_files)):
+                with _hinting(is_chosen=bool(names or known.hosts or has_no_files), is_control=is_control):
                     command(wanted=wanted._replace(entries=entries), **how)
                 return
             hub = stack.enter_context(through_relay(inventory, way, wanted.named_python, ssh_config))
@@ -196,13 +197,15 @@ def takes_hosts(
 
 
 @contextmanager
-def _hinting(*, is_chosen: bool) -> Iterator[None]:
+def _hinting(*, is_chosen: bool, is_control: bool) -> Iterator[None]:
     """Add to the hint of an error of a missing agent that no inventory names a host, unless the hosts were chosen."""
+    nowhere = "no rankdeck.toml here or above names a host"
     try:
         yield
     except NoAgentError as error:
         if not is_chosen:
-            error.hint += "; no rankdeck.toml here or above names a host, --host does"
+            where = f"{nowhere}: run this where one does, or name the hosts of the job by --host"
+            error.hint = where if is_control else f"{error.hint}; {nowhere}, --host does"
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +58,7 @@ _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCE
 @job_argument
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
 @json_option
-@takes_hosts
+@partial(takes_hosts, is_control=True)
 def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
     """End a job in an orderly way.
 
@@ -70,7 +71,7 @@ def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
 @click.command()
 @job_argument
 @json_option
-@takes_hosts
+@partial(takes_hosts, is_control=True)
 def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
     """Kill every process of a job immediately."""
     _end(wanted, job_id, lambda control, job_id: control.kill(job_id), is_json=is_json)
@@ -87,7 +88,7 @@ def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
 )
 @beside_option
 @json_option
-@takes_hosts
+@partial(takes_hosts, is_control=True)
 def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, is_beside: bool, **how: Any) -> None:
     """End a job if it runs, and start its next attempt.
 
@@ -123,7 +124,7 @@ def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, is_beside: bool,
     "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
 )
 @json_option
-@takes_hosts
+@partial(takes_hosts, is_control=True)
 def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: Any) -> None:
     """Inject a fault into one rank of a job.
 

@@ -1,6 +1,7 @@
 """A job without a terminal: a line on stderr whenever something has changed, a summary on stdout.
 
-`waiting_for` shows a user at a terminal what a command waits for, on a line that is erased again.
+`waiting_for` shows a user at a terminal what a command waits for, on a line that is erased again; elsewhere a long wait
+is a line of its own.
 """
 
 from __future__ import annotations
@@ -278,28 +279,44 @@ SILENT_S = 1.5
 BRIEF_S = 0.3
 """Seconds of a wait that is never shown: a line that flashes up is not read."""
 REDRAW_S = 0.2
+LONG_WAIT_S = 5.0
+"""Seconds of a wait until a line is printed where none can be overwritten."""
+
+
+class WaitingLines:
+    """Lines on standard error about a long wait: where it is no terminal, or the output goes elsewhere."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + LONG_WAIT_S
+        self._text = ""
+
+    def show(self, text: str) -> None:
+        """Print what is waited for, clean: after `LONG_WAIT_S`, then at most every `LINE_PERIOD_S` what has changed."""
+        now_s = time.monotonic()
+        if now_s >= self._due_s and text != self._text:
+            print_line(f"rankdeck: {text}")
+            self._text, self._due_s = text, now_s + LINE_PERIOD_S
 
 
 @contextmanager
 def waiting_for(what: Callable[[], str]) -> Iterator[None]:
-    """Show what the block waits for, on a line that is erased at its end; for users at a terminal only.
-
-    Not with `--json`, nor where the output goes elsewhere than to the terminal.
+    """Show what the block waits for, on a line that is erased at its end; else by `WaitingLines`, not with `--json`.
 
     Args:
         what: Returns the line, clean; called in a thread of its own.
     """
     context, line = click.get_current_context(silent=True), UpdatingLine()
     is_json = context is not None and context.params.get("is_json")
-    if is_json or not (line.is_possible and sys.stdout.isatty()):
+    if is_json:
         yield
         return
     is_over = threading.Event()
+    lines = None if line.is_possible and sys.stdout.isatty() else WaitingLines()
 
     def show() -> None:
         wait_s = max(BRIEF_S, _BEGAN_S + SILENT_S - time.monotonic())
         while not is_over.wait(wait_s):
-            line.show(what())
+            (lines or line).show(what())
             wait_s = REDRAW_S
 
     showing = threading.Thread(target=show, name="rankdeck-waiting", daemon=True)
@@ -315,6 +332,7 @@ def waiting_for(what: Callable[[], str]) -> Iterator[None]:
 async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
     """Await the start of a job, and print its progress until it is done."""
     line = UpdatingLine()
+    lines = None if line.is_possible else WaitingLines()
     task = asyncio.ensure_future(doing)
     try:
         while not task.done():
@@ -322,8 +340,8 @@ async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
             line.clear()
             for notice in followed.drain_notices():
                 print_line(f"rankdeck: {notice}")
-            if (starting := followed.starting) is not None:
-                line.show(starting.text)
+            if (starting := followed.starting) is not None and not task.done():
+                (lines or line).show(starting.text)
         return await task
     finally:
         line.clear()

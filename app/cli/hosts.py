@@ -370,7 +370,9 @@ def _inspect(
         for one in findings:
             click.echo("\n".join(job_lines(*one, distinction(one[0], jobs))))
         if not findings and seen and which is None:
-            click.echo(f"no training ranks run on {nodes_text(list(seen))}")
+            elsewhere = "" if wanted.typed else "on another host: --host; "
+            hint = f"{elsewhere}what ranks that are gone may have left: rankdeck help inspect"
+            click.echo(f"no training ranks run on {nodes_text(list(seen))} ({hint})")
         for line in unseen_lines(seen):
             print_line(f"rankdeck: {line}")
     is_alarm = any(finding.severity is Severity.CRITICAL for _, _, finding in findings)

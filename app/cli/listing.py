@@ -32,7 +32,7 @@ from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_
 from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
-from app.view.summary import headline_text, is_over
+from app.view.summary import ENDED, headline_text, is_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -137,7 +137,7 @@ def barriers(**how: Any) -> None:
             "barriers",
             lambda view: view.barriers(),
             barrier_lines,
-            lambda _: "no rank waits long for another; rankdeck stragglers shows who comes late",
+            _no_wait,
         ),
         **how,
     )
@@ -327,6 +327,14 @@ def _pace(view: View, wanted: NumberTerm | None) -> list[PaceRow]:
     rows = [] if pace is None else pace.rows(range(view.num_ranks))
     asked = [row for row in rows if chosen is None or row.rank in chosen]
     return asked if pace is None else [msgspec.structs.replace(row, signals=pace.signals(row.rank)) for row in asked]
+
+
+def _no_wait(view: View) -> str:
+    job = view.job()
+    if job is None or job.state not in ENDED:
+        return "no rank waits long for another; rankdeck stragglers shows who comes late"
+    how = f"{'was ' if job.state in {'stopped', 'lost'} else ''}{job.state}"
+    return f"job {job.job_id} {how}: no rank waits any more; rankdeck events {job.job_id} shows what happened"
 
 
 def _no_pace(view: View) -> str:

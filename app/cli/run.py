@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from app.session.hosts import Hosts
 
 REHEARSED_RANKS = 2
+TYPED = "rankdeck.typed"
+"""Key of the typed arguments in a context's `meta`."""
 MAX_NAMED = 6
 """Limit of variables that are named."""
 NPROC_KINDS = ("gpu", "cpu", "auto")
@@ -123,11 +125,12 @@ class ProgramCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Treat `-m MODULE` as the beginning of the program; name the replacement for torchrun's other options."""
         try:
+            ctx.meta[TYPED] = args
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:
             if error.option_name == "-m":
                 at, module = _module_in(args)
-                return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
+                return self.parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
             if instead := INSTEAD_OF_GUESSES.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"there is no {error.option_name} here", instead) from None
             if instead := INSTEAD_OF_OPTIONS.get(error.option_name.replace("_", "-")):
@@ -239,7 +242,8 @@ def run(*, wanted: HostsWanted, **job: Any) -> None:
     )
     if job["rehearses"]:
         print_line("rankdeck: a rehearsal on the CPU: cuda is the CPU, nccl is gloo (rankdeck help rehearsal)")
-    if note := own_options_text(command):
+    before = click.get_current_context().meta[TYPED][: -len(job["command"])]
+    if note := own_options_text(command, [word for word in before if word != "--"]):
         print_line(f"rankdeck: {note}")
     try:
         _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
@@ -279,9 +283,8 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
     if name not in jobs:
         near = nearest_text(name, list(jobs))
         there = f"; those there: {', '.join(jobs)}{near}" if jobs else ""
-        raise UsageError(
-            f"rankdeck.toml has no job {clean(name)}{there}", f"write [job.{clean(name)}] with its command"
-        )
+        todo = f"write [job.{clean(name)}] with its command; one that has run before: rankdeck restart {clean(name)}"
+        raise UsageError(f"rankdeck.toml has no job {clean(name)}{there}", todo)
     entry = jobs[name]
     request = RunRequest(
         command=check_command((*entry.command, *arguments)),
@@ -334,7 +337,6 @@ def _start_and_watch_alone(
         todo = f"leave max_restarts at 0; what is left of it when it fails is ended, and then: {again}"
         raise UsageError("a job over several hosts is not restarted by itself", todo)
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
-
     new: list[str] = []
 
     def bring_up(link: AgentLink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
@@ -162,16 +163,32 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
-def own_options_text(command: Sequence[str]) -> str:
-    """Return a note about options of `run` that stand behind the program and so are the program's; else nothing."""
+def own_options_text(command: Sequence[str], before: Sequence[str] | None = None) -> str:
+    """Return a note about options of `run` that stand behind the program and so are the program's; else nothing.
+
+    Args:
+        command: The program and its arguments.
+        before: What stands before it on the line of `rankdeck run`: the note ends with the line as it is meant then.
+    """
     first = 2 if command[0] == "-m" else 1
-    taken = []
-    for at, word in enumerate(command[first:], first):
+    options: list[Sequence[str]] = []
+    rest, is_whole = list(command[:first]), True
+    arguments = iter(command[first:])
+    for word in arguments:
         if found := _OWN_OPTION.fullmatch(word):
-            has_value = found[1] and not found[2] and command[at + 1 : at + 2]
-            taken.append(" ".join(command[at : at + (2 if has_value else 1)]))
-    what = clean(", ".join(taken), NAME_LIMIT)
-    return f"{clean(command[first - 1])} gets {what}; rankdeck's own options come before the program" if taken else ""
+            value = [next(arguments, None)] if found[1] and not found[2] else []
+            is_whole = is_whole and None not in value
+            options.append([word, *(one for one in value if one is not None)])
+        else:
+            rest.append(word)
+    if not options:
+        return ""
+    what = clean(", ".join(map(" ".join, options)), NAME_LIMIT)
+    note = f"{clean(command[first - 1])} gets {what}; rankdeck's own options come before the program"
+    if before is None or not is_whole:
+        return note
+    line = ["rankdeck", "run", *before, *itertools.chain(*options), *rest]
+    return f"{note}: {clean(shlex.join(line), LINE_LIMIT)}"
 
 
 def without_launcher(command: tuple[str, ...]) -> tuple[str, ...]:

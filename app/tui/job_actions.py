@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError, UsageError
 from app.inventory.program import Again
-from app.view.actions import JobAction
+from app.view.actions import JobAction, busy_text
 from app.view.summary import ENDED
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ async def ask_for_program(console: PersonalApp) -> None:
     job = view.job() if view is not None else None
     if starter is None:
         console.show_notice("No program can be started from this console.", "warning")
-    elif job is not None and job.state not in ENDED:
-        by_key = f" ({key})" if (key := ui.keymap.first("control")) else ""
-        warning = f"Job {job.job_id} runs on {starter.where}: end it first{by_key}, then start another one."
-        console.show_notice(warning, "warning")
+    elif view is not None and (busy := busy_text(view, starter.where)):
+        is_shown = job is not None and job.state not in ENDED
+        by_key = f" ({key})" if is_shown and (key := ui.keymap.first("control")) else ""
+        console.show_notice(f"{busy}: end it first{by_key}, then start another one.", "warning")
     else:
         try:
             past = await starter.past()

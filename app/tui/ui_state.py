@@ -128,7 +128,7 @@ class UiState:
         return self._errors
 
     def latest_lines(self, num_lines: int) -> list[StoredLine]:
-        """Return the latest log lines of the shown job, as far as they have been found.
+        """Return the latest log lines of the shown job's latest attempt, as far as they have been found.
 
         Notes and warnings of torch itself, as each rank has some at its start, give way to the program's own lines.
         """
@@ -139,19 +139,19 @@ class UiState:
         return own[-num_lines:] or latest
 
     def _latest_lines(self, num_lines: int) -> list[StoredLine]:
-        """Return the latest log lines of the shown job.
+        """Return the latest log lines of the shown job, from the mark of its latest attempt on.
 
         Of a job that was stopped they are those of its ranks, if it has any: torchrun ends with a traceback then.
         """
-        logs, job_id = self.logs, self.job_of_logs
+        logs, job_id, first = self.logs, self.job_of_logs, self.first_of_attempt
         if self._is_stopped:
             self._rank_lines = self._latest(self._rank_lines, LineWish(FROM_RANKS, job_id=job_id))
-            if len(self._rank_lines):
-                return self._rank_lines.last(num_lines)
+            if lines := self._rank_lines.last(num_lines, first):
+                return lines
         if not job_id:
-            return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
+            return [logs.line(number) for number in range(max(first, logs.end - num_lines), logs.end)]
         self._own_lines = self._latest(self._own_lines, LineWish(job_id=job_id))
-        return self._own_lines.last(num_lines)
+        return self._own_lines.last(num_lines, first)
 
     def _latest(self, matches: LogMatches | None, wish: LineWish) -> LogMatches:
         """Return the matches of a wish, with some more lines searched; other ones are replaced."""
@@ -171,6 +171,11 @@ class UiState:
         """Job whose log lines are shown; empty while no other job has lines."""
         job_id = self.view.job_id if self.view is not None else ""
         return job_id if self.logs.has_other_jobs(job_id) else ""
+
+    @property
+    def first_of_attempt(self) -> int:
+        """Number of the log line from which on lines are of the shown job's latest attempt."""
+        return self.logs.first_of_attempt(self.view.job_id if self.view is not None else "")
 
     @property
     def no_lines_text(self) -> str:

@@ -16,6 +16,7 @@ from app.diagnosis.rank_facts import LOST
 from app.errors import UsageError
 from app.model.cluster import MAX_WORLD_SIZE
 from app.text import nodes_text, ranks_text
+from app.view.summary import ENDED
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -92,15 +93,34 @@ def action_question(action: JobAction, view: View, job: JobRow, *, has_ended: bo
         nodes = nodes_text(lost_nodes(view, job))
         return (
             f"{title}? It is killed where it runs, and restarts without {nodes}: the other nodes keep their ranks. "
-            f"What may still run on {nodes} cannot be ended from here."
+            f"What may still run on {nodes} cannot be ended from here.{_company_text(view) if has_ended else ''}"
         )
     count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
     with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
     if has_ended:
-        return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
+        question = f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
+        return question + _company_text(view)
     again = f" with {count}{with_ranks}" if action.restarts else ""
     effects = ACTION_EFFECTS if view.ends_in_step else ACTION_EFFECTS | PLAIN_EFFECTS
     return f"{title}? {whom(view)}: they {effects[action]}{again}."
+
+
+def busy_text(view: View, where: str) -> str:
+    """Return `Job b runs on gpu1`, of the shown job or else of another one; empty when no job runs there."""
+    job = view.job()
+    if job is not None and job.state not in ENDED:
+        return f"Job {job.job_id} runs on {where}"
+    return next((f"Job {job_id} runs on {nodes_text(nodes)}" for job_id, nodes in view.jobs_beside().items()), "")
+
+
+def _company_text(view: View) -> str:
+    """Return ` Job b runs on gpu1: ...`, a sentence about other jobs on the shown job's nodes; empty without any."""
+    own = {node for index, node in enumerate(view.node_names) if view.ranks_on(index)}
+    shared = {job_id: [node for node in nodes if node in own] for job_id, nodes in view.jobs_beside().items()}
+    running = [f"job {job_id} runs on {nodes_text(nodes)}" for job_id, nodes in shared.items() if nodes]
+    if not running:
+        return ""
+    return f" J{'; '.join(running)[1:]}: the jobs then share CPUs, memory and GPUs there."
 
 
 def whom(view: View) -> str:

@@ -9,6 +9,7 @@ themselves, the one that a verdict blames counts, else the first. When a hang en
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,14 +118,36 @@ def _absent_text(
         for name, unreachable_reason in reasons.items()
         if unreachable_reason.unreachable_kind is unreachable_kind
     }
+    if not whys:
+        return ""
     since = _since_text(cluster, nodes, list(whys))
-    if len(set(whys.values())) == 1:
-        return f"{unreachable_kind} {_names(list(whys))}{since}: {next(iter(whys.values()))}"
-    return (
-        f"{unreachable_kind} {nodes_text([f'{clean_name(name)} ({why})' for name, why in whys.items()])}{since}"
-        if whys
-        else ""
-    )
+    parts = {name: _why_and_hint(why) for name, why in whys.items()}
+    if len({why for why, _ in parts.values()}) == 1:
+        hint = _common_hint({name: hint for name, (_, hint) in parts.items()})
+        return f"{unreachable_kind} {_names(list(whys))}{since}: {next(iter(parts.values()))[0]}{hint}"
+    each = [f"{clean_name(name)} ({'; '.join(filter(None, part))})" for name, part in parts.items()]
+    return f"{unreachable_kind} {nodes_text(each)}{since}"
+
+
+_WHY_AND_HINT = re.compile(r"(.*) \(([^()]*)\)", re.DOTALL)
+"""A reason and the hint behind it; see `AppError.whole`."""
+_UP = "rankdeck up"
+MAX_HINTS = 2
+MAX_NODES_TYPED = 4
+
+
+def _why_and_hint(why: str) -> tuple[str, str]:
+    found = _WHY_AND_HINT.fullmatch(why)
+    return (why, "") if found is None else (found[1], found[2])
+
+
+def _common_hint(hints: Mapping[str, str]) -> str:
+    """Return ` (rankdeck up h1 h2)` for the hints of several nodes, by node; empty without any."""
+    found = list(dict.fromkeys(filter(None, hints.values())))
+    if len(found) > 1 and all(hint == f"{_UP} {name}" for name, hint in hints.items()):
+        more = ["..."] * (len(hints) > MAX_NODES_TYPED)
+        found = [" ".join([_UP, *list(hints)[:MAX_NODES_TYPED], *more])]
+    return f" ({'; '.join(found[:MAX_HINTS])})" if found else ""
 
 
 def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:

@@ -222,6 +222,12 @@ class View:
     def _other_jobs(self) -> list[OtherJobRow]:
         return other_job_rows(self._cluster, self._diagnosis, self._job)
 
+    def jobs_beside(self) -> dict[str, list[str]]:
+        """Return the other jobs that run, or are about to, each with its nodes."""
+        names, others = self.node_names, [job for job in self._cluster.jobs.values() if job is not self._job]
+        on = {clean_name(job.job_id): set(job.assignments) - set(job.together.over_nodes) for job in others}
+        return {job_id: [names[node] for node in sorted(nodes)] for job_id, nodes in on.items() if nodes}
+
     @property
     def other_jobs_text(self) -> str:
         """Line about other jobs on these nodes; empty without other jobs."""
@@ -466,9 +472,9 @@ class View:
 
     def gpu_findings(self, gpus: Sequence[GpuRow]) -> list[Finding]:
         """Return the problems of these GPUs, of their use and of the nodes' GPU monitoring; the worst first."""
-        return findings(
-            gpus, [self._node_row(node) for node in self._cluster.nodes.values() if _is_gpu_watch_silent(node)]
-        )
+        nodes = self._cluster.nodes.values()
+        silent = [one for one in nodes if one.report is not None and one.report.gpus.state is GpuWatchState.SILENT]
+        return findings(gpus, [self._node_row(node) for node in silent])
 
     def broken_gpus(self) -> list[str]:
         """Return a sentence for each GPU with a critical failure, in the order of the nodes."""
@@ -482,10 +488,6 @@ class View:
         """Return the failure of a culprit's GPU, at most one; it may be the reason of the verdict."""
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
-
-
-def _is_gpu_watch_silent(node: Node) -> bool:
-    return node.report is not None and node.report.gpus.state is GpuWatchState.SILENT
 
 
 def _given(pace: RankPace) -> RankPace:

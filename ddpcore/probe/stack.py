@@ -258,9 +258,21 @@ def caller_line() -> StackLine:
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_own(file):
-            return (file, frame.f_lineno, frame.f_code.co_name)
+            return (file, frame.f_lineno, function_of(frame.f_code))
         frame = frame.f_back
     return ("", 0, "")
+
+
+_HELD = frozenset({"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"})
+"""Names of code that a function holds: from Python 3.12 on only generator expressions have code of their own."""
+
+
+def function_of(code: CodeType) -> str:
+    """Return the function of a frame; of a generator expression or comprehension, the function that holds it."""
+    if code.co_name not in _HELD:
+        return code.co_name
+    holders = [name for name in code.co_qualname.split(".") if name not in _HELD and name != "<locals>"]
+    return holders[-1] if holders else "<module>"
 
 
 def is_own(file: str) -> bool:
@@ -317,6 +329,8 @@ class StackWalk:
         kind = self._reader.kind_of(code.co_filename, code.co_name)
         if not (kind.weight or kind.is_user):
             kind = _SILENT
+        elif kind.is_user and code.co_name in _HELD:
+            kind = self._reader.kind_of(code.co_filename, function_of(code))
         self._met.append(code)
         self._kinds[id(code)] = kind
         return kind

@@ -232,11 +232,11 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     assert "(rankdeck install h1 --python '~/python'; or name another Python: --python)" in said
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")
-    assert (code, "there is no job nothing" in said) == (4, True)
+    assert (code, "there is no job nothing" in said) == (2, True)
     code, said = fails("evidence", "nothing", "--host", "h1")
-    assert (code, "there is no job nothing on h1; none is there" in said) == (4, True)
+    assert (code, "there is no job nothing on h1; none is there" in said) == (2, True)
     code, said = fails("stacks", "nothing", "--host", "h1")
-    assert (code, "there is no job nothing" in said) == (4, True)
+    assert (code, "there is no job nothing" in said) == (2, True)
     assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4
     assert fails("run", "--host", "h1", "--name", "NO", "--", "train.py")[0] == 2
     assert fails("status", "--host", "-oProxyCommand=id")[0] == 2

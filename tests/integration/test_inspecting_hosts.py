@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 USER = 1001
 SOON_S = 120.0
+LEFT = "what ranks that are gone may have left: rankdeck help inspect"
 HANGS = """
 import sys, time
 import torch, torch.distributed as dist
@@ -135,7 +136,7 @@ def test_a_host_without_ranks_and_one_that_is_away_are_said(desk: Desk) -> None:
     code, text, errors = desk.run("inspect", *named("h1", "h2"))
 
     assert code == 3
-    assert text == "no training ranks run on h1\n"
+    assert text == f"no training ranks run on h1 ({LEFT})\n"
     assert "h2: " in errors
 
 
@@ -152,7 +153,7 @@ def test_the_hosts_may_be_those_of_a_slurm_job(desk: Desk, monkeypatch: pytest.M
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 
-    assert desk.run("inspect", "--slurm", "7")[:2] == (0, "no training ranks run on h1 and h2\n")
+    assert desk.run("inspect", "--slurm", "7")[:2] == (0, f"no training ranks run on h1 and h2 ({LEFT})\n")
     code, _, errors = desk.run("inspect", "--slurm", "8")
     assert (code, "Slurm job 8 is on no node: not known to squeue" in errors) == (2, True)
 

@@ -143,4 +143,4 @@ def test_a_person_who_stops_what_never_began_is_told_that_it_is_stopped(tmp_path
 
             assert told(agent) == []
             code, _, stderr = run_rankdeck(*stop, cwd=tmp_path, environ=environ)
-            assert (code, "there is no job train" in stderr) == (4, True)
+            assert (code, "there is no job train" in stderr) == (2, True)

@@ -139,6 +139,17 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
         assert "(rankdeck status JOB --host localhost shows one of them)" in said
 
 
+@pytest.mark.slow
+def test_a_job_that_no_host_knows_is_wrong_use_of_whichever_command(desk: Desk) -> None:
+    assert desk.run("up", "localhost")[0] == 0
+    for verb in (
+        *("status", "ranks", "barriers", "stragglers", "memory", "events", "logs", "attach", "stacks", "evidence"),
+        *("stop", "kill", "restart", "fault kill --rank 0 --job"),
+    ):
+        code, _, said = desk.run(*verb.split(), "nobody", *HERE)
+        assert (code, "there is no job nobody on" in said) == (2, True), (verb, said)
+
+
 @pytest.mark.fault(row=23)
 @pytest.mark.slow
 def test_what_a_killed_console_has_left_prepared_hides_no_job_that_runs(desk: Desk, tmp_path: Path) -> None:

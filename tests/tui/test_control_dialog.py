@@ -104,13 +104,13 @@ async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
 async def test_the_last_question_shows_the_keys_that_confirm_and_so_does_the_notice_after_enter() -> None:
     async with desk(training(), (80, 24)) as console:
         await console.press("x")
-        assert "right arrow, then Enter: do it; Enter goes on, Esc closes" in console.text()
+        assert "right arrow, then Enter: do it; Enter: to the buttons, Esc closes" in console.text()
         await console.press("enter")
         assert "right arrow, then Enter: do it; Enter alone closes" in console.text()
         await console.press("right")
         assert "Enter does it, Esc closes" in console.text()
         await console.press("left", "left")
-        assert "right arrow, then Enter: do it; Enter goes on, Esc closes" in console.text()
+        assert "right arrow, then Enter: do it; Enter: to the buttons, Esc closes" in console.text()
         await console.press("enter", "enter")
         await console.frames()
         screen = " ".join(console.text().split())
@@ -146,7 +146,7 @@ async def test_the_right_arrow_moves_the_cursor_of_a_field_and_the_text_does_not
         await console.press("tab", "right")
         assert console.console.screen.focused is not None
         assert console.console.screen.focused.id == "control-ranks"
-        assert "Enter goes on to the buttons, Esc closes" in console.text()
+        assert "Enter leads to the buttons, Esc closes" in console.text()
         assert "right arrow" not in console.text()
 
 

@@ -29,7 +29,9 @@ async def test_kind_and_rank_are_chosen_confirmed_and_injected(downs: int, fault
     source = frozen_source()
     async with desk(source, (80, 24)) as console:
         await console.press("F")
+        assert "Enter: to the ranks, Esc closes" in console.text()
         await console.press("home", *["down"] * downs, "enter")  # the kind
+        assert "Enter: to the buttons, Esc closes" in console.text()
         await console.press("home", "down", "enter")  # rank 1
         assert "rank 1, pid 4001, on demo-0?" in told(console.text())
         assert "Do nothing" in console.text()

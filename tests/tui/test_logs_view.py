@@ -15,7 +15,7 @@ from app.tui.logs.matches import MAX_LINES
 from app.tui.logs.store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
 from app.view.view import View
-from tests.support.consoles import Desk, SimSource, desk, training_source
+from tests.support.consoles import Desk, SimSource, TalkingSource, desk, training_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.sim import SimCluster
 
@@ -42,6 +42,63 @@ async def test_new_lines_push_the_old_ones_up() -> None:
         assert shown(console)[-1] == 129
         assert "130 lines" in console.text()
         assert "following" in console.text()
+
+
+def restarted() -> TalkingSource:
+    """A training whose latest attempt has begun after one that ended with a traceback."""
+    source = training_source(12)
+    source.drain_logs()
+    for text in ("Traceback (most recent call last):", "ValueError: bad data"):
+        source.print("demo-1", 2, text, "stderr", "demo")
+        source.print("demo-1", -1, text, "stderr", "demo")
+    source.print("demo-0", -1, "--- restart 1 began 12:03:04", job_id="demo")
+    source.print("demo-0", 0, "step 1 of the next attempt", job_id="demo")
+    return source
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_the_last_lines_of_a_restarted_job_are_those_of_its_present_attempt(
+    is_alone: bool, is_stopped: bool
+) -> None:
+    source = restarted()
+    if not is_alone:
+        source.print("demo-1", 0, "a line of another job", job_id="other")
+    if is_stopped:
+        source.sim.stop()
+        source.sim.run(5)
+    async with desk(source) as console:
+        assert "step 1 of the next attempt" in console.text()
+        assert ("--- restart 1 began 12:03:04" in console.text()) is not is_stopped
+        assert "bad data" not in console.text()
+
+        await console.press("2", "home", "down", "down", "enter")
+        assert "Ranks >  rank 2 " in console.text()
+        assert "rank 2 has printed nothing yet" in console.text()
+        assert "bad data" not in console.text()
+
+
+async def test_the_picture_of_an_earlier_attempt_keeps_its_lines() -> None:
+    source = training_source(12)
+    source.print("demo-0", 0, "the first attempt", job_id="demo")
+    async with desk(source) as console:
+        await console.press("f")
+        source.print("demo-0", -1, "--- restart 1 began 12:03:04", job_id="demo")
+        await console.frames()
+        assert "the first attempt" in console.text()
+        await console.press("f")
+        await console.frames()
+        assert "the first attempt" not in console.text()
+
+
+async def test_the_logs_keep_the_lines_before_a_restart_and_its_mark_stands_out() -> None:
+    async with desk(restarted()) as console:
+        await console.show("logs")
+        assert "ValueError: bad data" in console.text()
+        (mark,) = (strip for strip in console.rendered() if "restart 1 began" in strip.text)
+        (line,) = (strip for strip in console.rendered() if "of the next attempt" in strip.text)
+        styles = [{part.text.strip(): part.style for part in strip} for strip in (mark, line)]
+        assert styles[0]["--- restart 1 began 12:03:04"] != styles[1]["step 1 of the next attempt"]
 
 
 async def test_a_notice_takes_a_line_of_its_own_and_covers_none() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.widgets import Button, Input
 
+from agent.wire.jobs import JobState
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AgentUnreachableError, UsageError
 from app.fleet.start_progress import NodeStage, StartProgress
@@ -17,7 +18,7 @@ from app.tui.actions import ACTIONS, VIEW_NAMES
 from app.tui.dialogs.program_form import ORDER
 from app.view.view import View
 from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk, training_source
-from tests.support.node_reports import node_report
+from tests.support.node_reports import job_status, node_report
 from tests.support.screens import assert_looks_as_before
 from tests.support.waiting import until_async
 
@@ -64,6 +65,7 @@ async def test_the_questions_look_as_before(size: tuple[int, int]) -> None:
     source, _ = ended(LAST, BEFORE)
     async with desk(source, size) as console:
         await console.press("x", "down")
+        assert "Enter asks which program, Esc closes" in console.text()
         assert_looks_as_before(f"another-{size[0]}x{size[1]}", console.lines())
         await console.press("enter")
         assert_looks_as_before(f"program-{size[0]}x{size[1]}", console.lines())
@@ -211,7 +213,7 @@ async def test_where_there_is_only_one_program_nothing_is_said_of_earlier_ones()
     async with desk(source) as console:
         await console.press("x", "down", "enter")
         assert "earlier ones" not in console.text()
-        assert "tab goes round, Enter goes on, Esc closes" in console.text()
+        assert "tab goes round, Enter leads to the buttons, Esc closes" in console.text()
         await console.press("up")
         assert field(console, "command") == "train.py --epochs 3"
 
@@ -275,6 +277,53 @@ async def test_beside_a_job_that_runs_nothing_is_started_and_it_is_said_what_to_
         assert said.message == "Job demo runs on gpu1: end it first (x), then start another one."
         assert starter.started == []
         assert len(console.console.screen_stack) == 1
+
+
+def ended_beside(**jobs: JobState) -> tuple[SimSource, SimStarter]:
+    """A job `gpt` that has ended on gpu1, and others there."""
+    cluster, diagnoser = Cluster(["gpu1"]), Diagnoser()
+    states = {"gpt": JobState.STOPPED} | jobs
+    rows = [job_status(job_id=name, state=state, num_nodes=1, world_size=2) for name, state in states.items()]
+    cluster.apply("gpu1", node_report(1, rows, []), NOW_S)
+    source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, NOW_S), NOW_S, "gpt"))
+    source.starter = starter = SimStarter(LAST)
+    return source, starter
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_restart_beside_a_job_names_it_and_what_follows_before_it_is_confirmed(size: tuple[int, int]) -> None:
+    source, _ = ended_beside(eval=JobState.RUNNING, old=JobState.FAILED)
+    async with desk(source, size) as console:
+        await console.press("x")
+        shared = "Job eval runs on gpu1: the jobs then share CPUs, memory and GPUs there."
+        assert f"goes on from its checkpoint if it has one. {shared}" in inside(console)
+        assert_looks_as_before(f"restart-beside-{size[0]}x{size[1]}", console.lines())
+        await console.press("right", "enter")
+        assert source.control is not None
+        assert source.control.asked == ["restart gpt None agreed"]
+
+
+async def test_a_restart_where_no_other_job_runs_names_none() -> None:
+    source, _ = ended_beside(old=JobState.FAILED)
+    async with desk(source) as console:
+        await console.press("x")
+        assert "goes on from its checkpoint if it has one. Do nothing" in " ".join(inside(console).split())
+
+
+async def test_a_program_is_not_asked_for_while_a_job_runs_that_is_not_shown() -> None:
+    source, starter = ended_beside(eval=JobState.RUNNING)
+    async with desk(source) as console:
+        await console.press("x", "down")
+        assert "Job eval runs on gpu1: end it first, then start another one here." in inside(console)
+        assert console.console.screen.query_one("#control-yes", Button).disabled
+        assert "Enter leads to the buttons, Esc closes" in console.text()
+        await console.press("enter", "enter")
+        await console.console.run_action("start_program")
+        await console.settle()
+        *_, said = console.console._notifications
+        assert said.message == "Job eval runs on gpu1: end it first, then start another one."
+        assert len(console.console.screen_stack) == 1
+        assert starter.started == []
 
 
 async def test_where_no_program_can_be_started_it_is_not_offered() -> None:

@@ -148,6 +148,9 @@ def _verdicts() -> Group:
     return Group(*parts)
 
 
+KIND_KEYS = "right arrow, then Enter: do it; Enter: to the ranks, Esc closes"
+
+
 class FaultScreen(DialogScreen["tuple[Fault, RankRow]"]):
     """Asks which fault and which rank, then for confirmation; pressing only Enter injects nothing."""
 
@@ -183,6 +186,11 @@ class FaultScreen(DialogScreen["tuple[Fault, RankRow]"]):
         is_frozen = self._ranks[index].state is RankState.FROZEN
         kinds.highlighted = THAW if is_frozen else FREEZE
         kinds.focus()
+
+    def show_keys(self) -> None:
+        is_kind = self.focused is not None and self.focused.id == "fault-kinds"
+        self.keys = KIND_KEYS if is_kind else DialogScreen.keys
+        super().show_keys()
 
     def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
         chosen = self._chosen()

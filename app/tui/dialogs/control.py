@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.view.actions import JobAction, action_question, action_title, lost_nodes, max_ranks
+from app.view.actions import JobAction, action_question, action_title, busy_text, lost_nodes, max_ranks
 from app.view.summary import ENDED
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ NOTHING_DONE = "Nothing was done: the right arrow leads to the button that does 
 NO_KEYS = "right arrow, then Enter: do it; Enter alone closes"
 YES_KEYS = "Enter does it, Esc closes"
 RANKS_KEYS = "right arrow, then Enter: do it; tab: number of ranks, Esc closes"
-FIELD_KEYS = "Enter goes on to the buttons, Esc closes"
+ANOTHER_KEYS = "Enter asks which program, Esc closes"
+FIELD_KEYS = "Enter leads to the buttons, Esc closes"
 """Keys in a field, whose cursor the right arrow moves."""
 
 MIN_TALL = 20
@@ -84,7 +85,7 @@ class DialogScreen(ModalScreen[Result | None]):
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (MIN_TALL, "-tall")]  # noqa: RUF012 - mypy wants no ClassVar
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MIN_WIDE, "-wide")]  # noqa: RUF012
-    keys = "right arrow, then Enter: do it; Enter goes on, Esc closes"
+    keys = "right arrow, then Enter: do it; Enter: to the buttons, Esc closes"
     field_keys = FIELD_KEYS
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -181,7 +182,7 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
         self._update_text()
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
-        if self._is_another and self._has_ended:
+        if self._is_another and not self.query_one("#control-yes", Button).disabled:
             self.dismiss(ANOTHER)
             return
         self.query_one("#control-no").focus()
@@ -264,15 +265,17 @@ class ControlScreen(DialogScreen[Wish | Literal["another"]]):
 
     def _show_another(self, host: str) -> None:
         self._ask(ranks=False, look=False)
+        self.keys = ANOTHER_KEYS
+        busy = busy_text(self._view, host)
         sentence = (
-            f"Another program on {host}: which one, and with how many ranks, is asked next."
-            if self._has_ended
-            else f"Job {self._job.job_id} runs on {host}: end it first, then start another one here."
+            f"{busy}: end it first, then start another one here."
+            if busy
+            else f"Another program on {host}: which one, and with how many ranks, is asked next."
         )
         self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#control-yes", Button)
         yes.label = Text(ANOTHER_TITLE)
-        yes.disabled = not self._has_ended
+        yes.disabled = bool(busy)
         yes.refresh(layout=True)
         self.show_keys()
 

@@ -139,8 +139,8 @@ class ProgramScreen(DialogScreen[Program]):
         )
         body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
         earlier = "up: earlier ones, " if self._form.has_earlier else ""
-        self.field_keys = f"{earlier}tab goes round, Enter goes on, Esc closes"
-        self.keys = f"{earlier}right arrow, then Enter: start it; Enter goes on, Esc closes"
+        self.field_keys = f"{earlier}tab goes round, Enter leads to the buttons, Esc closes"
+        self.keys = f"{earlier}right arrow, then Enter: start it; tab goes round, Esc closes"
         yield body
 
     def on_mount(self) -> None:

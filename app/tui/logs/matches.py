@@ -69,9 +69,10 @@ class LogMatches:
     def numbers(self) -> NDArray[np.int64]:
         return np.array([*reversed(self._older), *self._newer], np.int64)
 
-    def last(self, num_lines: int) -> list[StoredLine]:
-        """Return the latest matches."""
-        return [self.logs.line(self.number(place)) for place in range(max(0, len(self) - num_lines), len(self))]
+    def last(self, num_lines: int, first: int = 0) -> list[StoredLine]:
+        """Return the latest matches, from a line on."""
+        begin = max(self.place_of(first), len(self) - num_lines)
+        return [self.logs.line(self.number(place)) for place in range(begin, len(self))]
 
     def place_of(self, number: int) -> int:
         """Return the place of the first match at or after a line."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.wire.logs import LAUNCHER_RANK
 from app.filters.lines import LogPiece, Source
 
 CHUNK_LINES = 4096
@@ -33,6 +34,11 @@ class StoredLine(NamedTuple):
     text: str
     job_id: str
     """Job of the line; empty for a line about the node."""
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether it marks where an attempt begins, as the session's `AttemptMarks`: a launcher prints to stderr."""
+        return self.rank == LAUNCHER_RANK and not self.is_stderr
 
 
 class _Chunk:
@@ -110,6 +116,8 @@ class LogStore:
         self._sources: list[Source] = []
         self._source_index: dict[Source, int] = {}
         self._jobs: set[str] = set()
+        self._marks: list[tuple[str, int]] = []
+        """Job and line at which each attempt after a job's first begins."""
         self._held_end: int | None = None
 
     @property
@@ -129,6 +137,11 @@ class LogStore:
     def has_other_jobs(self, job_id: str) -> bool:
         """Return whether lines of another job have come."""
         return bool(self._jobs - {job_id})
+
+    def first_of_attempt(self, job_id: str) -> int:
+        """Return the number of the line that marks a job's latest attempt; the oldest kept line where none does."""
+        marks = [number for job, number in self._marks if job == job_id and number < self.end]
+        return max([self._first, *marks[-1:]])
 
     @property
     def num_bytes(self) -> int:
@@ -163,6 +176,8 @@ class LogStore:
             index = self._source_index[source] = len(self._sources)
             self._sources.append(source)
             self._jobs |= {job_id} - {""}
+        if rank == LAUNCHER_RANK and not is_stderr:  # see `StoredLine.is_mark`
+            self._marks.append((job_id, self._latest_end))
         self._chunks[-1].append(index, rank, text, is_stderr=is_stderr)
 
     def line(self, number: int) -> StoredLine:

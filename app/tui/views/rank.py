@@ -136,8 +136,7 @@ class RankPage(LineView):
             only = NumberTerm("rank", ((self.rank, self.rank),))
             self._prints = LogMatches(LineWish(Filter(f"rank={self.rank}", (only,)), job_id=job_id), logs)
         self.ui.search(self._prints)
-        count = len(self._prints)
-        latest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
+        latest = self._prints.last(room, self.ui.first_of_attempt)
         lines = [log_line(self.look, stored, prefix_width(latest)) for stored in latest]
         unsearched = self._prints.num_unsearched
         none = f"{unsearched:,} older lines not searched yet" if unsearched else self.ui.no_lines_of(self.rank)

@@ -31,8 +31,8 @@ FULL_COST_FRAC = 0.5
 """Cost at which the bar is full: a rank that costs half of everybody's time."""
 WIDE_FROM = 110
 """Cells from which the names of phases are shown in full."""
-PHASE_WIDTH = 10
-NARROW_PHASE_WIDTH = 6
+PHASE_WIDTH = 6
+"""Least cells of a phase: its share, and the mark of one that is more than the others'."""
 MAX_PHASES = 7
 WORSE = "!"
 LABEL_WIDTH = 23
@@ -184,16 +184,11 @@ class StragglersView(LineView):
 
 def _columns(summary: PaceSummary, view: View, width: int) -> list[Column[PaceRow]]:
     is_wide = width >= WIDE_FROM
-    phase_width, bar_width = (PHASE_WIDTH, COST_BAR_WIDTH) if is_wide else (NARROW_PHASE_WIDTH, NARROW_COST_BAR_WIDTH)
+    bar_width = COST_BAR_WIDTH if is_wide else NARROW_COST_BAR_WIDTH
+    named = [(phase, phase.upper() if is_wide else SHORT_NAMES.get(phase, phase.upper())) for phase in summary.phases]
     phases: Sequence[Column[PaceRow]] = [
-        Column(
-            phase.upper() if is_wide else SHORT_NAMES.get(phase, phase.upper()),
-            phase_width,
-            3 + place,
-            partial(_paint_phase, phase=phase),
-            is_right=True,
-        )
-        for place, phase in enumerate(summary.phases[:MAX_PHASES])
+        Column(title, max(PHASE_WIDTH, len(title)), 3 + place, partial(_paint_phase, phase=phase), is_right=True)
+        for place, (phase, title) in enumerate(named[:MAX_PHASES])
     ]
     return [
         *place_columns(view),

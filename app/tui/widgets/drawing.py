@@ -224,12 +224,12 @@ def log_line(
         start, stop = found
         line.put(stored.text[:start], palette.ink).put(stored.text[start:stop], palette.found)
         return line.put(stored.text[stop:], palette.ink)
-    return line.put(shifted(stored.text, offset) if offset else stored.text, palette.ink)
+    return line.put(shifted(stored.text, offset), palette.heading if stored.is_mark else palette.ink)
 
 
 def shifted(text: str, cells: int) -> str:
     """Return text without its first cells; half of a wide character becomes a blank."""
-    if text.isascii():
+    if not cells or text.isascii():
         return text[cells:]
     size = cell_len(text)
     if size <= cells:

@@ -16,7 +16,7 @@ import click
 import msgspec
 import pytest
 
-from app.cli import hosts
+from app.cli import headless, hosts
 from app.cli.headless import Headless, asking, print_line, waiting_for, with_progress
 from app.cli.hosts import _print_status, status
 from app.cli.presenting import show_session
@@ -354,7 +354,9 @@ def test_what_is_waited_for_is_not_written_into_a_question(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("reader", ["json", "pipe", "dumb", "a file for what is said"])
-def test_what_is_waited_for_is_shown_to_nobody_but_a_user(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_line_can_be_overwritten_a_long_wait_is_a_line_of_its_own(
+    reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed = at_a_terminal(monkeypatch)
     if reader == "pipe":
         monkeypatch.setattr(sys, "stdout", io.StringIO())
@@ -366,10 +368,46 @@ def test_what_is_waited_for_is_shown_to_nobody_but_a_user(reader: str, monkeypat
     context = click.Context(status)
     context.params["is_json"] = reader == "json"
 
-    with context, waiting_for(lambda: "going to h1"):
-        assert "rankdeck-waiting" not in [thread.name for thread in threading.enumerate()]
+    looks: list[str] = []
 
-    assert typed.getvalue() == ""
+    def what() -> str:
+        looks.append(typed.getvalue())
+        return "going to h1"
+
+    with context, waiting_for(what):
+        if reader == "json":
+            assert "rankdeck-waiting" not in [thread.name for thread in threading.enumerate()]
+        else:
+            until(lambda: len(looks) > 2, 30, "it is looked at")
+    assert typed.getvalue() == "", "a short wait"
+
+    monkeypatch.setattr(headless, "LONG_WAIT_S", 0.0)
+    looks.clear()
+    with context, waiting_for(what):
+        if reader != "json":
+            until(lambda: len(looks) > 2, 30, "it is looked at")
+    assert typed.getvalue() == ("" if reader == "json" else "rankdeck: going to h1\n"), "once, as nothing has changed"
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 10.0])
+async def test_a_start_that_takes_long_is_a_line_where_none_can_be_overwritten(
+    wait_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(headless, "LONG_WAIT_S", wait_s)
+    progress = StartProgress("job gpt", ["h1"])
+    looks = 0
+
+    class Slow(Ended):
+        @property
+        def starting(self) -> StartProgress:  # type: ignore[override]
+            nonlocal looks
+            looks += 1
+            return progress
+
+    await with_progress(until_async(lambda: looks > 2, 30, "it is looked at"), Slow(SimCluster().view))
+
+    line = "rankdeck: starting job gpt: 0 of 1 prepared\n"
+    assert capsys.readouterr().err == (line if wait_s == 0.0 else "")
 
 
 async def test_a_look_at_hosts_names_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

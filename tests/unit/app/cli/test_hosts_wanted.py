@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from app.cli import hosts
+from app.cli import control, hosts
 from app.cli.chosen_hosts import HostsWanted, _print_unreachable
 from app.cli.inventory_file import named_hosts
 from app.cli.main import rankdeck
@@ -103,3 +103,24 @@ def test_without_an_agent_here_the_hint_says_that_no_inventory_named_hosts(
     assert isinstance(error, NoAgentError)
     told = "; no rankdeck.toml here or above names a host, --host does" if is_told else ""
     assert error.hint == f"rankdeck up localhost{told}"
+
+
+@pytest.mark.parametrize("verb", ["stop", "kill", "restart", "fault freeze --rank 1"])
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_who_would_act_on_a_job_where_no_inventory_is_reads_where_to_do_it_and_starts_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, *, is_elsewhere: bool
+) -> None:
+    def find_none(*_: object, **__: object) -> None:
+        raise NoAgentError("localhost", "nothing is known of jobs there", "rankdeck up localhost")
+
+    monkeypatch.setattr(control, "reached", find_none)
+    if is_elsewhere:
+        (tmp_path / "rankdeck.toml").unlink()
+
+    error = CliRunner().invoke(rankdeck, verb.split(), standalone_mode=False).exception
+
+    assert isinstance(error, NoAgentError)
+    where = (
+        "no rankdeck.toml here or above names a host: run this where one does, or name the hosts of the job by --host"
+    )
+    assert error.hint == (where if is_elsewhere else "rankdeck up localhost")

@@ -234,6 +234,31 @@ def test_an_exit_code_that_is_not_0_comes_with_the_sentence_that_it_stands_for(
     assert (as_json.exit_code, as_json.stderr) == (10, "")
 
 
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda sim: sim.kill(1), "job demo failed: "),
+        (lambda sim: sim.stop(), "job demo was stopped: "),
+        (lambda _: None, "no rank waits long for another; rankdeck stragglers "),
+    ],
+    ids=["failed", "stopped", "running"],
+)
+def test_of_a_job_that_has_ended_barriers_says_so(
+    end: Callable[[SimCluster], None], how: str, looked_at: Callable[[SimSource], None]
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    end(sim)
+    if how.startswith("job"):
+        sim.run_until(lambda: is_over(sim.view()), 60.0, "its end")
+    looked_at(Looked(sim.view))
+
+    printed = CliRunner().invoke(rankdeck, ["barriers"], standalone_mode=False).stdout
+
+    assert printed.startswith(how)
+    assert ("no rank waits any more; rankdeck events demo shows what happened" in printed) is how.startswith("job")
+
+
 OTHERS = "on these nodes: job boom, starting; rankdeck attach boom"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -89,21 +90,46 @@ def test_what_follows_the_program_is_the_program_s(
 
 
 @pytest.mark.parametrize(
-    ("typed", "gets"),
+    ("typed", "gets", "meant"),
     [
-        ("train.py --steps 300 --nproc-per-node 2", "train.py gets --nproc-per-node 2"),
-        ("--host a -m pkg.train --max_restarts=3 --standalone --lr 1 --host", "pkg.train gets --max_restarts=3, "),
-        ("--host a train.py --hosts 3 --epochs 2 host", ""),
+        ("train.py --detach", "train.py gets --detach", "--detach train.py"),
+        (
+            "train.py --steps 300 --nproc-per-node 2",
+            "train.py gets --nproc-per-node 2",
+            "--nproc-per-node 2 train.py --steps 300",
+        ),
+        (
+            "--host a -- train.py 'a b' --host gpu2 --headless c",
+            "train.py gets --host gpu2, --headless",
+            "--host a --host gpu2 --headless train.py 'a b' c",
+        ),
+        ("--host a -mpkg.train --detach --lr 1", "pkg.train gets --detach", "--host a --detach -m pkg.train --lr 1"),
+        (
+            "--host a -m pkg.train --max_restarts=3 --standalone --lr 1 --host",
+            "pkg.train gets --max_restarts=3, --standalone, --host",
+            "",
+        ),
+        ("--host a train.py --hosts 3 --epochs 2 host", "", ""),
     ],
 )
-def test_options_of_rankdeck_behind_the_program_are_the_program_s_and_noted(
-    directory: Path, started: list[Started], typed: str, gets: str
+def test_options_of_rankdeck_behind_the_program_are_the_program_s_and_noted_with_the_line_that_is_meant(
+    directory: Path, started: list[Started], typed: str, gets: str, meant: str
 ) -> None:
     (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n')
-    gets += "--standalone, --host" if gets.endswith(", ") else ""
-    note = f"rankdeck: {gets}; rankdeck's own options come before the program\n" if gets else ""
+    line = f": rankdeck run {meant}" if meant else ""
+    note = f"rankdeck: {gets}; rankdeck's own options come before the program{line}\n" if gets else ""
 
-    assert (run(*typed.split()), len(started)) == (note, 1)
+    assert (run(*shlex.split(typed)), len(started)) == (note, 1)
+
+
+def test_a_name_that_the_inventory_does_not_have_may_be_that_of_a_job_that_has_run(directory: Path) -> None:
+    (directory / "rankdeck.toml").write_text('[[node]]\nhost = "gpu1"\n[job.gpt]\ncommand = ["train.py"]\n')
+    with pytest.raises(
+        UsageError, match=r"rankdeck\.toml has no job gtp; those there: gpt; the nearest is gpt"
+    ) as found:
+        CliRunner().invoke(rankdeck, ["start", "gtp"], catch_exceptions=False, standalone_mode=False)
+
+    assert found.value.hint == "write [job.gtp] with its command; one that has run before: rankdeck restart gtp"
 
 
 def test_without_an_inventory_it_runs_on_this_machine_and_says_so(directory: Path, started: list[Started]) -> None:

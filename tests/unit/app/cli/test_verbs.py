@@ -142,3 +142,17 @@ def test_inspect_says_as_json_which_hosts_it_could_not_look_at(monkeypatch: pyte
         {"host": "h1", "error": None, "hint": ""},
         {"host": "h2", "error": "h2: it sleeps", "hint": "wake it"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "elsewhere"), [("", "on another host: --host; "), ("--host h1", "")], ids=["here", "named"]
+)
+def test_inspect_where_no_rank_runs_names_the_host_and_where_else_to_look(
+    monkeypatch: pytest.MonkeyPatch, options: str, elsewhere: str
+) -> None:
+    monkeypatch.setattr("app.cli.hosts.on_each", lambda *_: [("h1", HostSeen([], {}, "me", True, None))])
+
+    done = CliRunner().invoke(rankdeck, ["inspect", "--no-config", *options.split()])
+
+    hint = f"{elsewhere}what ranks that are gone may have left: rankdeck help inspect"
+    assert (done.exit_code, done.stdout) == (0, f"no training ranks run on h1 ({hint})\n")

@@ -594,6 +594,42 @@ def test_a_node_whose_agent_has_ended_is_not_said_to_be_out_of_reach() -> None:
     assert [row.trouble for row in view.nodes()] == ["", "no agent: nothing is known of jobs there (rankdeck up gpu2)"]
 
 
+def headline_of_absent(**whys: str) -> str:
+    """Return the headline of nodes without agents, and one with."""
+    cluster = Cluster(["gpu0", *whys])
+    for name in cluster.nodes:
+        cluster.apply(name, node_report(1, workers=[], jobs=[]), 0.0 if name in whys else 12.0)
+    for name, why in whys.items():
+        cluster.put_unreachable(name, UnreachableReason(why, UnreachableKind.AGENT))
+    return View(cluster, Diagnoser().observe(cluster, 12.0), 12.0).headline().text
+
+
+@pytest.mark.parametrize(
+    ("num_absent", "names", "typed"),
+    [
+        (2, "h1 and h2", "h1 h2"),
+        (3, "h1, h2 and h3", "h1 h2 h3"),
+        (40, "h1, h2 and 38 more", "h1 h2 h3 h4 ..."),
+    ],
+)
+def test_agents_that_are_absent_alike_have_one_reason_and_one_command(num_absent: int, names: str, typed: str) -> None:
+    hosts = [f"h{number}" for number in range(1, num_absent + 1)]
+    told = headline_of_absent(**{host: f"nothing is known of jobs there (rankdeck up {host})" for host in hosts})
+
+    assert told == f"no agent on {names} for 12 s: nothing is known of jobs there (rankdeck up {typed})"
+
+
+def test_brackets_of_reasons_that_differ_are_not_nested() -> None:
+    told = headline_of_absent(h1="it ended (rankdeck up h1)", h2="it was killed", h3="it ended (its node: srun)")
+
+    assert (
+        told
+        == "no agent on h1 (it ended; rankdeck up h1), h2 (it was killed) and h3 (it ended; its node: srun) for 12 s"
+    )
+    same = headline_of_absent(h1="it ended (rankdeck up h1)", h2="it ended (its node: srun)")
+    assert same == "no agent on h1 and h2 for 12 s: it ended (rankdeck up h1; its node: srun)"
+
+
 def test_of_several_nodes_each_is_told_by_what_it_lacks_and_since_when() -> None:
     cluster = Cluster(["gpu1", "gpu2", "gpu3", "gpu4"])
     for name, last_report_s in (("gpu1", 2.0), ("gpu2", 0.0), ("gpu3", 4.0)):

@@ -6,7 +6,8 @@ import site
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -170,3 +171,27 @@ def test_the_roots_tell_torch_ddpcore_and_libraries_apart() -> None:
     assert all(root.endswith("/torch/") for root in roots.torch)
     assert all(root.endswith("/ddpcore/") for root in roots.ddpcore)
     assert any("site-packages" in root for root in roots.libraries)
+
+
+HOLDERS = """
+def expression():
+    return next(look() for _ in range(1))
+class Model:
+    def nested(self):
+        return next(name for name in [[look() for _ in range(1)][0] for _ in range(1)])
+    def dictionary(self):
+        return {0: look() for _ in range(1)}[0]
+def a_set():
+    return {look() for _ in range(1)}.pop()
+found = [expression(), Model().nested(), Model().dictionary(), a_set(), next(look() for _ in range(1))]
+"""
+
+
+@pytest.mark.parametrize("how", ["walk", "caller_line"])
+def test_a_line_in_a_generator_expression_or_comprehension_is_of_the_function_that_holds_it(how: str) -> None:
+    walk = StackWalk(code_roots())
+    names: dict[str, Any] = {"look": partial(walk.read, threading.get_ident()) if how == "walk" else caller_line}
+    exec(compile(HOLDERS, "/home/me/train.py", "exec"), names)
+
+    found = [one.place.function if how == "walk" else one[2] for one in names["found"]]
+    assert found == ["expression", "nested", "dictionary", "a_set", "<module>"]

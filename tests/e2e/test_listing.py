@@ -105,8 +105,22 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert "job gpt: succeeded" in recording.communicate(timeout=60)[0]
     assert "job gpt: succeeded" in here.run("replay", "--headless", str(tmp_path / "gpt.rdk"))
     assert "down" in here.run("down") + here.run("up", "localhost")
-    _, stderr = here.start("logs", "gpt").communicate(timeout=60)
-    assert "no line of job gpt is known: an agent reads what a job prints while both run" in stderr
+    check_lines_of_files(here)
+
+
+def check_lines_of_files(here: Here) -> None:
+    """Check what is printed of job `gpt` once an agent serves that began after its end."""
+    begins, ends = "begins \\x1b[31m", "ends"
+    stdout, stderr = here.start("logs", "gpt").communicate(timeout=60)
+    assert stdout.splitlines() == [
+        f"localhost:r{rank}  rank {rank} {what}" for rank in (0, 1) for what in (begins, ends)
+    ]
+    assert "from the log files on localhost: rank after rank, since files have no times" in stderr
+    (row,) = here.run("logs", "gpt", "--json", "--rank", "1", "--grep", ends).splitlines()
+    assert json.loads(row) == {"node": "localhost", "rank": 1, "stream": "stderr", "text": "rank 1 ends", "age_s": None}
+    assert here.run("logs", "gpt", "--since", "0s") == ""
+    followed = here.run("logs", "gpt", "-f", "-n", "1", "--rank", "0")
+    assert followed.splitlines() == [f"localhost:r0  rank 0 {what}" for what in (begins, ends)]
 
 
 def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: DemoHouse) -> None:

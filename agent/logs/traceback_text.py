@@ -12,6 +12,7 @@ argparse.
 
 from __future__ import annotations
 
+import itertools
 import re
 from enum import Enum
 from signal import Signals
@@ -60,9 +61,10 @@ _TEARDOWN = "terminate called without an active exception"
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<text>.*)$")
 _FATAL = re.compile(r"Fatal Python error: .+$")
 _NATIVE_THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
-_OF_COLLECTIVE = re.compile(r"gloo::|nccl|Dist\w+Error", re.IGNORECASE)
+_OF_COLLECTIVE = re.compile(r"(?P<gloo>gloo::)|nccl|Dist\w+Error", re.IGNORECASE)
 """What a thread of gloo or NCCL throws, beside the thread that has called a collective."""
-_CALLS_COLLECTIVE = "/torch/distributed/"
+_CALLS_COLLECTIVE = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py$)")
+"""Files of torch in which a thread makes collectives, DDP's in a backward pass too, or waits for them."""
 _STARTED = "_bootstrap"
 """Outermost function of a thread that the program has started. Source: threading.py."""
 
@@ -103,6 +105,12 @@ class _Thread(msgspec.Struct):
     is_current: bool
     frames: list[_Frame] = []
     """Its frames, the innermost first."""
+
+    @property
+    def calls_collective(self) -> bool:
+        """Whether its innermost line of the program calls a collective, or waits for one."""
+        inside = itertools.takewhile(lambda frame: not frame.is_own, self.frames)
+        return any(_CALLS_COLLECTIVE.search(frame.file) for frame in inside)
 
 
 class _Exception(msgspec.Struct):
@@ -149,11 +157,14 @@ class _Block(msgspec.Struct):
         """Frames of the thread in which a native abort happened, the innermost last.
 
         A library's own thread has no frames of Python: then it is the thread that calls a collective, where the abort
-        is of one, else the main thread, which is the last.
+        is of one, else the main thread, which is the last. A call of gloo that no thread is in was made before: none.
         """
         found = [thread for thread in self.threads if thread.is_current]
-        if not found and _OF_COLLECTIVE.search(self.exceptions[0].text):
-            found = [one for one in self.threads if any(_CALLS_COLLECTIVE in frame.file for frame in one.frames)]
+        of_collective = None if found else _OF_COLLECTIVE.search(self.exceptions[0].text)
+        if of_collective:
+            found = [thread for thread in self.threads if thread.calls_collective]
+        if len(found) != 1 and of_collective and of_collective["gloo"]:
+            return []
         if len(found) != 1:
             # faulthandler writes a hundred threads at most: the main thread may not be among them.
             found = [thread for thread in self.threads[-1:] if thread.frames and thread.frames[-1].function != _STARTED]

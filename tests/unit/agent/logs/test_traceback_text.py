@@ -66,6 +66,10 @@ Thread 0x00007f5d31c00740 (most recent call first):
   File "/home/me/train.py", line 9 in step
   File "/home/me/train.py", line 20 in <module>
 """
+IN_ALL_REDUCE = IN_GLOO.splitlines(keepends=True)[-5]
+IN_BACKWARD = '  File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 824 in _engine_run_backward\n'
+STEP = Place("/home/me/train.py", 8, "step")
+NCCL_ABORT = "terminate called after throwing an instance of 'c10::DistBackendError'\nFatal Python error: Aborted\n"
 GLOO = IN_GLOO[: IN_GLOO.index("\nThread")]
 RICH = """╭────────────── Traceback (most recent call last) ──────────────╮
 │ /home/me/train.py:12 in <module>                              │
@@ -306,10 +310,15 @@ def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:
         (IN_GLOO, None, None),
         (GLOO + SAVES, 6, Place("/home/me/saving.py", 5, "save")),
         ("Fatal Python error: Aborted\n" + SAVES, 6, Place("/home/me/train.py", 9, "step")),
-        (GLOO + IN_GLOO.partition("\n\n")[2].partition("\n\n")[0], 6, None),
+        (NCCL_ABORT + IN_GLOO.partition("\n\n")[2].partition("\n\n")[0], 6, None),
+        (NCCL_ABORT + SAVES.replace("distributed", "utils"), 6, Place("/home/me/train.py", 9, "step")),
+        (GLOO + SAVES.replace("distributed", "utils"), 6, None),
+        (GLOO + SAVES + SAVES, 6, None),
+        (GLOO + SAVES.replace('  File "/home/me/train', IN_BACKWARD + '  File "/home/me/train', 1), 6, None),
+        (GLOO + IN_GLOO[IN_GLOO.index("\nThread") :].replace(IN_ALL_REDUCE, IN_BACKWARD), 6, STEP),
         (GLOO, 6, None),
         (GLOO + "Thread 0x00007f (most recent call first):\n  <no Python frame>\n", 6, None),
-        (GLOO + "Thread 0x00007f (most recent call first):\n" + ABORT.splitlines()[-6], 6, None),
+        (GLOO + "Thread 0x00007f (most recent call first):\n" + ABORT.splitlines()[-5], 6, None),
         (IN_GLOO.replace("line 8 in", f"line {'8' * 5000} in"), 6, None),
         (IN_GLOO.replace("train.py", "t" * 5000 + ".py"), 6, None),
         (UNCAUGHT, 6, None),
@@ -323,6 +332,11 @@ def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:
         "of another thread's collective",
         "of no collective",
         "the main thread is not among them",
+        "a call of NCCL that was made before",
+        "a call of gloo that was made before",
+        "two threads that make calls twice",
+        "two threads that make calls",
+        "a backward pass",
         "no thread",
         "no frame",
         "no frame of the program",

@@ -459,7 +459,9 @@ class Jobs:
         sent = self._sent.pop((ended.job_id, launch.job.spec.attempt, rank), None)
         if sent is not None and sent == how.signal:
             how = msgspec.structs.replace(how, facts=msgspec.structs.replace(how.facts, sender=Sender.RANKDECK))
-        how = msgspec.structs.replace(how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills)
+        how = msgspec.structs.replace(
+            how, error=text.exception, last_line=text.last_line, oom_kills=oom_kills, place=text.place
+        )
         self._state.apply(msgspec.structs.replace(ended, exit=how), ended_s)
         return found
 

@@ -1,8 +1,8 @@
 """Reads what a failed rank has printed: which exception everything followed from, and on which line of the program.
 
 `failure_in` reads tracebacks of Python with their chains, groups and syntax errors; of rich; those that torch and the
-standard library put into a message when the exception was another process's; native aborts, with faulthandler's frames.
-It is linear in the text.
+standard library put into a message when the exception was another process's; native aborts, with faulthandler's frames
+and the place where they end. It is linear in the text.
 
 `last_line` is for a rank that left no exception: the last line on its standard error, as of `sys.exit("...")` and
 argparse.
@@ -12,6 +12,7 @@ argparse.
 
 from __future__ import annotations
 
+import itertools
 import re
 from enum import Enum
 from signal import Signals
@@ -19,11 +20,17 @@ from signal import Signals
 import msgspec
 
 from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, MAX_TRACEBACK_BYTES, exception_line
+from ddpcore.wire import Place
 
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
 MAX_MESSAGE_LINES = 40
 """Lines of a message that runs on behind its first line."""
+MAX_PATH_CHARS = 4096
+MAX_FUNCTION_CHARS = 256
+MAX_LINE_DIGITS = 9
+FATAL_SIGNALS = frozenset({Signals.SIGABRT, Signals.SIGSEGV, Signals.SIGBUS, Signals.SIGFPE, Signals.SIGILL})
+"""Signals at which faulthandler writes where each thread stands. Source: Modules/faulthandler.c."""
 
 _HEADER = re.compile(
     r"(?P<kind>Original |(?:\+ )?Exception Group )?Traceback \(most recent call last\):$"
@@ -54,6 +61,12 @@ _TEARDOWN = "terminate called without an active exception"
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<text>.*)$")
 _FATAL = re.compile(r"Fatal Python error: .+$")
 _NATIVE_THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
+_OF_COLLECTIVE = re.compile(r"(?P<gloo>gloo::)|nccl|Dist\w+Error", re.IGNORECASE)
+"""What a thread of gloo or NCCL throws, beside the thread that has called a collective."""
+_CALLS_COLLECTIVE = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py$)")
+"""Files of torch in which a thread makes collectives, DDP's in a backward pass too, or waits for them."""
+_STARTED = "_bootstrap"
+"""Outermost function of a thread that the program has started. Source: threading.py."""
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |/ddpcore/(?!examples/)")
 """Files that are not the program's own. A probe's or an engine's frame is ours, and no news."""
@@ -86,6 +99,20 @@ class _Frame(msgspec.Struct):
         return f"{name}:{self.line} in {self.function}" if self.function else f"{name}:{self.line}"
 
 
+class _Thread(msgspec.Struct):
+    """A thread that faulthandler has written."""
+
+    is_current: bool
+    frames: list[_Frame] = []
+    """Its frames, the innermost first."""
+
+    @property
+    def calls_collective(self) -> bool:
+        """Whether its innermost line of the program calls a collective, or waits for one."""
+        inside = itertools.takewhile(lambda frame: not frame.is_own, self.frames)
+        return any(_CALLS_COLLECTIVE.search(frame.file) for frame in inside)
+
+
 class _Exception(msgspec.Struct):
     """One exception of a block, as it is printed."""
 
@@ -112,6 +139,8 @@ class _Block(msgspec.Struct):
     is_ignored: bool = False
     is_native: bool = False
     exceptions: list[_Exception] = []
+    threads: list[_Thread] = []
+    """Threads of a native abort: the one that started last is the first."""
 
     @property
     def has_text(self) -> bool:
@@ -122,6 +151,24 @@ class _Block(msgspec.Struct):
         if self.is_prefixed or self.is_native or signal in (None, Signals.SIGABRT):
             return True
         return signal == Signals.SIGINT and any(one.text.startswith(INTERRUPTED) for one in self.exceptions)
+
+    @property
+    def native_frames(self) -> list[_Frame]:
+        """Frames of the thread in which a native abort happened, the innermost last.
+
+        A library's own thread has no frames of Python: then it is the thread that calls a collective, where the abort
+        is of one, else the main thread, which is the last. A call of gloo that no thread is in was made before: none.
+        """
+        found = [thread for thread in self.threads if thread.is_current]
+        of_collective = None if found else _OF_COLLECTIVE.search(self.exceptions[0].text)
+        if of_collective:
+            found = [thread for thread in self.threads if thread.calls_collective]
+        if len(found) != 1 and of_collective and of_collective["gloo"]:
+            return []
+        if len(found) != 1:
+            # faulthandler writes a hundred threads at most: the main thread may not be among them.
+            found = [thread for thread in self.threads[-1:] if thread.frames and thread.frames[-1].function != _STARTED]
+        return found[0].frames[::-1] if found else []
 
 
 def failure_in(text: str, signal: int | None = None) -> FailureText | None:
@@ -148,6 +195,7 @@ def failure_in(text: str, signal: int | None = None) -> FailureText | None:
         outer=cleaned(last).expandtabs(1)[:MAX_EXCEPTION_CHARS] if last != exception else "",
         where=cleaned(_where(block, root)).expandtabs(1)[:MAX_WHERE_CHARS],
         traceback=shortened(cleaned(body), MAX_TRACEBACK_BYTES),
+        place=_place(block.exceptions[root].frames) if block.is_native and signal in FATAL_SIGNALS else None,
     )
 
 
@@ -183,7 +231,6 @@ class _Reader:
         """How the next exception belongs to the last one, if a line has shown it."""
         self._is_in_group = False
         self._ignores_next = False
-        self._is_current_thread = False
 
     def blocks(self) -> list[_Block]:
         """Return the blocks in order."""
@@ -191,6 +238,9 @@ class _Reader:
             line = _COLOUR.sub("", raw.rstrip())
             text = _RANK_PREFIX.sub("", line, count=1) if line.startswith("[rank") else line
             self._read(index, text, is_prefixed=text is not line and text != line)
+        for block in self._blocks:
+            if block.is_native:
+                block.exceptions[0].frames = block.native_frames
         return self._blocks
 
     def _read(self, index: int, line: str, *, is_prefixed: bool) -> None:
@@ -318,10 +368,10 @@ class _Reader:
         if block is None or not block.is_native:
             return False
         if thread := _NATIVE_THREAD.match(line):
-            self._is_current_thread = thread["current"] == "Current thread"
+            block.threads.append(_Thread(thread["current"] == "Current thread"))
         elif frame := _FRAME.match(line):
-            if self._is_current_thread:
-                block.exceptions[0].frames.insert(0, _frame(frame))  # as in a traceback: the innermost last
+            if block.threads:
+                block.threads[-1].frames.append(_frame(frame))
         else:
             return False
         block.end = index + 1
@@ -366,6 +416,14 @@ def _where(block: _Block, root: int) -> str:
     return ""
 
 
+def _place(frames: list[_Frame]) -> Place | None:
+    """Return the innermost of the program's own frames; None where there is none that the wire can carry."""
+    found = next((frame for frame in reversed(frames) if frame.is_own), None)
+    if found is None or len(found.file) > MAX_PATH_CHARS or len(found.line) > MAX_LINE_DIGITS:
+        return None
+    return Place(cleaned(found.file), int(found.line), cleaned(found.function)[:MAX_FUNCTION_CHARS])
+
+
 _NOISE = re.compile(
     r"\[?[WI]\d{4} \d\d:\d\d"
     r"|\S+:\d+: \w*Warning: "
@@ -395,6 +453,8 @@ class FailureText(msgspec.Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
     last_line: str = ""
     """Last line of standard error, where there is no exception: by `sys.exit("...")` or argparse."""
+    place: Place | None = None
+    """Line of the program at which a fatal signal ended the rank, as faulthandler has written it."""
 
 
 class FoundFailure(msgspec.Struct, frozen=True):

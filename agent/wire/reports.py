@@ -4,7 +4,7 @@ What is decoded from bytes holds no cycles, so nothing here is shown to the coll
 look through the reports of a whole fleet for nothing.
 
 `loss_of`, `loss_step_of`, `step_of` and `epoch_of` return how far a rank has come: what it reports, a count of its
-optimizers too, goes before what it prints.
+optimizers too, goes before what it prints. `place_of` returns where it stands, or has ended.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How many processes the kernel killed for want of memory in the seconds before a bad end: of the rank's cgroup
     where the kernel counts these, else of the node."""
     facts: EndFacts = EndFacts()
+    place: Place | None = None
+    """Line of the program at which a fatal signal ended it, by faulthandler; None where that is not known."""
 
     @property
     def error_text(self) -> str:
@@ -312,6 +314,15 @@ def epoch_of(worker: WorkerReport) -> int | None:
 def is_step_counted(worker: WorkerReport) -> bool:
     """Return whether a rank's step is only the count of its optimizers' steps."""
     return worker.report is not None and worker.report.step is not None and worker.report.is_step_counted
+
+
+def place_of(worker: WorkerReport | None) -> Place | None:
+    """Return the line at which a fatal signal ended a rank, else that of its own last report; None without either."""
+    if worker is None:
+        return None
+    if worker.exit is not None and worker.exit.place is not None:
+        return worker.exit.place
+    return None if worker.report is None else worker.report.place
 
 
 def whole_number(value: float | None) -> int | None:

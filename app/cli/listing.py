@@ -27,6 +27,7 @@ from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS
 from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
+from app.session.log_files import FilesWish, LogFiles
 from app.session.log_pulls import AttemptMarks, in_time_order
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text, seconds_text
 from app.view.nodes import is_about_other_jobs
@@ -221,9 +222,9 @@ class _EventWish(NamedTuple):
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
 
-    Of all hosts together, as `gpu1:r0  line`, with a line where a restart began. Lines that are there are merged by
-    time. The agents keep the last lines; `python -P -m agent logs` reads whole files. A line is as old as an agent has
-    known it: files have no times, so what was printed before an agent began counts from its begin.
+    Of all hosts together, as `gpu1:r0  line`, with a line where a restart began. The agents keep the last lines, which
+    are merged by time. Older ones, and those of a job that ended before its agent began, are read from the files, rank
+    after rank, since files have no times. A line is as old as an agent has known it.
     """
     wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
     with looking_on(wanted, job_id, settings) as session:
@@ -259,13 +260,23 @@ class _LineWish(NamedTuple):
         """Whether not all lines of the job are wanted."""
         return not (self.ranks is None and self.pattern is None and self.max_age_s is None)
 
+    @property
+    def marks_attempts(self) -> bool:
+        """Whether restarts are marked between the lines: not in JSON, nor where `--grep` chooses."""
+        return not self.is_json and self.pattern is None
+
+    def of_files(self, num_last: int | None, num_kept: int) -> FilesWish:
+        """Return what is wanted of the files, of the last lines beside those that agents keep."""
+        more = None if num_last is None else max(0, num_last - num_kept)
+        return FilesWish(self.takes, self.pattern, more, self.max_age_s)
+
     def takes(self, rank: int) -> bool:
         """Return whether the lines of a rank, or of the launcher, are wanted."""
         return self.ranks is None or any(first <= rank <= last for first, last in self.ranks.ranges)
 
     def attempts(self, session: RemoteSession, job_id: str) -> list[Begun]:
-        """Return the restart of a job that is marked between its lines; none in JSON, nor where `--grep` chooses."""
-        if self.is_json or self.pattern is not None:
+        """Return the restart of a job that is marked between its lines."""
+        if not self.marks_attempts:
             return []
         from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
         return [one for one in session.later_attempts() if one.job_id == job_id and one.at_s >= from_s]
@@ -403,19 +414,27 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
     if is_following:
         follow_one_job(session)
     try:
-        job_id = (await first_view(session)).job_id
+        job_id = (await first_view(session, replays=False)).job_id
         if not job_id:
             print_line(f"rankdeck: {NO_JOB}")
             return
-        marks, merged = AttemptMarks(), in_time_order(await _lines_there(session, wish, job_id))
+        there = await _lines_there(session, wish, job_id)
+        marks, merged = AttemptMarks(), in_time_order(wish.among(there, job_id))
+        is_past = is_over(session.view())
+        older = LogFiles(session.fleet, job_id, wish.of_files(num_last, len(merged)))
+        if (is_past or not is_following) and older.wants_some:
+            with waiting_for(lambda: f"{session.title}: {older.progress_text}"):
+                await older.read(session.assignments(), there)
+            for notice in older.notices():
+                print_line(f"rankdeck: {notice}")
+            merged = older.beside(merged)
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
-        if latest:
-            _print_lines(marks.marked(latest, wish.attempts(session, job_id)), wish)
-        elif not merged and is_over(session.view()) and not wish.chooses:
-            kept = (
-                "an agent reads what a job prints while both run; on the host python -P -m agent logs reads the files"
-            )
-            print_line(f"rankdeck: no line of job {job_id} is known: {kept}")
+        begun = [one for one in wish.attempts(session, job_id) if one.attempt not in older.attempts]
+        found = older.dated(marks_attempts=wish.marks_attempts) + (marks.marked(latest, begun) if latest else [])
+        if found:
+            _print_lines(found, wish)
+        elif not merged and is_past and not wish.chooses and not older.failures:
+            print_line(f"rankdeck: no line of job {job_id} is known: it has printed nothing, or its files are gone")
         if wish.untimed and wish.max_age_s is not None:
             whose = nodes_text(sorted(wish.untimed))
             print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
@@ -440,18 +459,18 @@ async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, ma
 
 
 async def _lines_there(session: RemoteSession, wish: _LineWish, job_id: str) -> list[DatedLine]:
-    """Return the existing lines that match.
+    """Return the existing lines that the agents keep.
 
     Raises:
-        UsageError: There are none, and the job has none of the ranks.
+        UsageError: None of them is wanted, and the job has none of the ranks.
     """
-    found: list[DatedLine] = []
+    there: list[DatedLine] = []
     with waiting_for(lambda: f"{session.title}: waiting for what the ranks have printed"):
         while lines := await _more_lines(session):
-            found += wish.among(lines, job_id)
-    if not found and not wish.takes(LAUNCHER_RANK):
+            there += lines
+    if not wish.takes(LAUNCHER_RANK) and not any(wish.among(there, job_id)):
         _chosen(session.view(), wish.ranks)  # an earlier attempt with more ranks has lines
-    return found
+    return there
 
 
 async def _more_lines(session: RemoteSession) -> list[DatedLine]:

@@ -73,7 +73,8 @@ def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequen
         verdict = _short_receive(evidence, ended) or verdict
     if verdict is None:
         job = evidence.job
-        verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt)
+        place = _place_of_odd(evidence, (), victims.tolist())
+        verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt, place=place)
     lost = tuple(rank for rank in sorted(lost_connection) if rank not in verdict.culprits)
     aborts = tuple(victims.tolist())
     return [msgspec.structs.replace(verdict, aborted=aborts, lost_connection=lost)]
@@ -124,9 +125,10 @@ def _peer_calls(evidence: Evidence, rank: int) -> Sequence[PeerCall]:
 
 def _of_receive(evidence: Evidence, rank: int, sender: int, calls: tuple[PeerCall, PeerCall]) -> Verdict:
     """Return the verdict on two ranks of which either may be right."""
+    places = (_place_in(evidence, sender, calls[0]), evidence.end_place_of(rank) or _place_in(evidence, rank, calls[1]))
     sides = tuple(
-        Side((one,), call.group, call.number, call.op, "", -1, _place_in(evidence, one, call), call)
-        for one, call in zip((sender, rank), calls, strict=True)
+        Side((one,), call.group, call.number, call.op, "", -1, place, call)
+        for one, call, place in zip((sender, rank), calls, places, strict=True)
     )
     culprits = sorted((sender, rank))
     return Verdict(
@@ -172,6 +174,7 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     misfits = [rank for rank, pair in ended.items() if pair is not None and not _was_sent(pair, past, seq, table)]
     is_shown = is_known and not (is_guessed and len(unknown)) and not np.isin(misfits, unknown).any()
     culprits = _odd_in_abort(table, sides, unknown, victims) if is_shown else []
+    sides = [_with_end_place(evidence, side, victims) for side in sides]
     job = evidence.job
     return Verdict(
         cause=Cause.MISMATCH,
@@ -182,13 +185,29 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
         group=table.name,
         seq=seq if sides else None,
         op=sides[0].op if sides else _op_of_messages(past, ended, len(table.members)),
-        # The places where the dead were seen last lie before this call.
-        place=next((side.place for side in sides if culprits and culprits[0] in side.ranks), None),
+        place=_place_of_odd(evidence, sides, culprits or unknown[np.isin(unknown, victims)].tolist()),
         step=step_of(evidence, culprits),
         sides=tuple(sides),
         counts=call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
         is_shifted=len(sides) > 1 and all(_is_usual(side, past, seq) for side in sides),
     )
+
+
+def _with_end_place(evidence: Evidence, side: Side, victims: Ranks) -> Side:
+    """Return a side with the line at which gloo ended one of its ranks, where no other line of it is known."""
+    ended = (evidence.end_place_of(rank) for rank in side.ranks if rank in victims)
+    return msgspec.structs.replace(side, place=side.place or next(filter(None, ended), None))
+
+
+def _place_of_odd(evidence: Evidence, sides: Sequence[Side], ranks: Sequence[int]) -> Place | None:
+    """Return the line of the first of some ranks: of its side, else of its end.
+
+    The places where the dead have reported themselves last lie before this call.
+    """
+    if not ranks:
+        return None
+    own = next((side.place for side in sides if ranks[0] in side.ranks), None)
+    return own or evidence.end_place_of(ranks[0])
 
 
 def _op_of_messages(past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], num_members: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from agent.wire.reports import ProcessState
+from agent.wire.reports import ProcessState, place_of
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import is_in_known_phase
@@ -238,21 +238,26 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     now_s: float
 
     def place_of(self, rank: int) -> Place | None:
-        """Return where a rank was last seen: by itself, or from outside while it does not report.
+        """Return where a fatal signal ended a rank, or where it was last seen: by itself, or else from outside.
 
         None of a rank at its end that was last seen where Python ends: that is no line of its program.
         """
         worker = self.job.worker(rank)
-        if worker is None or worker.report is None:
+        if worker is None:
             return None
-        is_at_end = worker.exit is not None or worker.report.is_ending
-        own = None if is_at_end and is_at_exit(worker.report.place) else worker.report.place
-        return self.outside_place_of(rank) or own
+        own = place_of(worker)
+        is_at_end = worker.exit is not None or (worker.report is not None and worker.report.is_ending)
+        return self.outside_place_of(rank) or (None if is_at_end and is_at_exit(own) else own)
+
+    def end_place_of(self, rank: int) -> Place | None:
+        """Return where a fatal signal ended a rank; None where that is not known."""
+        worker = self.job.worker(rank)
+        return None if worker is None or worker.exit is None else worker.exit.place
 
     def outside_place_of(self, rank: int) -> Place | None:
         """Return where a rank that does not report has been seen from outside."""
         worker = self.job.worker(rank)
-        if worker is None or worker.report is None or worker.outside is None:
+        if worker is None or worker.report is None or worker.outside is None or self.end_place_of(rank):
             return None
         return worker.outside.place if worker.outside.pid == worker.report.pid else None
 

@@ -281,11 +281,18 @@ def in_time_order(lines: Iterable[DatedLine]) -> list[DatedLine]:
     return [one for _, one in sorted(timed, key=itemgetter(0))]
 
 
+_GAP = "older than what the node keeps: see its files)"
+
+
 def gap_line(cursor: int, first_seq: int, age_s: float | None) -> LogLine | None:
     """Return a line in place of those the node has dropped, as old as the oldest kept one; None if there are none."""
     num_lost = first_seq - cursor - 1
     if num_lost <= 0:
         return None
     lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
-    text = f"({lines} older than what the node keeps: see its files)"
-    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", text, age_s=age_s)
+    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} {_GAP}", age_s=age_s)
+
+
+def is_gap(line: LogLine) -> bool:
+    """Return whether a line is one of `gap_line`."""
+    return not line.job_id and line.rank == LAUNCHER_RANK and line.text.endswith(_GAP)

@@ -182,6 +182,8 @@ class UiState:
         """Sentence in place of log lines while the shown job has none."""
         if (job := self.view and self.view.job()) and job.is_adopted:
             return "what its ranks print stays where their launcher puts it"
+        if self.view and job and is_over(self.view) and self.source.player is None:
+            return f"no agent keeps its lines: rankdeck logs {clean_name(job.job_id)} reads the files"
         job_id = self.job_of_logs
         return f"job {clean_name(job_id)} has printed nothing yet" if job_id else "nothing printed yet"
 

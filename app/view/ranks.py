@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.wire.reports import ProcessState, epoch_of, loss_of, loss_step_of, step_of
+from agent.wire.reports import ProcessState, epoch_of, loss_of, loss_step_of, place_of, step_of
 from app.diagnosis.causes import RankState, Severity
 from app.diagnosis.rank_facts import STATE_CODE, STATES
 from app.diagnosis.verdicts import is_at_exit
@@ -65,7 +65,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
     since_report_s = now_s - float(job.report_at_s[rank])
     wait_frac = float(found.wait_frac[rank])
     is_dead = worker is None or worker.exit is not None
-    held = held_by(cluster, job, rank)
+    held, place = held_by(cluster, job, rank), place_of(worker)
     return RankRow(
         rank=rank,
         node=clean_name(_node_name(cluster, job, owner)),
@@ -99,7 +99,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         torch_reserved_bytes=held.reserved_bytes,
         torch_peak_bytes=held.peak_bytes,
         age_s=None if report is None else max(0.0, since_report_s),
-        where="" if report is None or (is_dead and is_at_exit(report.place)) else place_text(report.place),
+        where="" if is_dead and is_at_exit(place) else place_text(place),
         detail=_detail(job, worker, report, state),
     )
 

@@ -21,7 +21,7 @@ from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_G
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Side, Verdict
-    from ddpcore.wire import PeerCall
+    from ddpcore.wire import PeerCall, Place
 
 ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
 """Name of the argument in torch.distributed for the one rank that an operation's data come from or go to."""
@@ -125,11 +125,19 @@ def _mismatch_hint(verdict: Verdict) -> str:
     if verdict.is_shifted or (verdict.counts is not None and verdict.counts.difference):
         return "look for a swallowed exception, a skipped batch or an extra call"
     if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
-        places = {side.place for side in verdict.sides}
-        if None not in places and len(places) == len(verdict.sides):
+        places = _shown_places(verdict)
+        if None not in places and len({*places}) == len(places) > 1:
             return "the lines differ: a rank may have left out a call; make the same calls on every rank"
         return "pass the same sizes, types, roots and reductions on every rank"
     return "compare the lines: the ranks have taken different branches"
+
+
+def _shown_places(verdict: Verdict) -> list[Place | None]:
+    """Return the line of each side of a mismatch, and of the rank that is on none."""
+    known = {rank for side in verdict.sides for rank in side.ranks}
+    others = [rank for rank in (verdict.culprits or verdict.aborted) if verdict.aborted and rank not in known]
+    places = [side.place for side in verdict.sides]
+    return [*places, verdict.place if len(others) == 1 else None] if others else places
 
 
 def _transport_hint(verdict: Verdict) -> str:
@@ -160,6 +168,8 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     command = f": rankdeck logs {clean_name(verdict.job)} --rank {rank}"
     is_known = verdict.exit is not None and verdict.exit.code is not None
     it = "they left" if verdict.is_everyone else "it left"
+    traced = f"run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr"
+    traced = f"{command[2:]} has the whole traceback" if error else traced
     plain = f"{it} no traceback: {logs}{command}" if is_known else logs + command
     if "Duplicate GPU detected" in error:
         return "each rank needs a GPU of its own: torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs"
@@ -167,7 +177,7 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
         None: f"the whole traceback{command}" if error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
-        int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
+        int(signal.SIGSEGV): f"a crash in native code: {traced}",
         int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
         int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
     }.get(number, logs)

@@ -313,15 +313,18 @@ def _mismatch(verdict: Verdict) -> list[str]:
         meet = tensed(verdict, "meet", "met")
         return [", ".join(described) + f": they {wait} for each other for {for_s} and never {meet}", _counts(verdict)]
     known = {rank for side in verdict.sides for rank in side.ranks}
+    place = f" at {place_text(verdict.place)}" if verdict.place else ""
     if others := [rank for rank in verdict.culprits if rank not in known]:
-        described.append(f"{ranks_text(others)} with another size or type")
+        described.append(f"{ranks_text(others)} with another size or type{place if len(others) == 1 else ''}")
     unclear = "" if verdict.culprits else "; whose call differs is not known"
     is_part = len(described) > 1
     op = "" if described else verdict.op  # the op of a possibly different call would mislead
     head = ", ".join(described) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
     single = "" if is_part or not described else described[0]
     ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
-    return [f"{head}: {ended}", single, _counts(verdict) or _shifted(verdict)]
+    unplaced = [rank for rank in verdict.aborted if rank not in known]
+    at_end = f"{ranks_text(unplaced[:1])} ended{place}" if place and unplaced and not verdict.culprits else ""
+    return [f"{head}: {ended}", at_end, single, _counts(verdict) or _shifted(verdict)]
 
 
 def _shifted(verdict: Verdict) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.machine import GpuWatchState
-from agent.wire.reports import epoch_of
+from agent.wire.reports import epoch_of, place_of
 from app.diagnosis.causes import Severity
 from app.diagnosis.waits import LATE_S
 from app.model.cluster import still_cluster
@@ -495,5 +495,4 @@ def _given(pace: RankPace) -> RankPace:
 
 
 def _place_of(job: JobModel, rank: int) -> str:
-    worker = job.worker(rank)
-    return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
+    return place_text(place_of(job.worker(rank)))

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.demo_runs import DemoHouse
+from tests.support.desk import named
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.desk import Desk
 
 PROGRAM = r"""
 import pathlib, sys, time
@@ -30,6 +33,9 @@ dist.all_reduce(torch.ones(3))
 print(f"rank {rank} ends", file=sys.stderr, flush=True)
 dist.destroy_process_group()
 """
+
+HOSTS = ("h1", "h2")
+BEGINS = "begins \\x1b[31m"
 
 
 @pytest.fixture
@@ -105,8 +111,51 @@ def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: Demo
     assert "job gpt: succeeded" in recording.communicate(timeout=60)[0]
     assert "job gpt: succeeded" in here.run("replay", "--headless", str(tmp_path / "gpt.rdk"))
     assert "down" in here.run("down") + here.run("up", "localhost")
-    _, stderr = here.start("logs", "gpt").communicate(timeout=60)
-    assert "no line of job gpt is known: an agent reads what a job prints while both run" in stderr
+    check_lines_of_files(here)
+
+
+def check_lines_of_files(here: Here) -> None:
+    """Check what is printed of job `gpt` once an agent serves that began after its end."""
+    begins, ends = BEGINS, "ends"
+    stdout, stderr = here.start("logs", "gpt").communicate(timeout=60)
+    assert stdout.splitlines() == [
+        f"localhost:r{rank}  rank {rank} {what}" for rank in (0, 1) for what in (begins, ends)
+    ]
+    assert "from the log files on localhost: rank after rank, since files have no times" in stderr
+    (row,) = here.run("logs", "gpt", "--json", "--rank", "1", "--grep", ends).splitlines()
+    assert json.loads(row) == {"node": "localhost", "rank": 1, "stream": "stderr", "text": "rank 1 ends", "age_s": None}
+    assert here.run("logs", "gpt", "--since", "0s") == ""
+    followed = here.run("logs", "gpt", "-f", "-n", "1", "--rank", "0")
+    assert followed.splitlines() == [f"localhost:r0  rank 0 {what}" for what in (begins, ends)]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.usefixtures("network")
+def test_lines_of_a_host_whose_agent_was_replaced_are_printed_before_those_of_the_other(desk: Desk) -> None:
+    (desk.directory / "train.py").write_text(PROGRAM)
+    (desk.directory / "go_on").touch()
+    hosts = named(*HOSTS)
+    run = (
+        "run",
+        "--name",
+        "gpt",
+        "--nproc-per-node",
+        "1",
+        "--workdir",
+        str(desk.directory),
+        "--no-doctor",
+        "--headless",
+    )
+    code, _, stderr = desk.run(*run, *hosts, "--", "train.py", "go_on")
+    assert code == 0, stderr
+    assert [desk.run(verb, "h2")[0] for verb in ("down", "up")] == [0, 0]
+
+    code, stdout, stderr = desk.run("logs", "gpt", *hosts, "--grep", "^rank")
+
+    texts = [f"h{host}:r{rank}  rank {rank} {what}" for host, rank in ((2, 1), (1, 0)) for what in (BEGINS, "ends")]
+    assert (code, stdout.splitlines()) == (0, texts)
+    assert "from the log files on h2: rank after rank" in stderr
 
 
 def test_where_no_job_is_known_that_is_said_and_nothing_is_waited_for(house: DemoHouse) -> None:

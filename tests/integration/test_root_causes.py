@@ -11,6 +11,7 @@ import pytest
 
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import LAUNCHER_RANK, LogChunk, LogStream, ReadLog, RootCause
+from tests.support.agent_console import AgentConsole
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.reports import NodeReport
+    from app.view.view import View
 
 pytestmark = pytest.mark.ranks
 
@@ -78,6 +80,24 @@ pathlib.Path("rank" + os.environ["RANK"]).touch()
 while not all(pathlib.Path(one).exists() for one in ("rank0", "rank1")):
     time.sleep(0.01)  # no rank is ended before it has said so
 sys.exit(3)
+"""
+
+
+EXTRA = """
+import ctypes, sys, time
+import torch, torch.distributed as dist
+
+def extra():
+    if sys.argv[1] == "crash":
+        ctypes.string_at(0)
+    dist.all_reduce(torch.ones(4))
+
+dist.init_process_group("gloo")
+for step in range(1000):
+    if step == 30 and dist.get_rank() == 0:
+        extra()
+    dist.all_reduce(torch.ones(8))
+    time.sleep(0.02)
 """
 
 
@@ -193,6 +213,34 @@ def test_the_end_of_a_launcher_from_outside_is_the_cause_and_not_its_ranks(
     assert (job.root_cause.rank, job.root_cause.is_consequence) == (LAUNCHER_RANK, False)
     assert (who if who == "shim" else "launcher") in job.root_cause.end
     assert "launcher" in job.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "next_step"),
+    [
+        (
+            "call",
+            "rank 0 with another size or type at train.py:8 in extra: gloo ended rank 0 (SIGABRT)",
+            "lines differ",
+        ),
+        pytest.param("crash", "last seen at train.py:7 in extra", "the whole traceback", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_a_fatal_signal_ends_is_shown_with_the_line_of_that_moment(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path, kind: str, who: str, next_step: str
+) -> None:
+    (tmp_path / "train.py").write_text(EXTRA)
+    agent.start_job(msgspec.structs.replace(spec, job_id=f"extra-{kind}", command=["train.py", kind]))
+
+    def is_shown(view: View) -> bool:
+        return view.job_id == f"extra-{kind}" and any(verdict.where for verdict in view.verdicts())
+
+    view = AgentConsole(agent).wait_until(is_shown, START_S, "the line of rank 0 is in a verdict")
+    (verdict,) = view.verdicts()
+    assert who in verdict.text
+    assert next_step in verdict.hint
+    (row,) = view.ranks([0])
+    assert row.where == ("train.py:8 in extra" if kind == "call" else "train.py:7 in extra")
 
 
 @pytest.mark.slow

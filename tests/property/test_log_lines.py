@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import example, given, settings
 
 from agent.logs import log_tail
@@ -14,6 +15,8 @@ from agent.logs.log_file import LogFile
 from agent.logs.log_tail import read_log
 from agent.logs.traceback_text import failure_in
 from agent.wire.logs import LogChunk, LogStream, ReadLog
+from agent.wire.reports import ExitReport
+from ddpcore.wire import Place
 
 PIECES = st.lists(
     st.one_of(
@@ -153,16 +156,49 @@ def test_the_pieces_of_a_file_are_the_file(pieces: list[bytes], max_bytes: int) 
                 "    | TypeError: 2",
                 "RuntimeError:",
                 "Current thread 0x00007f (most recent call first):",
+                "Thread 0x00007e (most recent call first):",
+                '  File "/lib/torch/distributed/c10d.py", line 3 in all_reduce',
+                '  File "/home/me/a.py", line 99999999999 in f',
+                '  File "threading.py", line 4 in _bootstrap',
+                "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
                 "  | ExceptionGroup: eg (2 sub-exceptions)",
             ]
         )
         | st.text(max_size=30),
         max_size=30,
-    )
+    ),
+    st.sampled_from([None, 6, 9, 11]),
 )
-@example(["Traceback (most recent call last):", "RuntimeError:", "0\t0"])
-def test_any_text_is_read_without_harm(lines: list[str]) -> None:
-    found = failure_in("\n".join(lines))
+@example(["Traceback (most recent call last):", "RuntimeError:", "0\t0"], None)
+@example(
+    ["Fatal Python error: Aborted", "Thread 0x0 (most recent call first):", f'  File "{"a" * 5000}", line 4 in f'], 6
+)
+@example(
+    ["Fatal Python error: Aborted", "Thread 0x0 (most recent call first):", f'  File "a", line 4 in {"f" * 999}'], 6
+)
+def test_any_text_is_read_without_harm(lines: list[str], signal: int | None) -> None:
+    found = failure_in("\n".join(lines), signal)
     if found is not None:
         assert found.exception
         assert all(ord(character) >= 32 for character in found.exception + found.where)
+        assert found.place is None or signal in (6, 11)
+        end = ExitReport(place=found.place)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=ExitReport) == end
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 10**9 - 1), max_size=5), min_size=1, max_size=6),
+    st.integers(0, 5),
+    st.sampled_from(["", "terminate called after throwing an instance of 'c10::DistBackendError'"]),
+)
+def test_of_the_threads_of_an_abort_the_current_one_counts_else_the_main_one(
+    threads: list[list[int]], current: int, thrown: str
+) -> None:
+    lines = [thrown, "Fatal Python error: Aborted"]
+    for index, numbers in enumerate(threads):
+        lines += ["", f"{'Current thread' if index == current else 'Thread'} 0x{index:x} (most recent call first):"]
+        lines += [f'  File "/home/me/train.py", line {number} in f' for number in numbers]
+    found = failure_in("\n".join(lines), signal=6)
+    assert found is not None
+    counts = threads[current] if current < len(threads) else threads[-1]
+    assert found.place == (Place("/home/me/train.py", counts[0], "f") if counts else None)

@@ -14,6 +14,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.logs.matches import MAX_LINES
 from app.tui.logs.store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
+from app.view.summary import is_over
 from app.view.view import View
 from tests.support.consoles import Desk, SimSource, TalkingSource, desk, training_source
 from tests.support.node_reports import job_status, node_report
@@ -151,6 +152,16 @@ async def test_while_the_shown_job_has_no_lines_those_of_the_job_before_are_not_
             await console.show("logs")
             assert none in console.text()
             assert "0 of 30 lines" in console.text()
+
+
+async def test_of_a_job_that_is_over_and_has_no_lines_the_command_is_shown_that_reads_its_files() -> None:
+    sim = SimCluster()
+    sim.run(4)
+    sim.stop()
+    sim.run_until(lambda: is_over(sim.view()), 60.0, "its end")
+    async with desk(SimSource(sim.view), (120, 35)) as console:
+        await console.show("logs")
+        assert f"no agent keeps its lines: rankdeck logs {sim.view().job_id} reads the files" in console.text()
 
 
 @pytest.mark.parametrize("has_lines", [True, False])

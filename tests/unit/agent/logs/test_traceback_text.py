@@ -10,6 +10,7 @@ import pytest
 
 from agent.logs.traceback_text import MAX_MESSAGE_LINES, failure_in, shortened
 from agent.wire.logs import LOST_PEER, MAX_TRACEBACK_BYTES
+from ddpcore.wire import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,38 @@ Current thread 0x00007f5d31c00740 (most recent call first):
 
 Extension modules: numpy.core._multiarray_umath, torch._C (total: 20)
 """
+IN_GLOO = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at ../gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4
+Fatal Python error: Aborted
+
+Thread 0x00007f5d2b7fe6c0 (most recent call first):
+  File "/venv/lib/python3.11/threading.py", line 327 in wait
+  File "/home/me/other.py", line 1 in watch
+  File "/venv/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f5d31c00740 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/train.py", line 8 in step
+  File "/home/me/train.py", line 20 in <module>
+
+Extension modules: numpy.core._multiarray_umath, torch._C (total: 20)
+"""
+"""As torch 2.13 and Python 3.11 print it: the thread that aborts is gloo's own, so that none is the current one."""
+SAVES = """
+Thread 0x00007f5d2b7fe6c0 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_gather
+  File "/home/me/saving.py", line 5 in save
+  File "/venv/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f5d31c00740 (most recent call first):
+  File "/home/me/train.py", line 9 in step
+  File "/home/me/train.py", line 20 in <module>
+"""
+IN_ALL_REDUCE = IN_GLOO.splitlines(keepends=True)[-5]
+IN_BACKWARD = '  File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 824 in _engine_run_backward\n'
+STEP = Place("/home/me/train.py", 8, "step")
+NCCL_ABORT = "terminate called after throwing an instance of 'c10::DistBackendError'\nFatal Python error: Aborted\n"
+GLOO = IN_GLOO[: IN_GLOO.index("\nThread")]
 RICH = """╭────────────── Traceback (most recent call last) ──────────────╮
 │ /home/me/train.py:12 in <module>                              │
 │                                                               │
@@ -265,6 +298,59 @@ def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:
     assert "[rank1]" not in found.traceback
     assert "\x1b" not in found.traceback
     assert "\ufffd]52;c;x\ufffdloss.backward()" in found.traceback
+
+
+@pytest.mark.parametrize(
+    ("text", "signal", "place"),
+    [
+        (IN_GLOO, 6, Place("/home/me/train.py", 8, "step")),
+        (ABORT, 6, Place("/home/me/train.py", 8, "step")),
+        (ABORT.replace("Aborted", "Segmentation fault"), 11, Place("/home/me/train.py", 8, "step")),
+        (IN_GLOO, 9, None),
+        (IN_GLOO, None, None),
+        (GLOO + SAVES, 6, Place("/home/me/saving.py", 5, "save")),
+        ("Fatal Python error: Aborted\n" + SAVES, 6, Place("/home/me/train.py", 9, "step")),
+        (NCCL_ABORT + IN_GLOO.partition("\n\n")[2].partition("\n\n")[0], 6, None),
+        (NCCL_ABORT + SAVES.replace("distributed", "utils"), 6, Place("/home/me/train.py", 9, "step")),
+        (GLOO + SAVES.replace("distributed", "utils"), 6, None),
+        (GLOO + SAVES + SAVES, 6, None),
+        (GLOO + SAVES.replace('  File "/home/me/train', IN_BACKWARD + '  File "/home/me/train', 1), 6, None),
+        (GLOO + IN_GLOO[IN_GLOO.index("\nThread") :].replace(IN_ALL_REDUCE, IN_BACKWARD), 6, STEP),
+        (GLOO, 6, None),
+        (GLOO + "Thread 0x00007f (most recent call first):\n  <no Python frame>\n", 6, None),
+        (GLOO + "Thread 0x00007f (most recent call first):\n" + ABORT.splitlines()[-5], 6, None),
+        (IN_GLOO.replace("line 8 in", f"line {'8' * 5000} in"), 6, None),
+        (IN_GLOO.replace("train.py", "t" * 5000 + ".py"), 6, None),
+        (UNCAUGHT, 6, None),
+    ],
+    ids=[
+        "in a thread of gloo",
+        "in the current thread",
+        "of another signal",
+        "killed later",
+        "an exit code",
+        "of another thread's collective",
+        "of no collective",
+        "the main thread is not among them",
+        "a call of NCCL that was made before",
+        "a call of gloo that was made before",
+        "two threads that make calls twice",
+        "two threads that make calls",
+        "a backward pass",
+        "no thread",
+        "no frame",
+        "no frame of the program",
+        "no number of a line",
+        "no path",
+        "an exception of Python",
+    ],
+)
+def test_the_line_at_which_a_fatal_signal_came_is_that_of_the_thread_that_had_called(
+    text: str, signal: int | None, place: Place | None
+) -> None:
+    found = failure_in(text, signal)
+    assert found is not None
+    assert found.place == place
 
 
 def test_a_huge_traceback_keeps_its_head_and_its_tail() -> None:

@@ -21,6 +21,7 @@ from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
 from app.diagnosis.causes import Severity
 from app.errors import UsageError
+from app.fleet.fleet import Fleet
 from app.recording.events import EventKind
 from app.session.log_pulls import Begun
 from app.view.summary import is_over
@@ -30,6 +31,7 @@ from tests.support.sim import SimCluster
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.wire.jobs import JobStatus
     from app.session.log_pulls import DatedLine
     from app.session.remote_session import RemoteSession
     from app.view.view import View
@@ -112,6 +114,7 @@ class Printed(Looked):
     """A session of a job that has restarted since its first lines."""
 
     has_all_lines = True
+    fleet = Fleet({})
 
     def __init__(self) -> None:
         sim = SimCluster(num_nodes=1, ranks_per_node=2)
@@ -127,6 +130,9 @@ class Printed(Looked):
     def drain_dated_logs(self) -> list[DatedLine]:
         lines, self._dated = self._dated, []
         return lines
+
+    def assignments(self) -> list[dict[str, JobStatus]]:
+        return []
 
     def later_attempts(self) -> list[Begun]:
         other = Begun("other", 3, "h1", self._begun_s, "12:03:04", is_live=True)
@@ -151,7 +157,7 @@ OLD, NEW = ["h1:r0  loss 5", "h1:r0  loss 4"], ["h1:r0  loss 3"]
 async def test_a_line_marks_where_a_restart_began(
     options: dict[str, Any], printed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def first_view(session: Printed) -> View:
+    async def first_view(session: Printed, *, replays: bool) -> View:
         return session.view()
 
     monkeypatch.setattr(listing, "first_view", first_view)
@@ -165,7 +171,7 @@ async def test_a_line_marks_where_a_restart_began(
 async def test_rows_of_json_are_lines_of_ranks_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def first_view(session: Printed) -> View:
+    async def first_view(session: Printed, *, replays: bool) -> View:
         return session.view()
 
     monkeypatch.setattr(listing, "first_view", first_view)

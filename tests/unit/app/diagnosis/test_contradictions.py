@@ -265,6 +265,44 @@ def test_where_a_rank_stood_before_it_made_the_call_is_not_told_as_the_place_of_
     assert "train.py:7" not in sentence(verdict)
 
 
+@pytest.mark.parametrize(
+    ("of_odd", "shown"),
+    [
+        (
+            group_report(18),
+            "ranks 0, 2 call all_reduce #20 at train.py:42 in train_step, rank 1 with another size or type at ",
+        ),
+        (in_call([SMALL], completed=19, is_waiting=False), "rank 1 calls all_reduce #20 with 1 element at "),
+    ],
+    ids=["its call is not known", "its call is known"],
+)
+def test_the_line_at_which_gloo_ended_a_rank_is_that_of_its_call(of_odd: GroupReport, shown: str) -> None:
+    before, at_end = Place("/job/train.py", 7, "prepare"), Place("/job/train.py", 11, "extra")
+    overflow = OVERFLOW.replace("88 vs 4", "16 vs 4")
+    report = rank_report(1, 3, groups=[of_odd], place=before)
+    dead = dead_worker(1, report, signal=6, error=overflow, age_s=3.0, place=at_end)
+    verdict = only(judged(lost(0, 3, [LARGE]), dead, lost(2, 3, [LARGE]), looks=3))
+
+    assert (verdict.culprits, verdict.place) == ((1,), at_end)
+    assert f"{shown}train.py:11 in extra" in sentence(verdict)
+    assert "the lines differ" in hint(verdict, None)
+
+
+def test_the_line_at_which_gloo_ended_a_rank_is_shown_where_it_is_not_known_whose_call_differs() -> None:
+    at_end = Place("/job/train.py", 11, "extra")
+    workers = [
+        dead_worker(rank, rank_report(rank, 4, groups=[group_report(18)]), age_s=2.9, code=1, error=LOST_PEER)
+        for rank in (0, 1, 3)
+    ]
+    dead = dead_worker(
+        2, rank_report(2, 4, groups=[group_report(18)]), signal=6, error=OVERFLOW, place=at_end, age_s=3.0
+    )
+    verdict = only(judged(*workers, dead, looks=3))
+
+    assert (verdict.culprits, verdict.place) == ((), at_end)
+    assert "whose call differs is not known; rank 2 ended at train.py:11 in extra" in sentence(verdict)
+
+
 def test_of_two_ranks_neither_is_blamed_alone() -> None:
     groups = {0: in_call([SMALL], completed=19), 1: in_call([LARGE], completed=19)}
 

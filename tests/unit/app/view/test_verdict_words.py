@@ -541,6 +541,17 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
             "may have left out a call; make the same calls on every rank",
         ),
         (
+            verdict(Cause.MISMATCH, aborted=(2,), sides=(GROUP_1,), culprits=(2,), place=None),
+            None,
+            "pass the same sizes",
+        ),
+        (verdict(Cause.MISMATCH, aborted=(1,), sides=(GROUP_1,), culprits=()), None, "pass the same sizes"),
+        (
+            verdict(Cause.MISMATCH, aborted=(1,), sides=(GROUP_1,), culprits=(1,), place=replace(PLACE, line=7)),
+            None,
+            "the lines differ: a rank may have left out a call",
+        ),
+        (
             verdict(Cause.NODE_LOST, unreachable_reason=UnreachableReason("the connection is lost")),
             None,
             "rankdeck restart demo --exclude demo-1 --on-these-hosts, or x in the console",
@@ -579,7 +590,12 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.TRANSPORT, num_hosts=1, seq=None), None, "MASTER_PORT"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=9)), None, "somebody on demo-1 sent it, or a memory guard"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=6)), None, "sizes or types differ"),
-        (verdict(Cause.EXITED, exit=ExitReport(signal=11)), None, "native code"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=11)), None, "native code: run with PYTHONFAULTHANDLER=1"),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(signal=11, error="Fatal Python error: Segmentation fault")),
+            None,
+            "a crash in native code: rankdeck logs demo --rank 2 has the whole traceback",
+        ),
         (verdict(Cause.EXITED, exit=ExitReport(signal=7)), None, "/dev/shm on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=15)), None, "asked it to end on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=8)), None, "see the logs of rank 2"),

@@ -141,13 +141,19 @@ class ReportSocket(RouterSocket):
         Raises:
             OSError: It cannot be bound.
         """
-        super().__init__(zmq.Context.instance())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        super().__init__(self._context)
         self._path = path
         self._socket.setsockopt(zmq.SNDHWM, 2 * MAX_FRAMES_ASKED)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_SMALL_BYTES)
         self._bind(f"ipc://{path}")
         os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
         self._admits = True
+
+    def close(self) -> None:
+        """Close the socket, and wait until the last messages have left: a process that ends sends no more."""
+        super().close()
+        self._context.term()
 
     def mind_descriptors(self) -> None:
         """Let nobody connect while few descriptors are left; to be called several times a second.

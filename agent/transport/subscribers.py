@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MERGE_S = 0.05
 """Seconds between two frames for a console that has all: more nodes are in each, and it is a quarter of the time
 between two reports of a node."""
+READING_S = 0.4
+"""Seconds in which a console reads what it was sent last: what libzmq has received and nobody has read is dropped with
+the connection. Source: libzmq's socket_base.cpp, hiccuped, for ZMQ_IMMEDIATE."""
 AWAY_S = 15.0
 """A console that has been sent a frame and does not ask for another one for so long does not count as watching."""
 
@@ -209,10 +212,16 @@ class NodeReports:
             self.follower(frame)
 
     async def finish(self, within_s: float) -> None:
-        """Wait until all consoles have the last report, at most so long: some have yet to ask for it."""
+        """Wait until all consoles have the last report and time to read it; some have yet to ask for it.
+
+        Args:
+            within_s: How long consoles that do not ask are waited for, in seconds.
+        """
         deadline_s = time.monotonic() + within_s
         while self._subscribers.is_behind and time.monotonic() < deadline_s:  # noqa: ASYNC110 - as they ask
             await asyncio.sleep(MERGE_S / 5)
+        if self._subscribers.is_watched:
+            await asyncio.sleep(READING_S)
 
     def close(self) -> None:
         """Send the last report to those who wait for it and close the socket."""

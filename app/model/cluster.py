@@ -76,7 +76,9 @@ class Node:
     @property
     def unreachable_reason(self) -> UnreachableReason | None:
         """Why it cannot be reached, as far as known; None while it can be."""
-        return self.connection_reason or (WAS_STOPPED if self.has_left else None)
+        reason = self.connection_reason
+        is_better = reason is not None and reason.unreachable_kind is not UnreachableKind.ANSWER
+        return WAS_STOPPED if self.has_left and not is_better else reason
 
     def is_newer(self, report: NodeFrame) -> bool:
         """Return whether a report is later than the latest: of a new epoch, or of this one with a higher seq."""

@@ -63,7 +63,8 @@ class Reader:
         self.ages_s: list[float] = []
         self.errors: list[str] = []
         self.num_lost = 0
-        self._reader = ReportReader({"a": path}, self._take, self._malformed, self._lost)
+        paths = {"a": path, "nobody": path.with_name("nobody")}  # of several, reports are taken together
+        self._reader = ReportReader(paths, self._take, self._malformed, self._lost)
 
     def __enter__(self) -> Self:
         self._reader.start()
@@ -226,6 +227,30 @@ async def test_a_reader_reads_on_after_its_agent_began_again(node: NodeReports, 
         await until_async(lambda: reader.frames[-1] == b"after", WAIT_S, "it reads again")
         again.close()
     assert reader.errors == []
+
+
+async def test_the_last_report_of_an_agent_reaches_who_has_not_asked_for_it_yet_and_who_does_not_look_at_once(
+    node: NodeReports, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.fleet.report_reader.GATHER_S", 0.15)
+    with Reader(path) as reader:
+        node.publish(b"first")
+        await until_async(lambda: reader.frames == [b"first"], WAIT_S, "it reads")
+        for number in range(2 * MAX_FRAMES_ASKED):
+            node.publish(b"%d" % number)
+        node.publish(b"last" * 10_000)
+        await node.finish(WAIT_S)
+        node.close()
+        await until_async(lambda: reader.num_lost > 0, WAIT_S, "the end is seen")
+    assert reader.frames[-1] == b"last" * 10_000
+
+
+async def test_an_agent_that_nobody_watches_does_not_wait_for_anybody(node: NodeReports) -> None:
+    node.publish(b"last")
+    began_s = time.monotonic()
+    await node.finish(WAIT_S)
+    assert time.monotonic() - began_s < subscribers.READING_S
+    node.close()
 
 
 async def test_a_relay_merges_what_has_come_in_one_frame(path: Path) -> None:

@@ -29,11 +29,10 @@ from app.diagnosis.exits import (
     is_part_of,
     is_root_of_a_hang,
     lasts_s,
-    not_at_barrier,
     sort_out,
     with_end,
 )
-from app.diagnosis.joining import not_joined
+from app.diagnosis.joining import not_at_barrier, not_joined
 from app.diagnosis.known_phases import KnownPhases, RankPlaces
 from app.diagnosis.point_to_point import find_peer_waits
 from app.diagnosis.rank_facts import (
@@ -287,6 +286,7 @@ class _JobDiagnoser:
                 tuple(Death(rank, float(job.report_at_s[rank]), ExitReport()) for rank in sorted(leaving)),
                 {rank: int(job.node_of[rank]) for rank in ends},
                 that_has_closed(job),
+                {rank: float(at_s) for rank in ends if not np.isnan(at_s := job.report_at_s[rank])},
             )
             self._exits = sort_out(ends, context, self._thresholds)
             latest_s = max((death.at_s for death in ends.values()), default=now_s)
@@ -310,9 +310,10 @@ class _JobDiagnoser:
         own = [death for death in exits.culprits if not ended_by_gloo(death)]
         found += verdicts.exited(evidence, own, exits.lost_connection)
         found += contradictions.fewer_calls(evidence, exits.early_leavers, exits.lost_connection)
+        lost = [] if exits.culprits else exits.lost_connection
         if job.is_ended() or job.stop_began_s < evidence.now_s:
-            return found
-        found += standstill.node_lost(evidence)
+            return found + (standstill.node_lost(evidence, lost) if job.is_ended() else [])
+        found += standstill.node_lost(evidence, lost)
         found += standstill.frozen(evidence)
         found += contradictions.mismatches(evidence)
         found += standstill.silent(evidence)
@@ -399,9 +400,8 @@ class _JobDiagnoser:
         has_event = any(verdict.cause in STICKY for verdict in found)
         roots = [] if has_event else self._last_looks.before(self._exits, job, self._thresholds)
         if not roots and not has_event:
-            aftermath = self._exits.aftermath
-            roots = not_at_barrier(evidence, aftermath)
-            roots = roots or contradictions.missing_at_time_out(evidence, aftermath)
+            after = self._exits.aftermath
+            roots = not_at_barrier(evidence, after) or contradictions.missing_at_time_out(evidence, after)
         found = [verdict for verdict in found if not self._is_cut_short(verdict, evidence)]
         if roots:
             found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
@@ -437,6 +437,8 @@ class _JobDiagnoser:
                 self._standing[key] = standing
                 if is_sticky:
                     standing.verdict = with_end(verdict, job)
+        for standing in self._standing.values():
+            standing.verdict = standstill.with_return(standing.verdict, evidence)
         self._explains_failure = any(
             standing.verdict.cause not in verdicts.ENDS and standing.verdict.severity is Severity.CRITICAL
             for standing in self._standing.values()

@@ -19,7 +19,7 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.causes import IMMOBILE, Cause, Severity
-from app.diagnosis.verdicts import Aftermath, name
+from app.diagnosis.verdicts import Aftermath
 from app.model.farewells import REQUEST_SIGNALS, is_clean, is_of_another, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from app.model.xids import is_gpu_at_fault
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Thresholds
-    from app.diagnosis.verdicts import Evidence, Verdict
+    from app.diagnosis.verdicts import Verdict
     from app.model.group_table import GroupTable
     from app.model.job_model import Death, JobModel
 
@@ -41,10 +41,6 @@ OVERFLOW = "op.preamble.length <= op.nbytes"
 
 Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of an uncaught gloo::EnforceNotMet.
 """
-_NOT_PASSED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
-"""Source: torch 2.13, ProcessGroupGloo.cpp, seen."""
-MAX_SPEAKERS = 8
-"""Limit of ranks that timed out whose missing peers are read."""
 LAUNCHER_S = 1.5
 """Seconds before their launcher's end from outside from which ranks that a signal ends have ended with it."""
 LAUNCHER_END_S = 35.0
@@ -68,6 +64,8 @@ ROOTS_OF_A_HANG = frozenset(
     }
 )
 """Causes that keep ranks waiting until they time out, or until the job is ended."""
+UNSEEN_S = 3.0
+"""Seconds without a report before a death that was reported late, as by the next agent of its node."""
 VICTIM_S = 2.0
 """Seconds; a rank that has waited longer, and ends without an error, ends because of its wait."""
 LOOK_S = 0.5
@@ -335,6 +333,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
         node_of: Index of each dead rank's node.
         closed: A rank that has closed its connections and keeps running.
+        seen_s: When dead ranks have last reported; an end that is reported late may have been long before.
     """
 
     stop_began_s: float
@@ -349,6 +348,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     leaving: tuple[Death, ...] = ()
     node_of: Mapping[int, int] = {}
     closed: Death | None = None
+    seen_s: Mapping[int, float] = {}
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -370,7 +370,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
     own = [d for d in first if is_gpu_at_fault(d.exit) or _has_own_cause(d, context, thresholds)]
     # A rank that hangs on a broken GPU may be the last to end: those that wait for it time out.
-    if own := own or [death for death in bad if is_gpu_at_fault(death.exit)]:
+    own = own or [death for death in bad if is_gpu_at_fault(death.exit)]
+    if own := own or [d for d in bad if _was_unseen(d, first_s, context) and _has_own_cause(d, context, thresholds)]:
         noted = {death.rank for death in (*own, *first)}
         own += [d for d in bad if d.rank not in noted and d.is_like(own[0])]
         return Exits(own, lost_connection, [], first_s)
@@ -401,6 +402,12 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
     named = first if is_asked and by == {signal.SIGINT} else [_earliest(first, context)]
     return Exits([] if is_early else named, lost_connection, [], first_s, after)
+
+
+def _was_unseen(death: Death, first_s: float, context: ExitContext) -> bool:
+    """Return whether a rank has not been seen from the first death on: it may have ended before that."""
+    seen_s = context.seen_s.get(death.rank, float("-inf"))
+    return seen_s <= first_s and death.at_s - seen_s > UNSEEN_S
 
 
 def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
@@ -457,23 +464,6 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     if death.rank in context.victims and (is_unclear or is_aborted):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s
-
-
-def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
-    """Name the ranks that `monitored_barrier` reports as missing; no recorder holds that call, so no wait shows it."""
-    deaths = evidence.job.deaths
-    if aftermath is None or not aftermath.is_timeout:
-        return []
-    for rank in aftermath.ranks[:MAX_SPEAKERS]:
-        found = _NOT_PASSED.search(deaths[rank].exit.error_text)
-        named = [int(number) for number in found["ranks"].split(",")] if found else []
-        # It counts the ranks of its group: one that came, or lost the others by it, is another's number.
-        is_other = any(has_lost_peer(deaths[one]) for one in named if one in deaths)
-        if named and not is_other and max(named) < evidence.job.world_size:
-            waited_s = aftermath.timeout_s or 0.0
-            facts = {"op": "monitored_barrier", "waiting": aftermath.ranks, "waited_s": waited_s}
-            return [name(evidence, Cause.STRAGGLER, named, aftermath=aftermath, **facts)]
-    return []
 
 
 def is_part_of(verdict: Verdict, before: Verdict) -> bool:

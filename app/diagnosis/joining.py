@@ -1,7 +1,8 @@
-"""Before the first collective, and between two groups: which ranks have not come to the one that others wait for."""
+"""Which ranks have not come to the others: before the first collective, between two groups, in `monitored_barrier`."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.rank_facts import is_in_known_phase
 from app.diagnosis.verdicts import Evidence, MeetingSide, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Ranks
+    from app.diagnosis.verdicts import Aftermath
     from ddpcore.wire import StoreMeeting
 
 IDLE_CORES = 0.5
@@ -28,6 +31,10 @@ LATE_FACTOR = 4.0
 
 MAX_MEETINGS = 256
 """Limit of ranks whose stores are compared."""
+_NOT_PASSED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
+"""Source: torch 2.13, ProcessGroupGloo.cpp, seen."""
+MAX_SPEAKERS = 8
+"""Limit of ranks that timed out whose missing peers are read."""
 MEETING_S = 0.05
 """Seconds per rank within which all that have come find each other: a store answers thousands of requests a second."""
 
@@ -225,3 +232,20 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         store_port_owner=port_owner,
         num_hosts=num_hosts,
     )
+
+
+def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
+    """Name the ranks that `monitored_barrier` reports as missing; no recorder holds that call, so no wait shows it."""
+    deaths = evidence.job.deaths
+    if aftermath is None or not aftermath.is_timeout:
+        return []
+    for rank in aftermath.ranks[:MAX_SPEAKERS]:
+        found = _NOT_PASSED.search(deaths[rank].exit.error_text)
+        named = [int(number) for number in found["ranks"].split(",")] if found else []
+        # It counts the ranks of its group: one that came, or lost the others by it, is another's number.
+        is_other = any(has_lost_peer(deaths[one]) for one in named if one in deaths)
+        if named and not is_other and max(named) < evidence.job.world_size:
+            waited_s = aftermath.timeout_s or 0.0
+            facts = {"op": "monitored_barrier", "waiting": aftermath.ranks, "waited_s": waited_s}
+            return [name(evidence, Cause.STRAGGLER, named, aftermath=aftermath, **facts)]
+    return []

@@ -165,13 +165,18 @@ def unheard_nodes(cluster: Cluster, nodes: AllNodes) -> list[Node]:
     return [cluster.nodes[cluster.node_names[index]] for index in np.flatnonzero(nodes.is_unheard).tolist()]
 
 
+def is_over(job: JobModel, nodes: AllNodes) -> bool:
+    """Return whether a job has ended, and no node that has never reported and is unreachable may run the rest."""
+    may_go_on = job.num_nodes > len(job.assignments) and bool(nodes.is_unheard.any()) and job.state() != "succeeded"
+    return job.is_ended() and not may_go_on
+
+
 def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thresholds, now_s: float) -> RankFacts:
     """Return the state of every rank of a job."""
-    is_ended = job.is_ended()
     # One more than there are nodes: for the ranks that no node claims.
     node_is_settled, node_is_lost = np.zeros((2, len(nodes) + 1), np.bool_)
     node_is_settled[:-1] = (now_s - cluster.back_s > thresholds.silent_s) & nodes.is_up
-    if not is_ended:
+    if not is_over(job, nodes):
         node_is_lost[:-1] = nodes.is_lost
         reported_s = job.reported_s[: len(nodes)]
         # A node may report and no longer hold the job.

@@ -44,8 +44,8 @@ STEPS_APART_S = 3.0
 """Seconds after a rank's last report from which another's step needs the rank: its node may have been cut off later."""
 
 
-def node_lost(evidence: Evidence) -> list[Verdict]:
-    """Name nodes that have stopped reporting, with the ranks they run."""
+def node_lost(evidence: Evidence, lost_connection: Sequence[int]) -> list[Verdict]:
+    """Name nodes that have stopped reporting, with the ranks they run, and the ranks that lost a connection since."""
     verdicts = []
     for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
         owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
@@ -54,11 +54,20 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
         nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
         reasons = {node.unreachable_reason for node in nodes}
         reason = reasons.pop() if len(reasons) == 1 else None
-        known = {"nodes": tuple(node.name for node in nodes), "unreachable_reason": reason}
+        known: dict[str, Any] = {"nodes": tuple(node.name for node in nodes), "unreachable_reason": reason}
+        known["lost_connection"] = tuple(sorted(lost_connection))
         for_s = None if last_received_s is None else evidence.now_s - last_received_s
         verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, **known)
         verdicts.append(msgspec.structs.replace(verdict, **_lost_to_whom(evidence, verdict, nodes)))
     return verdicts
+
+
+def with_return(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Return a verdict, that on lost nodes with whether they report again: it is the reason of a failure then."""
+    if verdict.cause is not Cause.NODE_LOST:
+        return verdict
+    is_up = [bool(evidence.nodes.is_up[evidence.cluster.nodes[node].index]) for node in verdict.nodes]
+    return msgspec.structs.replace(verdict, is_back=bool(is_up) and all(is_up))
 
 
 def _lost_to_whom(evidence: Evidence, verdict: Verdict, nodes: Sequence[Node]) -> dict[str, Any]:
@@ -72,8 +81,10 @@ def _lost_to_whom(evidence: Evidence, verdict: Verdict, nodes: Sequence[Node]) -
             return {}
         call = {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
         return call | {"waiting": tuple(wait.waiting.tolist())}
+    if verdict.lost_connection:
+        return {}
     others_step = _step_on_without(evidence, np.array(verdict.culprits))
-    is_mild = others_step or all(node.has_left for node in nodes)
+    is_mild = others_step or evidence.job.is_ended() or all(node.has_left for node in nodes)
     return {"severity": Severity.WARNING, "waiting": (), "others_step": others_step} if is_mild else {}
 
 

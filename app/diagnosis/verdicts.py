@@ -177,6 +177,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT: whether its members may have passed different sources or destinations, which are not recorded."""
     unreachable_reason: UnreachableReason | None = None
     """For NODE_LOST: why the nodes cannot be reached, where one reason is known for all."""
+    is_back: bool = False
+    """For NODE_LOST that stands as the reason of a failure: whether the nodes report again."""
     others_step: bool = False
     """For NODE_LOST: whether the other ranks make steps, which need those of the nodes."""
     unreported: tuple[str, ...] | None = None

@@ -61,7 +61,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         if verdict.is_blocked
         else f"look at {'it' if is_one else first}{on_node}{spy}: a C extension may hold the GIL",
         Cause.NODE_LOST: _restart_without(verdict)
-        if verdict.unreachable_reason is not None
+        if verdict.unreachable_reason is not None or verdict.is_back
         else f"is {node or 'the node'} up, and its agent running?"
         + (" the other ranks cannot go on without it" if verdict.waiting else ""),
         Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
@@ -95,6 +95,8 @@ MEETING_HINTS = {
 
 def _restart_without(verdict: Verdict) -> str:
     """Return how to go on without lost nodes; where only the agent is missing, how to start that."""
+    if verdict.is_back:
+        return "the system log there may show what happened then"
     is_mild = verdict.severity is Severity.WARNING
     if is_mild and verdict.unreachable_reason and verdict.unreachable_reason.unreachable_kind is UnreachableKind.AGENT:
         names = nodes_text([clean_name(node) for node in verdict.nodes])

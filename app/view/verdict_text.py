@@ -257,18 +257,22 @@ def _silent(verdict: Verdict) -> list[str]:
 
 
 def _node_lost(verdict: Verdict) -> list[str]:
-    nodes = nodes_text([clean_name(node) for node in verdict.nodes])
-    has = "has" if len(verdict.nodes) == 1 else "have"
-    lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
+    nodes, ranks = nodes_text([clean_name(node) for node in verdict.nodes]), ranks_text(verdict.culprits)
+    is_one = len(verdict.culprits) == 1
+    lost_it = [f"{ranks_text(verdict.lost_connection)} lost a connection"] if verdict.lost_connection else []
+    if verdict.is_back:
+        did = f"what {ranks} did then is not known"
+        return [f"{nodes} did not report{_for(verdict.for_s)}: {did}", *(lost_it or [_victims(verdict)])]
     unseen = unseen_text(verdict.culprits)
     if verdict.others_step:
-        unseen = f"{ranks_text(verdict.culprits)} {'trains' if len(verdict.culprits) == 1 else 'train'} on unseen"
-        unseen = lost = f"{unseen}, as the others step on"
-    if (unreachable_reason := verdict.unreachable_reason) is not None:
-        head = f"{unreachable_reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {unreachable_reason.why}"
-        return [head, unseen, _victims(verdict)]
-    last_seen = "" if verdict.others_step else _last_seen(verdict)
-    return [f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}", _victims(verdict), last_seen]
+        unseen = f"{ranks} {'trains' if is_one else 'train'} on unseen, as the others step on"
+    if (reason := verdict.unreachable_reason) is not None:
+        head = f"{reason.unreachable_kind} {nodes}{_for(verdict.for_s)}: {reason.why}"
+        return [head, unseen, *(lost_it or [_victims(verdict)])]
+    what = unseen if verdict.others_step else f"{ranks} {_is(verdict)} lost"
+    has_not = tensed(verdict, f"{'has' if len(verdict.nodes) == 1 else 'have'} not reported", "did not report")
+    head = f"{nodes} {has_not}{_for(verdict.for_s)}: {what}"
+    return [head, *(lost_it or [_victims(verdict)]), "" if verdict.others_step else _last_seen(verdict)]
 
 
 def unseen_text(ranks: Sequence[int]) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from agent.wire.jobs import JobState
+from agent.wire.reports import ExitReport, ProcessState
 from app.diagnosis.causes import Cause, RankState, Severity
+from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import ExitCode
+from app.model.cluster import Cluster
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind, EventLog
 from app.view.summary import exit_code
+from app.view.view import View
+from tests.support.node_reports import job_status, node_report, worker_report
 from tests.support.sim import SimCluster
 
 LOST_S = Thresholds().lost_s
@@ -105,3 +113,65 @@ def test_the_events_say_that_the_agent_went_and_came_and_no_alarm_is_among_them(
     told = [event.text for event in events.latest_first() if event.kind is EventKind.NODE]
     assert told[:2] == ["node demo-1: down, now up", "node demo-1: agent stopped"]
     assert all(event.severity is not Severity.CRITICAL for event in events.latest_first())
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_rank_that_was_killed_while_nobody_watched_its_node_is_the_cause_once_an_agent_reports_its_end(
+    *, is_stopped: bool
+) -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    if is_stopped:
+        sim.stop_agent(1)
+    else:
+        sim.nodes[1].is_unheard = True
+    sim.run(LOST_S + 2)
+    sim.kill(3)
+    sim.run(20)
+    (verdict,) = sim.verdicts()
+    assert (verdict.cause, verdict.severity, verdict.culprits) == (Cause.NODE_LOST, Severity.CRITICAL, [2, 3])
+    assert re.search(r"ranks? [01](-1)? lost a connection", verdict.text)
+    assert sim.view().job().root_cause is None  # type: ignore[union-attr]
+
+    sim.restart_agent(1)
+    sim.run(30)
+    (verdict,) = sim.verdicts()
+    assert (verdict.cause, verdict.culprits) == (Cause.EXITED, [3])
+    assert verdict.text.startswith("rank 3 on demo-1 was killed by SIGKILL; rank")
+    assert all(1 not in found[2] and 0 not in found[2] for found in sim.told)
+
+
+def test_a_node_that_is_back_did_not_report_and_is_no_longer_lost() -> None:
+    sim = SimCluster(timeout_s=20.0)
+    sim.run_to_step(30)
+    sim.lose_node(1)
+    sim.run_until(lambda: sim.nodes[0].state is JobState.FAILED, within_s=90)
+    sim.run(3)
+    assert sim.verdicts()[0].text.startswith("demo-1 did not report for 20 s: ranks 2-3 were lost; ranks 0-1 ")
+    sim.nodes[1].reboot(sim.now_s)
+    sim.return_node(1)
+    sim.run(10)
+
+    (verdict,) = sim.verdicts()
+    assert re.match(r"demo-1 did not report for [^:]+ s: what ranks 2-3 did then is not known", verdict.text)
+    assert verdict.hint == "the system log there may show what happened then"
+
+
+@pytest.mark.parametrize("state", [JobState.STOPPED, JobState.FAILED, JobState.SUCCEEDED])
+def test_a_job_that_has_ended_where_it_is_seen_may_go_on_where_no_agent_is(state: JobState) -> None:
+    cluster, diagnoser = Cluster(["h1", "h2"]), Diagnoser()
+    cluster.put_unreachable("h1", UnreachableReason("nothing is known of jobs there", UnreachableKind.AGENT))
+    status = job_status(2, state=state)
+    workers = [worker_report(rank, process=ProcessState.EXITED, exit=ExitReport(code=0)) for rank in (2, 3)]
+    for seq in range(1, 12):
+        cluster.apply("h2", node_report(seq, [status], workers), 100.0 + seq)
+        diagnoser.observe(cluster, 100.0 + seq)
+    view = View(cluster, diagnoser.observe(cluster, 112.0), 112.0)
+
+    if state is JobState.SUCCEEDED:
+        assert (view.verdicts(), exit_code(view)) == ([], ExitCode.WELL)
+        return
+    (verdict,) = view.verdicts()
+    assert (verdict.cause, verdict.severity, verdict.culprits) == (Cause.NODE_LOST, Severity.WARNING, [0, 1])
+    assert verdict.text == "no agent on h1: nothing is known of jobs there; whether ranks 0-1 still run is not known"
+    assert exit_code(view) is ExitCode.VERDICT_STANDS

@@ -50,9 +50,7 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
     job = summary["job"]
     if job is None:
         return ["the job did not start"]
-    # A launcher that was told to end has a code that means nothing.
-    has_code = job["exit_code"] is not None and job["state"] != "stopped"
-    lines = [f"job {job['job_id']}: {job['state']}" + (f", exit code {job['exit_code']}" if has_code else "")]
+    lines = [f"job {job['job_id']}: {end_text(job['state'], job['exit_code'])}"]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
     is_in_verdicts = job["root_cause"] is not None and job["root_cause"]["text"] in {
@@ -74,6 +72,12 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines
+
+
+def end_text(state: str, code: int | None) -> str:
+    """Return `failed, exit code 1`; of a job that runs or was stopped a code means nothing: the state alone."""
+    has_code = code is not None and state in ENDED - {"stopped"}
+    return f"{state}, exit code {code}" if has_code else state
 
 
 def _how(row: dict[str, Any]) -> str:

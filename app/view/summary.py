@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from app.diagnosis.causes import RankState, Severity
 from app.errors import ExitCode
 from app.text import bytes_text, json_value
+from app.view.nodes import ended_jobs_text
 from app.view.rows import SCHEMA, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 
 _WITHOUT_ERROR = re.compile("[:;] ")
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
+
+
+def ended_beside(view: View) -> list[tuple[str, str]]:
+    """Return the id and the state of each job that has ended, without the one shown."""
+    return [(row.job_id, row.state) for row in view.other_jobs() if row.state in ENDED and not row.is_concurrent]
+
+
+def no_job_text(view: View, attach: str, verb: str) -> str:
+    """Return what stands in place of the rows of a job where none is shown: `no job runs; ended: gpt; rankdeck ...`."""
+    ended = ended_jobs_text(ended_beside(view), attach, verb)
+    return f"no job runs; {ended}" if ended else "no job is known there"
 
 
 def headline_text(view: View) -> str:

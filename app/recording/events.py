@@ -44,6 +44,7 @@ CAUSE_GONE_S = 600.0
 REPEAT_AFTER_S = 60.0
 """Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
+_NOT_REACHED = "not reached"
 _JUDGED_WITHOUT = ": verdicts of that time are judged from the other nodes alone"
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
@@ -171,6 +172,8 @@ class EventLog:
         self._node_names: Sequence[str] = ()
         self._node_changes: dict[Event, tuple[str, str, list[str]]] = {}
         """States before and after, and names of the nodes, of the first events about nodes: the past comes soon."""
+        self._not_reached: set[str] = set()
+        """Nodes that have not reported and cannot be reached."""
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
@@ -206,7 +209,7 @@ class EventLog:
         whole.now_s = whole._reached_back_s = self.now_s
         whole.begun_s = self.begun_s if past.begun_s is None else past.begun_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
-        whole._node_names = self._node_names
+        whole._node_names, whole._not_reached = self._node_names, self._not_reached
         whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
         whole._silent_s = self._silent_s | past._silent_s
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
@@ -300,6 +303,11 @@ class EventLog:
         self._node_names = names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
+            if _is_not_reached(*both):
+                self._not_reached.add(names[index])
+            elif names[index] in self._not_reached:
+                self._not_reached.remove(names[index])
+                both = (_NOT_REACHED, both[1])
             was_up = both == ("connecting", "up") and self._comes_up is not None and not self._comes_up(names[index])
             if not was_up:
                 changed.setdefault(both, []).append(names[index])
@@ -430,7 +438,7 @@ def _node_text(before: str, state: str, names: Sequence[str]) -> str:
     if state == NODE_STATES[DOWN]:
         return f"{who}: agent stopped"
     if _is_not_reached(before, state):
-        return f"{who}: not reached"
+        return f"{who}: {_NOT_REACHED}"
     return f"{who}: {state}" if before == NODE_STATES[CONNECTING] else f"{who}: {before}, now {state}"
 
 

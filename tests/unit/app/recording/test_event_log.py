@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.digest import frame_of
 from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from app.diagnosis.causes import Severity
@@ -253,6 +254,12 @@ def test_a_node_that_has_never_reported_is_not_reached_and_not_lost_just_now() -
 
     told = [(event.text, event.severity) for event in log.latest_first() if event.kind is EventKind.NODE]
     assert sorted(told) == [("node h1: not reached", Severity.WARNING), ("node h2: up", Severity.OK)]
+    cluster.put_unreachable("h1", None)
+    cluster.apply_all([(node, frame_of(node_report(2, [], [])), 1_000.2) for node in ("h1", "h2")])
+    log.observe(View(cluster, Diagnoser().observe(cluster, 1_000.2), 1_000.2))
+
+    last = next(log.latest_first())
+    assert (last.text, last.severity) == ("node h1: not reached, now up", Severity.OK)
 
 
 def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:

@@ -68,3 +68,12 @@ def test_every_heading_that_a_decision_names_is_in_the_results() -> None:
 def test_the_documents_stay_short() -> None:
     assert len(PAGE.encode()) <= 14 * 1024
     assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 36
+
+
+def test_what_pip_is_to_install_from_this_clone_is_a_path_that_no_index_can_answer() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "app/help").glob("*.md")]
+    asked = {(page, what) for page in pages for what in re.findall(r"pip install[^`']*'([^`'\[]+)\[", page.read_text())}
+
+    assert {what for _, what in asked} == {".", "PATH"}
+    assert {page.name for page, what in asked if what == "PATH"} == {"README.md"}
+    assert "PATH is this clone, absolute or with `./`" in " ".join(pages[0].read_text().split())

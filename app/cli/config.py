@@ -193,7 +193,7 @@ def _known(source: str, hostfile: Path | None, ssh_config: str) -> tuple[Sequenc
         found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config)) or ()]
     if not found:
         todo = "add a Host to ~/.ssh/config, or name a file: --ssh-config FILE or --hostfile FILE"
-        raise UsageError(f"{where} names no host", todo)
+        raise UsageError(f"{where} names no host", f"{todo}, or export {SSH_CONFIG_VARIABLE}=FILE")
     return found, where
 
 

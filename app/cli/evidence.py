@@ -133,7 +133,7 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
 async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
-        job_id = await job_under_way(session, job_id)
+        job_id = await job_under_way(session, job_id, "evidence")
         with waiting_for(lambda: f"{session.title}: collecting the evidence of job {job_id}"):
             return await _evidence_of(session, job_id)
     finally:

@@ -54,7 +54,7 @@ from app.stacks.stack_text import picture_lines, summary_text
 from app.text import clean, nodes_text
 from app.view.nodes import ended_jobs_text
 from app.view.summary import (
-    ENDED,
+    ended_beside,
     exit_code,
     headline_hint,
     headline_text,
@@ -264,9 +264,8 @@ def _print_status(view: View, *, is_json: bool, attach: str = "") -> None:
             click.echo(f"  {hint}")
         if view.other_jobs_text:
             click.echo(view.other_jobs_text)
-        ended = [row.job_id for row in view.other_jobs() if row.state in ENDED and not row.is_concurrent]
-        if ended and attach and is_over(view):
-            click.echo(f"also {ended_jobs_text(sorted(ended), attach)}")
+        if attach and is_over(view) and (ended := ended_jobs_text(ended_beside(view), attach)):
+            click.echo(f"also {ended}")
         if view.job() is not None:
             click.echo("\n".join(summary_lines(summary_object(view), headline=view.headline().text)))
 

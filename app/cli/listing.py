@@ -33,7 +33,7 @@ from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_
 from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
-from app.view.summary import ENDED, headline_text, is_over
+from app.view.summary import ENDED, headline_text, is_over, no_job_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +49,6 @@ LAST_LINES_S = 0.5
 """Seconds to wait after a job's end for the last lines of its ranks."""
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
-NO_JOB = "no job is known there"
 NO_ROW = "nothing is known of these ranks yet"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -307,7 +306,7 @@ def _list(
         if is_json:
             print_json({"job_id": view.job_id, table.name: json_value(found)})
         elif view.job() is None:
-            click.echo(NO_JOB)
+            click.echo(no_job_text(view, session.attach_command, table.name))
         else:
             click.echo("\n".join(table.lines(found, widths)) or table.nothing(view))
 
@@ -414,9 +413,9 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
     if is_following:
         follow_one_job(session)
     try:
-        job_id = (await first_view(session, replays=False)).job_id
-        if not job_id:
-            print_line(f"rankdeck: {NO_JOB}")
+        view = await first_view(session, replays=False)
+        if not (job_id := view.job_id):
+            print_line(f"rankdeck: {no_job_text(view, session.attach_command, 'logs')}")
             return
         there = await _lines_there(session, wish, job_id)
         marks, merged = AttemptMarks(), in_time_order(wish.among(there, job_id))

@@ -28,9 +28,10 @@ from app.paths import make_room_for_nodes
 from app.recording.evidence import check_directory, default_directory
 from app.session.audit import AuditLog, default_path
 from app.session.options import SessionOptions
-from app.session.remote_job import only_running_job
+from app.session.remote_job import WHERE_NONE_RUNS, ended_jobs, only_running_job
 from app.ssh.config import THIS_MACHINE, parse_destination
 from app.text import clean
+from app.view.nodes import ended_jobs_text
 from app.view.rows import SCHEMA
 
 if TYPE_CHECKING:
@@ -206,15 +207,23 @@ def agrees_to_share(job_id: str, error: HostsBusyError) -> bool:
     return can_ask and click.confirm(f"rankdeck: {error}. Start {job_id} there too?", err=True)
 
 
-async def job_under_way(session: RemoteSession, job_id: str | None) -> str:
+async def job_under_way(session: RemoteSession, job_id: str | None, verb: str = "") -> str:
     """Return the job's id as typed, else that of the only job under way, which is printed; after `connect`.
+
+    Args:
+        session: Reaches the hosts.
+        job_id: What was typed.
+        verb: The command, where it takes jobs that have ended, too: then those are named if none runs.
 
     Raises:
         UsageError: None was typed, and none or several run.
     """
     if job_id:
         return job_id
-    job_id = only_running_job(await session.reports(), "name one: JOB")
+    reports = await session.reports()
+    ended = [(job_id, "") for job_id in ended_jobs(reports)] if verb else []
+    past = ended_jobs_text(ended, session.attach_command, verb)
+    job_id = only_running_job(reports, "name one: JOB", past or WHERE_NONE_RUNS)
     print_line(f"rankdeck: job {job_id}, the only one under way")
     return job_id
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_facts import CONNECTING, DOWN, NODE_STATES, STALE
+from app.diagnosis.rank_facts import CONNECTING, DOWN, LOST, NODE_STATES, STALE
 from app.text import LINE_LIMIT, attempt_text, clean, nodes_text, ranks_text, seconds_text
+from app.view.summary import end_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ CAUSE_GONE_S = 600.0
 REPEAT_AFTER_S = 60.0
 """Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
+_NOT_REACHED = "not reached"
+_JUDGED_WITHOUT = ": verdicts of that time are judged from the other nodes alone"
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
     "succeeded": Severity.OK,
@@ -159,6 +162,8 @@ class EventLog:
         self.seam: Event | None = None
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
+        self._silent_s: dict[Hashable, float] = {}
+        """Seconds for which the nodes of a lost one had not reported when it came."""
         self._completed: set[Hashable] = set()
         """Those of them whose event names what was known only later: the usual line, or who waits."""
         self._caused_s: dict[Hashable, float] = {}
@@ -167,6 +172,8 @@ class EventLog:
         self._node_names: Sequence[str] = ()
         self._node_changes: dict[Event, tuple[str, str, list[str]]] = {}
         """States before and after, and names of the nodes, of the first events about nodes: the past comes soon."""
+        self._not_reached: set[str] = set()
+        """Nodes that have not reported and cannot be reached."""
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
@@ -190,7 +197,7 @@ class EventLog:
         whole, offset_s = EventLog(self._wall_offset), self._wall_offset()
         own = list(self._news_since(past))
         if len(past):
-            missing = f", without {nodes_text(past.unreported)}" if past.unreported else ""
+            missing = f", without {nodes_text(past.unreported)}{_JUDGED_WITHOUT}" if past.unreported else ""
             reach_s = began_s - (began_s if past.begun_s is None else past.begun_s)
             sentence = f"attached; above are the nodes' last {seconds_text(reach_s)}{missing}"
             whole.seam = Event(began_s, EventKind.NOTE, Severity.QUIET, sentence, wall_offset_s=offset_s)
@@ -202,8 +209,9 @@ class EventLog:
         whole.now_s = whole._reached_back_s = self.now_s
         whole.begun_s = self.begun_s if past.begun_s is None else past.begun_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
-        whole._node_names = self._node_names
+        whole._node_names, whole._not_reached = self._node_names, self._not_reached
         whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
+        whole._silent_s = self._silent_s | past._silent_s
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
         whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
         whole._reported_before_s = since_s
@@ -295,12 +303,18 @@ class EventLog:
         self._node_names = names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
+            if _is_not_reached(*both):
+                self._not_reached.add(names[index])
+            elif names[index] in self._not_reached:
+                self._not_reached.remove(names[index])
+                both = (_NOT_REACHED, both[1])
             was_up = both == ("connecting", "up") and self._comes_up is not None and not self._comes_up(names[index])
             if not was_up:
                 changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
             text = _node_text(before, state, names)
-            event = self.add_event(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+            severity = Severity.WARNING if _is_not_reached(before, state) else _NODE_SEVERITY.get(state, Severity.QUIET)
+            event = self.add_event(text, self.now_s, EventKind.NODE, severity)
             if len(self._node_changes) < MAX_CHANGES_KEPT:
                 self._node_changes[event] = (before, state, names)
 
@@ -311,9 +325,10 @@ class EventLog:
         at_s = self.now_s - (_past_s(view) if known is None else 0.0)
         if known is None or known.state != job.state:
             attempt = f", {attempt_text(job.attempt)}" if job.attempt else ""
-            code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
-            self.add_event(f"job {job.job_id}{attempt}: {job.state}{code}", at_s, EventKind.JOB, severity)
+            self.add_event(
+                f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}", at_s, EventKind.JOB, severity
+            )
         cause = job.root_cause
         if cause is not None and (known is None or known.root_cause is None):
             ranks = () if cause.rank is None else (cause.rank,)
@@ -340,12 +355,14 @@ class EventLog:
         }
         for key in over:
             verdict, since_s = self._standing.pop(key)
+            stood_s = self.now_s - since_s + self._silent_s.pop(key, 0.0)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
             if verdict.cause in NO_LONGER and not is_on and not (is_seen and is_hidden) and self._may_recover(verdict):
-                text = _over_text(verdict, self.now_s - since_s, is_seen=is_seen)
-                self.add_event(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
+                text = _over_text(verdict, stood_s, is_seen=is_seen)
+                severity = Severity.OK if is_seen else Severity.QUIET
+                self.add_event(text, self.now_s, EventKind.OVER, severity, verdict.culprits)
         if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
             self._reported_before_s.clear()
         for key, verdict in current.items():
@@ -353,6 +370,8 @@ class EventLog:
                 self._standing[key] = (verdict, before_s)
             elif key not in self._standing:
                 self._standing[key] = (verdict, at_s)
+                if verdict.cause is Cause.NODE_LOST:
+                    self._silent_s[key] = _silent_s(verdict, view)
                 self.add_event(verdict.text, at_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
             # A slow rank is named before its usual line is known, a frozen one before others wait for it.
             is_placed = verdict.cause is Cause.STRAGGLER and any(map(view.usual_place, verdict.culprits[:1]))
@@ -407,13 +426,20 @@ def _past_s(view: View) -> float:
     return state_s if (state_s := view.job_state_s) > NEWS_S else 0.0
 
 
+def _is_not_reached(before: str, state: str) -> bool:
+    """Return whether a node has not reported since this log began: when it was lost, if it was, is not known."""
+    return (before, state) == (NODE_STATES[CONNECTING], NODE_STATES[LOST])
+
+
 def _node_text(before: str, state: str, names: Sequence[str]) -> str:
-    """Return `nodes h1, h2: up, now stale`, or `node h1: agent stopped`."""
+    """Return `nodes h1, h2: up, now stale`, `node h1: agent stopped`, or `node h1: not reached`."""
     more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
     who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
     if state == NODE_STATES[DOWN]:
         return f"{who}: agent stopped"
-    return f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
+    if _is_not_reached(before, state):
+        return f"{who}: {_NOT_REACHED}"
+    return f"{who}: {state}" if before == NODE_STATES[CONNECTING] else f"{who}: {before}, now {state}"
 
 
 def _is_same(event: Event, other: Event) -> bool:
@@ -425,6 +451,12 @@ def _is_same(event: Event, other: Event) -> bool:
 
 def _key(verdict: VerdictRow) -> Hashable:
     return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
+
+
+def _silent_s(verdict: VerdictRow, view: View) -> float:
+    """Return for how long a verdict's nodes had not reported when it came; 0 where that is not known."""
+    names = set(verdict.node.split(", "))
+    return max((row.age_s or 0.0 for row in view.nodes() if row.node in names), default=0.0)
 
 
 def _is_hung(job_id: str, verdicts: Sequence[VerdictRow]) -> bool:

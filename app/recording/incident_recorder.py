@@ -251,7 +251,8 @@ class Incidents:
                 self._kept_at_s[key] = self._begun_at_s[key[:2]] = now_s
                 self._latest_s.append(now_s)
                 self.is_limited = False
-                who = f"{ranks_text(verdict.culprits)}, " * bool(verdict.culprits) + f"job {clean_name(verdict.job)}"
+                ranks = f" ({ranks_text(verdict.culprits)})" if verdict.culprits else ""
+                who = f"job {clean_name(verdict.job)}{ranks}"
                 found.append(Incident(*key, sentence(verdict), who, _stood_s(verdict)))
         return found
 

@@ -130,8 +130,27 @@ def _nodes_of(job_id: str, reports: Mapping[str, NodeReport]) -> list[str]:
     return [node for node, report in reports.items() if job_id in running_jobs({node: report})]
 
 
-def only_running_job(reports: Mapping[str, NodeReport], how_to_name: str = "choose one by --job") -> str:
+WHERE_NONE_RUNS = "rankdeck run starts one; rankdeck status shows what has ended"
+
+
+def ended_jobs(reports: Mapping[str, NodeReport]) -> list[str]:
+    """Return the ids of the jobs that run on none of some nodes any more, each once."""
+    running = running_jobs(reports)
+    known = dict.fromkeys(clean_name(job.job_id) for report in reports.values() for job in report.jobs)
+    return [job_id for job_id in known if job_id not in running]
+
+
+def only_running_job(
+    reports: Mapping[str, NodeReport],
+    how_to_name: str = "choose one by --job",
+    where_none_runs: str = WHERE_NONE_RUNS,
+) -> str:
     """Return the id of the job that runs on some nodes.
+
+    Args:
+        reports: Report of each node.
+        how_to_name: Hint where several run.
+        where_none_runs: Hint where none does.
 
     Raises:
         UsageError: None does, or several do.
@@ -142,7 +161,7 @@ def only_running_job(reports: Mapping[str, NodeReport], how_to_name: str = "choo
     if len(running) == 1:
         return running[0]
     if not running:
-        raise UsageError(f"no job runs on {where}", "rankdeck run starts one; rankdeck status shows what has ended")
+        raise UsageError(f"no job runs on {where}", where_none_runs)
     raise UsageError(f"several jobs run on {where}: {', '.join(running)}", how_to_name)
 
 

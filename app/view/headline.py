@@ -160,7 +160,7 @@ def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
 def idle_headline(cluster: Cluster, attach: str) -> Headline:
     """Return the headline of nodes without a job to show, which names those that have ended; `attach` as of a view."""
     up = f"{len(cluster.nodes)} node{'' if len(cluster.nodes) == 1 else 's'} up"
-    ended = sorted(clean_name(job.job_id) for job in cluster.jobs.values() if job.is_ended())
+    ended = [(clean_name(job.job_id), job.state()) for job in cluster.jobs.values() if job.is_ended()]
     is_idle = not any(job.is_under_way() for job in cluster.jobs.values())
     jobs = f"{up}; no job runs; {ended_jobs_text(ended, attach)}" if ended and is_idle else f"{up}, no job yet"
     return _line(Severity.QUIET, "; ".join(filter(None, (jobs, new_nodes_text(cluster.new_nodes)))))

@@ -19,7 +19,7 @@ from app.text import LINE_LIMIT, clean, clean_name, finite, nodes_text, ranges_t
 from app.view.rows import NodeRow, OtherJobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from enum import StrEnum
 
     import numpy as np
@@ -156,6 +156,7 @@ def _have_come(new_nodes: NewNodes) -> str:
 MAX_JOBS_NAMED = 3
 MAX_ENDED_NAMED = 8
 _BAD_ENDS = frozenset({"failed", "lost"})
+_NAMED_ENDS = _BAD_ENDS | {"stopped"}
 
 
 def job_severity(state: str, verdicts: Sequence[Verdict]) -> Severity:
@@ -217,12 +218,22 @@ def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> s
     return clean(f"{also}: {'; '.join(parts)}", LINE_LIMIT)
 
 
-def ended_jobs_text(ended: Sequence[str], attach: str) -> str:
-    """Return `ended: boom, early, gpt (rankdeck status JOB)`, given the ids, clean; empty without any."""
-    more = f" and {len(ended) - MAX_ENDED_NAMED} more" if len(ended) > MAX_ENDED_NAMED else ""
-    command = attach.replace("attach JOB", "status JOB", 1)
-    how = f" ({command})" if command else ""
-    return f"ended: {', '.join(ended[:MAX_ENDED_NAMED])}{more}{how}" if ended else ""
+def ended_jobs_text(ended: Iterable[tuple[str, str]], attach: str, verb: str = "status") -> str:
+    """Return `ended: boom (failed), gpt; rankdeck status JOB`; empty without any.
+
+    Args:
+        ended: Id, clean, and state of each; the state is shown where the job has not ended well.
+        attach: As of a view.
+        verb: What shows one of them.
+    """
+    jobs = sorted(ended)
+    if not jobs:
+        return ""
+    named = [f"{job_id} ({state})" if state in _NAMED_ENDS else job_id for job_id, state in jobs]
+    more = f" and {len(named) - MAX_ENDED_NAMED} more" if len(named) > MAX_ENDED_NAMED else ""
+    which = jobs[0][0] if len(jobs) == 1 else "JOB"
+    command = attach.replace("attach JOB", f"{verb} {which}", 1)
+    return "; ".join(filter(None, (f"ended: {', '.join(named[:MAX_ENDED_NAMED])}{more}", command)))
 
 
 def is_about_other_jobs(text: str, shown: str) -> bool:

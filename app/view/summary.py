@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from app.diagnosis.causes import RankState, Severity
 from app.errors import ExitCode
 from app.text import bytes_text, json_value
+from app.view.nodes import ended_jobs_text
 from app.view.rows import SCHEMA, SEVERITY_TEXTS
 
 if TYPE_CHECKING:
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 
 _WITHOUT_ERROR = re.compile("[:;] ")
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
+
+
+def ended_beside(view: View) -> list[tuple[str, str]]:
+    """Return the id and the state of each job that has ended, without the one shown."""
+    return [(row.job_id, row.state) for row in view.other_jobs() if row.state in ENDED and not row.is_concurrent]
+
+
+def no_job_text(view: View, attach: str, verb: str) -> str:
+    """Return what stands in place of the rows of a job where none is shown: `no job runs; ended: gpt; rankdeck ...`."""
+    ended = ended_jobs_text(ended_beside(view), attach, verb)
+    return f"no job runs; {ended}" if ended else "no job is known there"
 
 
 def headline_text(view: View) -> str:
@@ -50,9 +62,7 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
     job = summary["job"]
     if job is None:
         return ["the job did not start"]
-    # A launcher that was told to end has a code that means nothing.
-    has_code = job["exit_code"] is not None and job["state"] != "stopped"
-    lines = [f"job {job['job_id']}: {job['state']}" + (f", exit code {job['exit_code']}" if has_code else "")]
+    lines = [f"job {job['job_id']}: {end_text(job['state'], job['exit_code'])}"]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
     is_in_verdicts = job["root_cause"] is not None and job["root_cause"]["text"] in {
@@ -74,6 +84,12 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines
+
+
+def end_text(state: str, code: int | None) -> str:
+    """Return `failed, exit code 1`; of a job that runs or was stopped a code means nothing: the state alone."""
+    has_code = code is not None and state in ENDED - {"stopped"}
+    return f"{state}, exit code {code}" if has_code else state
 
 
 def _how(row: dict[str, Any]) -> str:

@@ -58,5 +58,7 @@ def test_what_the_host_that_answers_knows_is_printed_and_its_lost_peer_is_not_st
     code, stdout, _ = desk.run("ranks", *named(*HOSTS), "--json")
     assert (code, [rank["state"] for rank in json.loads(stdout)["ranks"]]) == (10, ["waiting", "lost"])
     assert desk.run("logs", *named(*HOSTS), "--grep", "begins", "-n", "3")[:2] == (0, "h1:r0  rank 0 begins\n")
-    code, stdout, _ = desk.run("events", *named(*HOSTS))
+    code, stdout, stderr = desk.run("events", *named(*HOSTS))
     assert (code, "job gpt: running" in stdout) == (0, True), stdout
+    assert ("node h2: not reached" in stdout, "node h2: lost" in stdout) == (True, False), stdout
+    assert "without h2: verdicts of that time are judged from the other nodes alone" in stderr

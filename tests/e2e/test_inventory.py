@@ -97,7 +97,7 @@ def test_without_any_host_the_line_names_what_can_be_given(shell: Shell) -> None
 
     assert code == 2
     assert "~/.ssh/config names no host" in stderr
-    assert "--ssh-config FILE or --hostfile FILE" in stderr
+    assert "--ssh-config FILE or --hostfile FILE, or export RANKDECK_SSH_CONFIG=FILE" in stderr
 
 
 def test_hosts_come_from_a_hostfile_and_settings_stay(shell: Shell) -> None:

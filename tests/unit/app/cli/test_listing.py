@@ -9,23 +9,29 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from agent.wire.jobs import JobState
 from agent.wire.logs import LogLine
 from app.cli import chosen_hosts, hosts, listing
 from app.cli.listing import _LineWish, logs
 from app.cli.main import rankdeck
 from app.diagnosis.causes import Severity
+from app.diagnosis.diagnoser import Diagnoser
 from app.errors import UsageError
 from app.fleet.fleet import Fleet
+from app.model.cluster import Cluster
 from app.recording.events import EventKind
 from app.session.log_pulls import Begun
 from app.view.summary import is_over
+from app.view.view import View
 from tests.support.consoles import SimSource
+from tests.support.node_reports import job_status, node_report
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobStatus
     from app.session.log_pulls import DatedLine
     from app.session.remote_session import RemoteSession
-    from app.view.view import View
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,7 @@ class Looked(SimSource):
     """A session on some hosts."""
 
     title = "rankdeck on h1"
+    attach_command = "rankdeck attach JOB"
 
 
 class Printed(Looked):
@@ -216,6 +222,32 @@ def test_ranks_of_which_the_job_has_one_and_its_launcher_are_right(
     looked_at(Printed())
 
     assert CliRunner().invoke(rankdeck, argv, standalone_mode=False).exception is None
+
+
+def idle_view(*jobs: JobStatus) -> View:
+    """Return a view of a node whose agent has begun after its jobs had ended."""
+    cluster = Cluster(["h1"])
+    cluster.apply("h1", node_report(1, list(jobs), []), 1_000.0)
+    return View(cluster, Diagnoser().observe(cluster, 1_000.0), 1_000.0)
+
+
+@pytest.mark.parametrize("verb", ["barriers", "memory", "ranks", "stragglers", "logs"])
+def test_where_no_job_runs_those_that_have_ended_are_named(verb: str, looked_at: Callable[[SimSource], None]) -> None:
+    past: dict[str, Any] = {"num_nodes": 1, "is_past": True, "age_s": 900.0, "state_s": 600.0}
+    gpt = job_status(job_id="gpt", state=JobState.STOPPED, **past)
+    chaos = job_status(job_id="chaos", state=JobState.FAILED, exit_code=1, **past)
+    found = []
+    for jobs in ([gpt, chaos], [gpt], []):
+        looked_at(Looked(partial(idle_view, *jobs)))
+        result = CliRunner().invoke(rankdeck, [verb], standalone_mode=False, catch_exceptions=False)
+        assert result.exit_code == 0
+        found.append(result.output.removeprefix("rankdeck: "))
+
+    assert found == [
+        f"no job runs; ended: chaos (failed), gpt (stopped); rankdeck {verb} JOB\n",
+        f"no job runs; ended: gpt (stopped); rankdeck {verb} gpt\n",
+        "no job is known there\n",
+    ]
 
 
 @pytest.mark.parametrize("verb", ["barriers", "memory", "ranks", "stragglers"])

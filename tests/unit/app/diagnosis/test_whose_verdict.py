@@ -177,17 +177,20 @@ def test_where_none_is_under_way_the_one_that_ended_last_is_shown_and_two_ends_a
 
 
 def test_nodes_on_which_no_job_runs_name_those_that_have_ended() -> None:
-    past = [failed(name, 900.0, is_past=True) for name in ("gpt", "boom")]
+    stopped = job("gpt", 900.0, state=JobState.STOPPED, exit_code=-15, is_past=True)
+    well_ended = job("good", 900.0, state=JobState.SUCCEEDED, exit_code=0, is_past=True)
+    past = [well_ended, stopped, failed("boom", 900.0, is_past=True)]
 
     view = Watched().look(past, [])
-    assert (shown(view), view.headline().text) == (
-        "",
-        "1 node up; no job runs; ended: boom, gpt (rankdeck status JOB)",
-    )
+    ended = "ended: boom (failed), good, gpt (stopped); rankdeck status JOB"
+    assert (shown(view), view.headline().text) == ("", f"1 node up; no job runs; {ended}")
+    one = Watched().look([failed("boom", 900.0, is_past=True)], [])
+    assert one.headline().text.endswith("ended: boom (failed); rankdeck status boom")
     asked = Watched("nosuch").look([*past, job("other")], [])
     assert asked.headline().text == "1 node up, no job yet", "one runs"
-    many = Watched().look([failed(f"j{number}", 900.0, is_past=True) for number in range(11)], [])
-    assert many.headline().text.endswith("ended: j0, j1, j10, j2, j3, j4, j5, j6 and 3 more (rankdeck status JOB)")
+    names = [f"j{number}" for number in range(11)]
+    many = Watched().look([job(name, 900.0, state=JobState.SUCCEEDED, is_past=True) for name in names], [])
+    assert many.headline().text.endswith("ended: j0, j1, j10, j2, j3, j4, j5, j6 and 3 more; rankdeck status JOB")
 
 
 def test_the_status_of_a_job_that_has_ended_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +199,7 @@ def test_the_status_of_a_job_that_has_ended_names_the_others(capsys: pytest.Capt
         return [line for line in capsys.readouterr().out.splitlines() if "ended: " in line]
 
     others = [failed("gpt", 500.0, 100.0), failed("boom", 900.0, 800.0)]
-    line = "also ended: boom, gpt (rankdeck status JOB --host h1)"
+    line = "also ended: boom (failed), gpt (failed); rankdeck status JOB --host h1"
 
     assert printed(Watched().look([*others, failed("late", 50.0, 5.0)], [])) == [line]
     assert printed(Watched("late").look([*others, failed("late", 50.0, 5.0)], []), attach="") == []

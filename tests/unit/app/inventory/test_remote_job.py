@@ -21,6 +21,7 @@ from app.session.remote_job import (
     RunRequest,
     check_metrics,
     check_room,
+    ended_jobs,
     job_specs,
     node_of_rank,
     only_running_job,
@@ -162,6 +163,10 @@ def test_the_only_job_that_runs_need_not_be_named() -> None:
     assert only_running_job(reports(ended, running, prepared)) == "b"
     with pytest.raises(UsageError, match="no job runs on h1 and h2"):
         only_running_job(reports(ended, prepared))
+    assert ended_jobs(reports(ended, running, prepared)) == ["a"]
+    with pytest.raises(UsageError, match="no job runs on h1 and h2") as caught:
+        only_running_job(reports(ended), where_none_runs="ended: a; rankdeck evidence a")
+    assert caught.value.hint == "ended: a; rankdeck evidence a"
     with pytest.raises(UsageError, match="several jobs run on h1 and h2: b, c"):
         only_running_job(reports(running, job_status("c", JobState.STOPPING)))
 

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.wire.digest import frame_of
+from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
+from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import MAX_EVENTS, NEWS_S, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
+from app.view.summary import summary_lines, summary_object
 from app.view.view import View
 from ddpcore.wire import Anomaly
 from tests.support.node_reports import dead_worker, job_status, node_report, rank_report, worker_report
@@ -107,8 +111,9 @@ def test_who_is_no_longer_seen_has_not_recovered(witness: Witness) -> None:
     witness.sim.lose_node(1)
     witness.run(12)
 
-    (over,) = witness.told(EventKind.OVER)
-    assert over.startswith("rank 2: no longer seen, after ")
+    (over,) = (event for event in witness.events if event.kind is EventKind.OVER)
+    assert over.text.startswith("rank 2: no longer seen, after ")
+    assert over.severity is Severity.QUIET, "nobody knows that it is well"
 
 
 @pytest.mark.parametrize("end", ["a hang", "the end of the program"])
@@ -226,6 +231,37 @@ def test_a_lost_node_is_told_with_its_way_there(witness: Witness) -> None:
     assert witness.told(EventKind.NODE)[2:] == ["node demo-1: up, now stale", "node demo-1: stale, now lost"]
 
 
+def test_a_node_is_back_after_the_time_since_its_last_report(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.lose_node(1)
+    lost_s = witness.sim.now_s
+    witness.run(10)
+    witness.sim.return_node(1)
+    while not witness.told(EventKind.OVER):
+        witness.run(0.2)
+
+    (over,) = witness.told(EventKind.OVER)
+    found = re.fullmatch(r"ranks 2-3: the node is back, after (\d+) s", over)
+    assert found is not None, over
+    assert float(found[1]) == pytest.approx(witness.sim.now_s - lost_s, abs=1.0)
+
+
+def test_a_node_that_has_never_reported_is_not_reached_and_not_lost_just_now() -> None:
+    log, cluster = EventLog(), Cluster(["h1", "h2"])
+    cluster.apply("h2", node_report(1, [], []), 1_000.0)
+    cluster.put_unreachable("h1", UnreachableReason("no agent runs there", UnreachableKind.AGENT))
+    log.observe(View(cluster, Diagnoser().observe(cluster, 1_000.0), 1_000.0))
+
+    told = [(event.text, event.severity) for event in log.latest_first() if event.kind is EventKind.NODE]
+    assert sorted(told) == [("node h1: not reached", Severity.WARNING), ("node h2: up", Severity.OK)]
+    cluster.put_unreachable("h1", None)
+    cluster.apply_all([(node, frame_of(node_report(2, [], [])), 1_000.2) for node in ("h1", "h2")])
+    log.observe(View(cluster, Diagnoser().observe(cluster, 1_000.2), 1_000.2))
+
+    last = next(log.latest_first())
+    assert (last.text, last.severity) == ("node h1: not reached, now up", Severity.OK)
+
+
 def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
     log = EventLog()
     for number in range(MAX_EVENTS + 3):
@@ -235,6 +271,27 @@ def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
     assert "\x1b" not in log[0].text
     assert log[0].text.startswith("fault 3")
     assert log[len(log) - 1].at_s == MAX_EVENTS + 2
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (JobState.RUNNING, "job job, restart 2: starting"),
+        (JobState.RESTARTING, "job job, restart 2: restarting"),
+        (JobState.STOPPING, "job job, restart 2: stopping"),
+        (JobState.STOPPED, "job job, restart 2: stopped"),
+        (JobState.FAILED, "job job, restart 2: failed, exit code 1"),
+    ],
+)
+def test_an_exit_code_is_of_an_end_that_was_not_asked_for(state: JobState, text: str) -> None:
+    log, cluster = EventLog(), Cluster(["n0"])
+    job = job_status(num_nodes=1, world_size=2, attempt=2, state=state, exit_code=1)
+    cluster.apply("n0", node_report(1, [job], []), 1_000.0)
+    view = View(cluster, Diagnoser().observe(cluster, 1_000.0), 1_000.0)
+    log.observe(view)
+
+    assert [event.text for event in log.latest_first() if event.kind is EventKind.JOB] == [text]
+    assert summary_lines(summary_object(view))[0] == text.replace(", restart 2", "")
 
 
 @pytest.mark.parametrize(("state_s", "told_s"), [(3600.0, 3600.0), (NEWS_S / 2, 0.0)])

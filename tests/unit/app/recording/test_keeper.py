@@ -95,7 +95,7 @@ async def test_stacks_are_taken_at_once_and_the_file_is_written_later(
 
     assert time.monotonic() - began_s >= 0.2
     (path,) = kept_in(tmp_path)
-    assert notices == [f"evidence of rank 2, job demo is kept; look at it again: rankdeck replay {path}"]
+    assert notices == [f"evidence of job demo (rank 2) is kept; look at it again: rankdeck replay {path}"]
     assert session.asked == ["stacks of demo", "past of demo", "evidence of demo"]
     await reconnector.close()
     assert len(kept_in(tmp_path)) == 1
@@ -115,7 +115,7 @@ async def test_one_hang_has_one_file_however_many_consoles_come(
         second.observe([verdict(for_s=60.0)], LIVE, now_s)
     notices = await until_async(second.drain_notices, WAIT_S, "it is found")
 
-    assert notices == [f"evidence of rank 2, job demo was kept before; look again: rankdeck replay {path}"]
+    assert notices == [f"evidence of job demo (rank 2) was kept before; look again: rankdeck replay {path}"]
     assert (kept_in(tmp_path), session.asked) == ([path], [])
 
     later = IncidentRecorder(session, tmp_path)
@@ -155,7 +155,7 @@ async def test_two_consoles_that_are_about_to_write_at_the_same_time_keep_one_fi
     notices = [await until_async(one.drain_notices, WAIT_S, "it is kept") for one in consoles]
 
     (path,) = kept_in(tmp_path)
-    assert notices == [[f"evidence of rank 2, job demo is kept; look at it again: rankdeck replay {path}"]] * 2
+    assert notices == [[f"evidence of job demo (rank 2) is kept; look at it again: rankdeck replay {path}"]] * 2
 
 
 async def test_a_file_from_before_the_clock_was_set_back_is_not_of_a_later_hang(
@@ -286,7 +286,7 @@ async def test_what_takes_too_long_at_the_end_is_said(
 
     await asyncio.wait_for(reconnector.close(), WAIT_S)
 
-    assert reconnector.drain_notices() == ["no evidence of rank 2, job demo is kept: it took too long to collect"]
+    assert reconnector.drain_notices() == ["no evidence of job demo (rank 2) is kept: it took too long to collect"]
 
 
 async def test_of_a_job_that_ended_before_anybody_looked_nothing_is_kept(session: Session, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_why_none_is_kept_is_said(session: Session, tmp_path: Path, failur
 
     await reconnector.close()
 
-    assert reconnector.drain_notices() == [f"no evidence of rank 2, job demo is kept: {words}"]
+    assert reconnector.drain_notices() == [f"no evidence of job demo (rank 2) is kept: {words}"]
 
 
 async def test_who_leaves_an_ended_job_is_told_of_the_evidence_that_is_waited_for(

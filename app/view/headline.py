@@ -356,8 +356,10 @@ def _line(severity: Severity, text: str) -> Headline:
 MAX_TRACEBACK_LINES = 1000
 
 
-def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[Verdict]) -> RootCauseRow | None:
-    """Return why a job failed; None while no rank has failed."""
+def root_cause_row(
+    job: JobModel, node_names: Sequence[str], verdicts: Sequence[Verdict], nodes: AllNodes
+) -> RootCauseRow | None:
+    """Return why a job failed; None while no rank has failed, or a victim alone has where not all nodes report."""
     roots = [verdict for verdict in verdicts if verdict.aftermath is not None]
     if roots:
         return _row_of_hang(roots[0])
@@ -372,7 +374,7 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     parts = [one for one in parts if one[0] < job.stop_began_s or not one[2].is_consequence]
     own = [one for one in parts if not one[2].is_consequence]
     # When something else is to blame, such as a rank that left early, its victims are not the cause.
-    candidates = own or (parts if not verdicts else [])
+    candidates = own or ([] if verdicts or _has_unseen(job, nodes) else parts)
     if not candidates:
         return None
     culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}
@@ -382,14 +384,21 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     return _row(cause, clean_name(node_names[node]))
 
 
-def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict]) -> str:
+def _has_unseen(job: JobModel, nodes: AllNodes) -> bool:
+    """Return whether a rank may have ended first on a node that does not report."""
+    return bool((nodes.is_late & job.may_be_on(len(nodes))).any())
+
+
+def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict], nodes: AllNodes) -> str:
     """Return what a job waits for, or why it failed: its root cause, of which the first node's failure may follow."""
     detail = job.together.detail
     if not detail or job.state() != "failed":
         return detail
     if root_cause is not None:
         return detail if root_cause.rank is None else root_cause.text
-    return sentence(verdicts[0]) if verdicts and verdicts[0].severity is Severity.CRITICAL else detail
+    if verdicts and verdicts[0].severity is Severity.CRITICAL:
+        return sentence(verdicts[0])
+    return "" if _has_unseen(job, nodes) else detail
 
 
 def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:

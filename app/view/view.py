@@ -170,7 +170,7 @@ class View:
         loss, loss_step = job.mean_loss()
         step, steps_per_s = job.lowest_shown_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = job_severity(state, self._verdicts)
-        root_cause = root_cause_row(job, self._cluster.node_names, self._verdicts)
+        root_cause = root_cause_row(job, self._cluster.node_names, self._verdicts, self._diagnosis.nodes)
         return JobRow(
             job_id=clean_name(job.job_id),
             attempt=job.attempt,
@@ -193,7 +193,7 @@ class View:
             allow_faults=job.together.allows_faults,
             is_adopted=job.together.is_adopted,
             exit_code=job.together.exit_code,
-            detail=clean(job_detail(job, root_cause, self._verdicts), LINE_LIMIT),
+            detail=clean(job_detail(job, root_cause, self._verdicts, self._diagnosis.nodes), LINE_LIMIT),
             notes=list(self.notes().values()),
             root_cause=root_cause,
         )

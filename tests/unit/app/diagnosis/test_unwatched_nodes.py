@@ -125,13 +125,17 @@ def test_a_rank_that_was_killed_while_nobody_watched_its_node_is_the_cause_once_
         sim.stop_agent(1)
     else:
         sim.nodes[1].is_unheard = True
-    sim.run(LOST_S + 2)
+    sim.run(LOST_S - 3)
     sim.kill(3)
+    sim.run_until(lambda: sim.nodes[0].state is JobState.FAILED, within_s=LOST_S)
+    sim.run(0.5)
+    job = sim.view().job()
+    assert job is not None
+    assert (job.state, job.root_cause, job.detail, sim.verdicts()) == ("failed", None, "", [])
     sim.run(20)
     (verdict,) = sim.verdicts()
     assert (verdict.cause, verdict.severity, verdict.culprits) == (Cause.NODE_LOST, Severity.CRITICAL, [2, 3])
     assert re.search(r"ranks? [01](-1)? lost a connection", verdict.text)
-    assert sim.view().job().root_cause is None  # type: ignore[union-attr]
 
     sim.restart_agent(1)
     sim.run(30)

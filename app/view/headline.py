@@ -19,6 +19,7 @@ from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
 from app.diagnosis.waits import LATE_S
+from app.model.farewells import names_lost_peer
 from app.model.job_model import PHASE_CODE, Process
 from app.model.unreachable_reason import UnreachableKind
 from app.text import (
@@ -391,8 +392,10 @@ def _has_unseen(job: JobModel, nodes: AllNodes) -> bool:
 
 def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict], nodes: AllNodes) -> str:
     """Return what a job waits for, or why it failed: its root cause, of which the first node's failure may follow."""
-    detail = job.together.detail
-    if not detail or job.state() != "failed":
+    detail, state = job.together.detail, job.state()
+    if state == "stopped" and names_lost_peer(detail):
+        return ""  # of ranks that the stop did not reach, and that lost those that it did
+    if not detail or state != "failed":
         return detail
     if root_cause is not None:
         return detail if root_cause.rank is None else root_cause.text

@@ -93,6 +93,21 @@ async def test_barriers_shows_who_waits_where_for_whom_and_how_long() -> None:
         assert "SHARE OF THE LAST SECONDS SPENT WAITING" in text
 
 
+async def test_a_rank_in_another_call_is_named_in_the_wait_and_selected() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.mismatch(1, Call("broadcast", 18, "main", sizes=((3,),)))
+    sim.run(5)
+    for size, where in (((80, 24), ""), ((120, 35), " at bytegpt.py:18 in main")):
+        async with desk(SimSource(sim.view), size) as console:
+            assert f"all_reduce #21: ranks 0, 2-3; rank 1 calls broadcast{where}" in console.text()
+            assert "nobody is missing" not in console.text()
+            await console.press("3")
+            assert re.search(r"waiting +ranks 0, 2-3 +at bytegpt\.py:142", console.text())
+            assert re.search(r"differs +rank 1 +calls broadcast at bytegpt\.py:18 in main", console.text())
+            assert console.console.shown.selected_rank == 1
+
+
 async def test_a_named_barrier_is_shown_with_its_label() -> None:
     sim = SimCluster()
     sim.run_to_step(30)

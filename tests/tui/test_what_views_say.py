@@ -7,6 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 
 from app.diagnosis.diagnoser import Diagnoser
@@ -15,6 +16,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.theme import Look
 from app.tui.widgets.chart_panel import no_loss_text
 from app.tui.widgets.columns import Table, rank_columns
+from app.tui.widgets.drawing import fact_lines
 from app.view.ranks import rank_text
 from app.view.rows import Figure
 from app.view.view import View
@@ -106,6 +108,33 @@ async def test_a_rank_in_another_call_is_named_in_the_wait_and_selected() -> Non
             assert re.search(r"waiting +ranks 0, 2-3 +at bytegpt\.py:142", console.text())
             assert re.search(r"differs +rank 1 +calls broadcast at bytegpt\.py:18 in main", console.text())
             assert console.console.shown.selected_rank == 1
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_a_long_fact_of_a_rank_takes_more_lines(size: tuple[int, int]) -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run(4)
+    async with desk(SimSource(sim.view), size) as console:
+        await console.show("ranks")
+        words = " ".join(re.sub(r"step .*|wait share .*", "", line) for line in console.lines())
+        assert "exited: killed by SIGKILL; last seen 0.2 s before its end" in " ".join(words.split())
+
+
+def test_a_long_fact_without_room_is_cut_with_an_ellipsis() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run(4)
+    (row,) = sim.view().ranks([2])
+    error = msgspec.structs.replace(row, detail="ValueError: corrupt shard /data/shards/00012.bin of rank 2, see there")
+
+    first, *_ = fact_lines(Look(), error, 120)
+    assert "".join(segment.text for segment in first.segments)[:60].rstrip().endswith("\N{HORIZONTAL ELLIPSIS}")
+    lines = fact_lines(Look(), error, 120, room=9)
+    left = ["".join(segment.text for segment in line.segments)[:60].strip() for line in lines]
+    assert " ".join(left[:2]) == f"state      {row.state}: {error.detail}"
 
 
 async def test_a_named_barrier_is_shown_with_its_label() -> None:

@@ -8,6 +8,7 @@ the rank. `RankGrid` draws a cell per rank, so that the states of thousands of r
 from __future__ import annotations
 
 import re
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -300,31 +301,51 @@ def _side(ui: UiState, word: str, ranks: list[int], width: int) -> Line:
 
 
 FACT_WIDTH = 11
+MAX_FACT_LINES = 3
 WIDE_FROM = 110
 """Cells from which facts are in two columns."""
 
 
-def fact_lines(look: Look, row: RankRow, width: int, usual_place: str = "") -> list[Line]:
+def fact_lines(look: Look, row: RankRow, width: int, usual_place: str = "", room: int = 0) -> list[Line]:
     """Return the facts of a rank, the most important first, in one column or two.
 
-    `usual_place` is the line at which a verdict sees the rank most often; it differs from the line of this moment.
+    A long fact takes more lines where there is `room` for them; else it is cut with an ellipsis.
+
+    Args:
+        look: Look of the terminal.
+        row: The rank.
+        width: Cells of a line.
+        usual_place: Line at which a verdict sees the rank most often; it differs from the line of this moment.
+        room: Lines that the facts may take without taking them from others.
     """
-    facts = [
-        Line(look).put(" ").cell(name, FACT_WIDTH, look.palette.muted).put(value)
-        for name, value in _facts(row, usual_place)
-        if value
-    ]
-    if width < WIDE_FROM:
-        return facts
-    half = -(-len(facts) // 2)
-    lines = []
-    for index in range(half):
-        line = Line(look).add(facts[index])
-        if half + index < len(facts):
-            line.fit(width // 2)
-            line.add(facts[half + index])
-        lines.append(line)
+    facts = [(name, value) for name, value in _facts(row, usual_place) if value]
+    num_columns = 1 if width < WIDE_FROM else 2
+    column_width, size = width // num_columns, -(-len(facts) // num_columns)
+    lines: list[Line] = []
+    for max_lines in range(MAX_FACT_LINES, 0, -1):
+        drawn = [_fact(look, name, value, column_width - 1, max_lines) for name, value in facts]
+        columns = [list(chain(*drawn[first : first + size])) for first in range(0, len(drawn), size)]
+        lines = [_side_by_side(look, parts, column_width) for parts in zip_longest(*columns)]
+        if len(lines) <= room:
+            break
     return lines
+
+
+def _side_by_side(look: Look, parts: Iterable[Line | None], width: int) -> Line:
+    line = Line(look)
+    for place, part in enumerate(parts):
+        if part is not None:
+            line.pad(place * width).add(part)
+    return line
+
+
+def _fact(look: Look, name: str, value: str, width: int, max_lines: int) -> list[Line]:
+    value, room = look.shown(value), width - FACT_WIDTH - 1
+    texts = [value] if cell_len(value) <= room else wrapped(value, room, max_lines, look.glyphs.ellipsis)
+    return [
+        Line(look).put(" ").cell("" if place else name, FACT_WIDTH, look.palette.muted).put(text)
+        for place, text in enumerate(texts)
+    ]
 
 
 def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:

@@ -25,10 +25,13 @@ from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
+from tests.support.sim_node import SimNode
 from tests.support.sim_program import Action, Call, EndStep, Training, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.wire.jobs import JobStatus
 
 VERDICT = re.compile(
     r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
@@ -108,6 +111,31 @@ async def test_a_rank_in_another_call_is_named_in_the_wait_and_selected() -> Non
             assert re.search(r"waiting +ranks 0, 2-3 +at bytegpt\.py:142", console.text())
             assert re.search(r"differs +rank 1 +calls broadcast at bytegpt\.py:18 in main", console.text())
             assert console.console.shown.selected_rank == 1
+
+
+KILLED = "rank 2 was killed by SIGKILL"
+WAITS = "waiting for the launcher to end the others"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_line_of_a_job_has_only_what_the_verdict_has_not(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = SimNode.status
+
+    def detailed(node: SimNode, now_s: float) -> JobStatus:
+        return msgspec.structs.replace(status(node, now_s), detail=f"{KILLED}; {WAITS}")
+
+    monkeypatch.setattr(SimNode, "status", detailed)
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run_until(lambda: bool(sim.verdicts()), 5, "the verdict")
+    async with desk(SimSource(sim.view), size) as console:
+        (line,) = [line for line in console.lines() if line.startswith(" demo ")]
+        assert "running" in line
+        assert line.rstrip().endswith(WAITS)
+        assert KILLED not in line
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 35)])

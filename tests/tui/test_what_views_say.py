@@ -139,6 +139,23 @@ async def test_the_line_of_a_job_has_only_what_the_verdict_has_not(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_line_of_a_job_has_room_for_what_the_verdict_is_not_about(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, detail = SimNode.status, "rank 3 on gpu-2 was killed by SIGKILL"
+    monkeypatch.setattr(
+        SimNode, "status", lambda node, now_s: msgspec.structs.replace(status(node, now_s), detail=detail)
+    )
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.freeze(2)
+    sim.run(5)
+    async with desk(SimSource(sim.view), size) as console:
+        assert "rank 2 on demo-1 is frozen" in console.text()
+        assert re.search(rf"^ demo  .*step \d+ .*{detail}$", console.text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
 async def test_a_long_fact_of_a_rank_takes_more_lines(size: tuple[int, int]) -> None:
     sim = SimCluster()
     sim.run_to_step(20)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.diagnosis.waits import Wait
-    from app.view.rows import BarrierRow
+    from app.view.ranks import BarrierRow
     from app.view.view import View
 
 MIN_WAIT_S = 0.5

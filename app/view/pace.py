@@ -105,7 +105,7 @@ class JobPace:
         self._cluster, self._job = cluster, job
         self._pace = _with_verdicts(found.pace(), found.verdicts)
         self._order = self._pace.slowest_first()
-        self._is_fresh, self._verdicts = found.facts.is_fresh, found.verdicts
+        self._is_fresh, self._is_dead, self._verdicts = found.facts.is_fresh, found.facts.is_dead, found.verdicts
         self._recent = found.wait_frac, job.cpu_cores
         self._named = {
             rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
@@ -123,7 +123,9 @@ class JobPace:
         shown = [phase.value for phase in STEP_ORDER if highest[PHASES.index(phase)] >= MIN_SHOWN_FRAC]
         severity, text = self._sentence()
         pace = self._pace
-        return PaceSummary(severity, text, pace.window_s, shown, len(self._order), pace.longest_wait_s)
+        return PaceSummary(
+            severity, self._ended_text() + text, pace.window_s, shown, len(self._order), pace.longest_wait_s
+        )
 
     @property
     def ranks(self) -> NDArray[np.int64]:
@@ -189,17 +191,28 @@ class JobPace:
             where=place_text(report.place) if report is not None else "",
         )
 
+    def _ended_text(self) -> str:
+        """Return `rank 3 has ended; `, of ranks without a row of a job that goes on; empty without any."""
+        is_left_out = self._is_dead.copy()
+        is_left_out[self._order] = False
+        ranks = [] if self._is_dead.all() or self._job.is_ended() else np.flatnonzero(is_left_out).tolist()
+        return f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} ended; " if ranks else ""
+
     def _sentence(self) -> tuple[Severity, str]:
         is_over = self._job.is_ended()
+        grave = next((verdict for verdict in self._verdicts if verdict.severity is Severity.CRITICAL), None)
+        holding = ""
+        if grave is not None and not is_over and _is_holding_up(grave):
+            holding = _holding_text(sorted(grave.culprits), grave.waited_s, is_over=False)
         if not self._order.size:
-            return Severity.QUIET, f"not enough undisturbed training {'was seen' if is_over else 'has been seen yet'}"
+            none = f"not enough undisturbed training {'was seen' if is_over else 'has been seen yet'}"
+            return (grave.severity, f"{holding}; {none}") if grave is not None and holding else (Severity.QUIET, none)
         wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
             return Severity.WARNING, self._named_text(named, middle, is_over=is_over)
-        grave = next((verdict for verdict in self._verdicts if verdict.severity is Severity.CRITICAL), None)
-        if grave is not None and not is_over and _is_holding_up(grave):
-            return grave.severity, _holding_text(sorted(grave.culprits), grave.waited_s, is_over=False)
+        if grave is not None and holding:
+            return grave.severity, holding
         # The shares are of the training before a hang or an end; nothing of them is so now.
         is_past, before = is_over or grave is not None, "before this, " if grave is not None else ""
         severity, waits = (Severity.QUIET, "waited") if is_past else (Severity.OK, "waits")

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from app.view.memory import MemoryRow
     from app.view.pace import PaceRow
-    from app.view.rows import BarrierRow, RankRow
+    from app.view.ranks import BarrierRow
+    from app.view.rows import RankRow
 
 Row = TypeVar("Row")
 
@@ -68,14 +69,15 @@ def rank_lines(rows: Sequence[RankRow], widths: dict[str, int]) -> list[str]:
 
 
 def barrier_lines(rows: Sequence[BarrierRow], widths: dict[str, int]) -> list[str]:
-    """Return a table of the calls in which ranks wait, with the ranks still missing."""
+    """Return a table of the calls in which ranks wait, with the ranks still missing or in another call."""
     columns: list[_Column[BarrierRow]] = [
         _Column("CALL", lambda row: call_text(row.group, row.seq, row.op, row.label)),
         _Column(" WAITED", lambda row: seconds_cell(row.waited_s)),
-        _Column("WAITING", lambda row: ranges_text(row.waiting)),
+        _Column("WAITING", lambda row: ranges_text(row.in_this_call)),
         _Column("MISSING", lambda row: ranges_text(row.missing)),
         _Column("WAITING AT", lambda row: row.where),
         _Column("MISSING AT", lambda row: row.missing_where),
+        _Column("OTHER CALLS", lambda row: row.placed_other_calls_text),
     ]
     return _lines(columns, rows, widths)
 

@@ -1,34 +1,43 @@
-"""The rows of ranks, one by one and as arrays.
+"""The rows of ranks, one by one and as arrays, and of the collectives in which they wait.
 
-`rank_row` is one rank. `RankTable` holds the facts of all ranks of a job as arrays, for questions about all of them.
+`rank_row` is one rank. `barrier_row` is a collective, with the ranks that are missing and those that make another call
+at its place. `RankTable` holds the facts of all ranks of a job as arrays, for questions about all of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState, epoch_of, loss_of, loss_step_of, place_of, step_of
 from app.diagnosis.causes import RankState, Severity
 from app.diagnosis.rank_facts import STATE_CODE, STATES
 from app.diagnosis.verdicts import is_at_exit
+from app.diagnosis.waits import LATE_S
 from app.model.job_model import Process
 from app.model.outside import outside_text
-from app.text import call_text, clean, clean_name, place_text, seconds_text, signal_text
+from app.text import LINE_LIMIT, call_text, clean, clean_name, place_text, ranks_text, seconds_text, signal_text
 from app.view.gpus import held_by
+from app.view.headline import LATE_WAIT_S, wait_text
 from app.view.nodes import clean_names
 from app.view.rows import RankRow
-from app.view.verdict_text import before_end_text
+from app.view.verdict_text import arguments_text, before_end_text
 from ddpcore.wire import DEFAULT_GROUP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from agent.wire.reports import ExitReport, WorkerReport
     from app.diagnosis.diagnoser import JobDiagnosis
+    from app.diagnosis.verdicts import Side, Verdict
+    from app.diagnosis.waits import Wait
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
     from ddpcore.wire import GroupReport, RankReport
@@ -270,3 +279,155 @@ class RankTable:
         for verdict in reversed(self._found.verdicts):
             is_problem[list(verdict.culprits)] = verdict.severity in {Severity.WARNING, Severity.CRITICAL}
         return is_problem
+
+
+MAX_PLACES_ASKED = 64
+"""Waiting ranks whose lines are compared for the most common one; nearly all stand at the same line."""
+
+
+class OtherCallRow(msgspec.Struct, frozen=True):
+    """Ranks that have made another call than the other ranks, at the same place of the group's order."""
+
+    ranks: list[int]
+    op: str
+    label: str
+    where: str
+    """Line at which the first of them stands in it; empty where it is not known."""
+    call: str
+    """Their call with the arguments that differ: `broadcast`, `all_reduce with 3 elements`."""
+
+    @property
+    def text(self) -> str:
+        """Text such as `rank 1 calls broadcast`."""
+        return f"{ranks_text(self.ranks)} {self.verb} {self.call}"
+
+    @property
+    def verb(self) -> str:
+        return "calls" if len(self.ranks) == 1 else "call"
+
+    @property
+    def at(self) -> str:
+        """Text such as ` at train.py:18 in main`; empty where the line is not known."""
+        return f" at {self.where}" if self.where else ""
+
+
+class BarrierRow(msgspec.Struct, frozen=True):
+    """A collective in which a rank waits now."""
+
+    job: str
+    attempt: int
+    group: str
+    seq: int
+    op: str
+    label: str
+    waiting: list[int]
+    """Ranks that wait, those with another call included."""
+    missing: list[int]
+    """Ranks that are waited for; in the first second only those that a verdict names."""
+    is_settled: bool
+    """Whether all that are missing are known."""
+    waited_s: float
+    """Seconds of its longest wait."""
+    where: str
+    """Most common line at which the waiting ranks stand that make this call."""
+    missing_where: str
+    """Line at which the first missing rank stands."""
+    severity: Severity
+    text: str
+    """A sentence: `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
+    other_calls: list[OtherCallRow] = []
+    """Ranks that have made another call at its place in the group's order, by the verdict of a mismatch."""
+
+    @property
+    def in_this_call(self) -> list[int]:
+        """Waiting ranks that make this call, as far as is known."""
+        elsewhere = {rank for other in self.other_calls for rank in other.ranks}
+        return [rank for rank in self.waiting if rank not in elsewhere] if elsewhere else self.waiting
+
+    @property
+    def other_calls_text(self) -> str:
+        """The ranks with another call, without their lines: `rank 1 calls broadcast`; empty without any."""
+        return ", ".join(other.text for other in self.other_calls)
+
+    @property
+    def placed_other_calls_text(self) -> str:
+        """The same with their lines."""
+        return ", ".join(f"{other.text}{other.at}" for other in self.other_calls)
+
+
+def barrier_row(job: JobModel, wait: Wait, verdicts: Sequence[Verdict]) -> BarrierRow:
+    """Return the row of a wait, by the verdicts on its job."""
+    wait = _named_in_time(wait, verdicts)
+    here = (wait.job, wait.group, wait.seq)
+    about = [one for one in verdicts if (one.job, one.group, one.seq) == here]
+    sides = next((one.sides for one in about if wait.peer_call is None and one.sides), ())
+    own, others = _apart(wait, sides)
+    elsewhere = [rank for side in others for rank in side.ranks]
+    waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
+    in_call = np.setdiff1d(wait.waiting, elsewhere).tolist()
+    places = Counter(_place_of(job, rank) for rank in (in_call or waiting)[:MAX_PLACES_ASKED])
+    op, label = (wait.op, wait.label) if own is None or own.op == wait.op else (own.op, own.label)
+    return BarrierRow(
+        job=clean_name(wait.job),
+        attempt=wait.attempt,
+        group=clean_name(wait.group),
+        seq=wait.seq,
+        op=clean_name(op),
+        label=clean_name(label),
+        waiting=waiting,
+        missing=missing,
+        is_settled=wait.is_settled,
+        waited_s=wait.waited_s,
+        where=places.most_common(1)[0][0],
+        missing_where=_place_of(job, missing[0]) if missing else "",
+        severity=_wait_severity(wait, about),
+        text=clean(wait_text(wait, sides if _is_all(wait, sides) else ()), LINE_LIMIT),
+        other_calls=[_other_call(side, sides) for side in others],
+    )
+
+
+def _named_in_time(wait: Wait, verdicts: Sequence[Verdict]) -> Wait:
+    """Return a wait, in its first second without missing ranks that no verdict names: they are on their way."""
+    culprits = [rank for verdict in verdicts for rank in verdict.culprits]
+    is_named = np.isin(wait.missing, culprits)
+    if wait.waited_s >= LATE_S or is_named.all():
+        return wait
+    return msgspec.structs.replace(wait, missing=wait.missing[is_named], is_settled=False)
+
+
+def _apart(wait: Wait, sides: Sequence[Side]) -> tuple[Side | None, list[Side]]:
+    """Return the side of a mismatch whose call is that of the wait's row, and the other sides.
+
+    It is the last one of which a rank waits here: the odd sides come first, then the smaller ones. None where sides
+    are in different groups, or a rank of one has not come here.
+    """
+    are_here = all((side.group, side.seq) == (wait.group, wait.seq) and side.op for side in sides)
+    ranks = [rank for side in sides for rank in side.ranks]
+    here = [side for side in sides if np.isin(wait.waiting, side.ranks).any()]
+    if len(sides) < 2 or not are_here or not here or np.isin(wait.missing, ranks).any():
+        return None, []
+    return here[-1], [side for side in sides if side is not here[-1]]
+
+
+def _other_call(side: Side, sides: Sequence[Side]) -> OtherCallRow:
+    return OtherCallRow(
+        ranks=list(side.ranks),
+        op=clean_name(side.op),
+        label=clean_name(side.label),
+        where=place_text(side.place) if side.place is not None else "",
+        call=clean(call_text("", None, side.op, side.label) + arguments_text(side, sides), LINE_LIMIT),
+    )
+
+
+def _is_all(wait: Wait, sides: Sequence[Side]) -> bool:
+    """Return whether the sides of a mismatch are exactly the waiting ranks."""
+    return set(wait.waiting.tolist()) == {rank for side in sides for rank in side.ranks}
+
+
+def _wait_severity(wait: Wait, about: Sequence[Verdict]) -> Severity:
+    late = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+    return about[0].severity if about else late
+
+
+def _place_of(job: JobModel, rank: int) -> str:
+    return place_text(place_of(job.worker(rank)))

@@ -232,31 +232,6 @@ class RankRow(msgspec.Struct, frozen=True):
         return self.state in {RankState.DONE, RankState.STOPPED, RankState.ENDED, RankState.EXITED}
 
 
-class BarrierRow(msgspec.Struct, frozen=True):
-    """A collective in which a rank waits now."""
-
-    job: str
-    attempt: int
-    group: str
-    seq: int
-    op: str
-    label: str
-    waiting: list[int]
-    missing: list[int]
-    """Ranks that are waited for; in the first second only those that a verdict names."""
-    is_settled: bool
-    """Whether all that are missing are known."""
-    waited_s: float
-    """Seconds of its longest wait."""
-    where: str
-    """Most common line at which the waiting ranks stand."""
-    missing_where: str
-    """Line at which the first missing rank stands."""
-    severity: Severity
-    text: str
-    """A sentence: `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
-
-
 class MemoryGrowthRow(msgspec.Struct, frozen=True):
     """The growth of memory, now or before the rank ended."""
 

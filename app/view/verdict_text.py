@@ -353,7 +353,7 @@ def _counts(verdict: Verdict) -> str:
     return f"{ranks} {has} made {amount} than {ranks_text(verdict.sides[-1].ranks)}{since}"
 
 
-def _arguments(side: Side, sides: Sequence[Side]) -> str:
+def arguments_text(side: Side, sides: Sequence[Side]) -> str:
     """Return the arguments of some ranks that differ from those of other ranks in the same call."""
     same = [one for one in sides if _key(one) == _key(side)]
     described = []
@@ -377,7 +377,7 @@ def _side(side: Side, verdict: Verdict) -> str:
     place = f" at {place_text(side.place)}" if side.place else ""
     peer = peer_text(side.peer_call)
     call = call_text(side.group, side.seq, side.op, side.label)
-    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{_arguments(side, verdict.sides)}{place}"
+    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{arguments_text(side, verdict.sides)}{place}"
 
 
 def _fewer_calls(verdict: Verdict) -> list[str]:

@@ -6,7 +6,6 @@ requested ranks.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -14,22 +13,19 @@ import msgspec
 import numpy as np
 
 from agent.wire.machine import GpuWatchState
-from agent.wire.reports import epoch_of, place_of
+from agent.wire.reports import epoch_of
 from app.diagnosis.causes import Severity
-from app.diagnosis.waits import LATE_S
 from app.model.cluster import still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.because_text import because_rows, differing_rows
 from app.view.end_causes import end_row
 from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.view.headline import (
-    LATE_WAIT_S,
     idle_headline,
     job_detail,
     job_headline,
     node_headline,
     root_cause_row,
-    wait_text,
 )
 from app.view.job_figures import job_figures, mean_of
 from app.view.memory import JobMemory, growth_row, memory_findings
@@ -45,9 +41,8 @@ from app.view.nodes import (
     short_other_jobs_texts,
 )
 from app.view.pace import JobPace
-from app.view.ranks import RankTable, rank_row
+from app.view.ranks import RankTable, barrier_row, rank_row
 from app.view.rows import (
-    BarrierRow,
     Finding,
     GpuRow,
     Headline,
@@ -69,15 +64,12 @@ if TYPE_CHECKING:
 
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_pace import RankPace
-    from app.diagnosis.verdicts import Side, Verdict
+    from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
     from app.model.cluster import Cluster, Node
-    from app.model.job_model import JobModel
     from app.view.memory import MemoryRow, MemorySummary
+    from app.view.ranks import BarrierRow
     from app.view.rows import Figure
-
-MAX_PLACES_ASKED = 64
-"""Waiting ranks whose lines are compared for the most common one; nearly all stand at the same line."""
 
 
 class View:
@@ -343,50 +335,7 @@ class View:
         return [] if self._found is None else self._found.waits
 
     def barrier_row(self, wait: Wait) -> BarrierRow:
-        wait = self._named_in_time(wait)
-        job = self._cluster.jobs[wait.job]
-        waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
-        places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])
-        return BarrierRow(
-            job=clean_name(wait.job),
-            attempt=wait.attempt,
-            group=clean_name(wait.group),
-            seq=wait.seq,
-            op=clean_name(wait.op),
-            label=clean_name(wait.label),
-            waiting=waiting,
-            missing=missing,
-            is_settled=wait.is_settled,
-            waited_s=wait.waited_s,
-            where=places.most_common(1)[0][0],
-            missing_where=_place_of(job, missing[0]) if missing else "",
-            severity=self._wait_severity(wait),
-            text=clean(wait_text(wait, self._sides_in(wait)), LINE_LIMIT),
-        )
-
-    def _named_in_time(self, wait: Wait) -> Wait:
-        """Return a wait, in its first second without missing ranks that no verdict names: they are on their way."""
-        culprits = [rank for verdict in self._verdicts for rank in verdict.culprits]
-        is_named = np.isin(wait.missing, culprits)
-        if wait.waited_s >= LATE_S or is_named.all():
-            return wait
-        return msgspec.structs.replace(wait, missing=wait.missing[is_named], is_settled=False)
-
-    def _sides_in(self, wait: Wait) -> Sequence[Side]:
-        """Return the sides of a mismatch whose members all wait in this call, each side in another operation."""
-        here = (wait.job, wait.group, wait.seq)
-        found = (
-            one.sides for one in self._verdicts if (one.job, one.group, one.seq) == here and wait.peer_call is None
-        )
-        waiting = set(wait.waiting.tolist())
-        return next(
-            (sides for sides in found if sides and waiting == {rank for side in sides for rank in side.ranks}), ()
-        )
-
-    def _wait_severity(self, wait: Wait) -> Severity:
-        key = (wait.job, wait.group, wait.seq)
-        blamed = [verdict.severity for verdict in self._verdicts if (verdict.job, verdict.group, verdict.seq) == key]
-        return blamed[0] if blamed else Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+        return barrier_row(self._cluster.jobs[wait.job], wait, self._verdicts)
 
     def verdicts(self) -> list[VerdictRow]:
         """Return the verdicts, the worst first."""
@@ -492,7 +441,3 @@ class View:
 
 def _given(pace: RankPace) -> RankPace:
     return pace
-
-
-def _place_of(job: JobModel, rank: int) -> str:
-    return place_text(place_of(job.worker(rank)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
 import pytest
 
 from agent.wire.signals import Signal
@@ -17,7 +19,7 @@ from app.view.pace import JobPace, PaceRow
 from app.view.plain_tables import straggler_lines
 from ddpcore.wire import Phase
 from tests.corpus.generator.causes import COMPUTING, PROGRAM, CauseCluster, drag
-from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
+from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster, played_once
 from tests.support.sim_gpus import give_gpus
@@ -26,6 +28,8 @@ from tests.support.sim_signals import give_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from app.view.view import View
 
 SIZES = ((80, 24), (120, 35))
 
@@ -210,6 +214,41 @@ async def test_the_time_of_a_hang_is_no_undisturbed_training() -> None:
         sim.run(60)
         await console.frames()
         assert re.search(r"shares of the last 1\d s of undisturbed training", console.text())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_a_rank_that_has_ended_and_has_no_row_is_named(size: tuple[int, int]) -> None:
+    """As in a console that was opened after its end, which has seen nothing of its training."""
+    sim = SimCluster(timeout_s=600.0)
+    sim.hangs_on_death = True
+    sim.run(20)
+    sim.kill(3)
+    sim.run(2)
+
+    def unseen() -> View:
+        view = sim.view()
+        found = view._found
+        assert found is not None
+        seen = found.pace()
+        is_ended = np.arange(4) >= 2
+        cost_frac, wait_frac = (np.where(is_ended, np.nan, known) for known in (seen.cost_frac, seen.wait_frac))
+        pace = msgspec.structs.replace(seen, cost_frac=cost_frac, wait_frac=wait_frac)
+        view._found = msgspec.structs.replace(found, pace=lambda: pace)
+        return view
+
+    assert [row.state for row in sim.view().ranks() if row.is_over] == ["exited", "exited"]
+    async with desk(SimSource(unseen), size) as console:
+        await console.show("stragglers")
+        assert "ranks 2-3 have ended; before this, nobody held the others up" in console.text()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_a_rank_that_holds_the_others_up_is_named_before_any_share_is_known(size: tuple[int, int]) -> None:
+    async with desk(frozen_source(), size) as console:
+        await console.show("stragglers")
+        assert re.search(
+            r"\N{HEAVY MULTIPLICATION X} rank 2 holds the others up for 6\.\d s now; not enough", console.text()
+        )
 
 
 async def test_before_training_it_says_that_it_has_seen_too_little() -> None:

@@ -7,6 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 
 from app.diagnosis.diagnoser import Diagnoser
@@ -15,6 +16,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.theme import Look
 from app.tui.widgets.chart_panel import no_loss_text
 from app.tui.widgets.columns import Table, rank_columns
+from app.tui.widgets.drawing import fact_lines
 from app.view.ranks import rank_text
 from app.view.rows import Figure
 from app.view.view import View
@@ -23,10 +25,13 @@ from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source
 from tests.support.node_reports import job_status, node_report
 from tests.support.screens import screen_strips
 from tests.support.sim import SimCluster
+from tests.support.sim_node import SimNode
 from tests.support.sim_program import Action, Call, EndStep, Training, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.wire.jobs import JobStatus
 
 VERDICT = re.compile(
     r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
@@ -91,6 +96,90 @@ async def test_barriers_shows_who_waits_where_for_whom_and_how_long() -> None:
         assert re.search(rf"waiting +ranks 0-1, 3 +at {PLACE}", text)
         assert re.search(rf"missing +rank 2 +at {PLACE}", text)
         assert "SHARE OF THE LAST SECONDS SPENT WAITING" in text
+
+
+async def test_a_rank_in_another_call_is_named_in_the_wait_and_selected() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.mismatch(1, Call("broadcast", 18, "main", sizes=((3,),)))
+    sim.run(5)
+    for size, where in (((80, 24), ""), ((120, 35), " at bytegpt.py:18 in main")):
+        async with desk(SimSource(sim.view), size) as console:
+            assert f"all_reduce #21: ranks 0, 2-3; rank 1 calls broadcast{where}" in console.text()
+            assert "nobody is missing" not in console.text()
+            await console.press("3")
+            assert re.search(r"waiting +ranks 0, 2-3 +at bytegpt\.py:142", console.text())
+            assert re.search(r"differs +rank 1 +calls broadcast at bytegpt\.py:18 in main", console.text())
+            assert console.console.shown.selected_rank == 1
+
+
+KILLED = "rank 2 was killed by SIGKILL"
+WAITS = "waiting for the launcher to end the others"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_line_of_a_job_has_only_what_the_verdict_has_not(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = SimNode.status
+
+    def detailed(node: SimNode, now_s: float) -> JobStatus:
+        return msgspec.structs.replace(status(node, now_s), detail=f"{KILLED}; {WAITS}")
+
+    monkeypatch.setattr(SimNode, "status", detailed)
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run_until(lambda: bool(sim.verdicts()), 5, "the verdict")
+    async with desk(SimSource(sim.view), size) as console:
+        (line,) = [line for line in console.lines() if line.startswith(" demo ")]
+        assert "running" in line
+        assert line.rstrip().endswith(WAITS)
+        assert KILLED not in line
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_the_line_of_a_job_has_room_for_what_the_verdict_is_not_about(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, detail = SimNode.status, "rank 3 on gpu-2 was killed by SIGKILL"
+    monkeypatch.setattr(
+        SimNode, "status", lambda node, now_s: msgspec.structs.replace(status(node, now_s), detail=detail)
+    )
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.freeze(2)
+    sim.run(5)
+    async with desk(SimSource(sim.view), size) as console:
+        assert "rank 2 on demo-1 is frozen" in console.text()
+        assert re.search(rf"^ demo  .*step \d+ .*{detail}$", console.text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)])
+async def test_a_long_fact_of_a_rank_takes_more_lines(size: tuple[int, int]) -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run(4)
+    async with desk(SimSource(sim.view), size) as console:
+        await console.show("ranks")
+        words = " ".join(re.sub(r"step .*|wait share .*", "", line) for line in console.lines())
+        assert "exited: killed by SIGKILL; last seen 0.2 s before its end" in " ".join(words.split())
+
+
+def test_a_long_fact_without_room_is_cut_with_an_ellipsis() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.kill(2)
+    sim.run(4)
+    (row,) = sim.view().ranks([2])
+    error = msgspec.structs.replace(row, detail="ValueError: corrupt shard /data/shards/00012.bin of rank 2, see there")
+
+    first, *_ = fact_lines(Look(), error, 120)
+    assert "".join(segment.text for segment in first.segments)[:60].rstrip().endswith("\N{HORIZONTAL ELLIPSIS}")
+    lines = fact_lines(Look(), error, 120, room=9)
+    left = ["".join(segment.text for segment in line.segments)[:60].strip() for line in lines]
+    assert " ".join(left[:2]) == f"state      {row.state}: {error.detail}"
 
 
 async def test_a_named_barrier_is_shown_with_its_label() -> None:

@@ -57,9 +57,12 @@ class BarriersView(LineView):
 
     @property
     def selected_rank(self) -> int | None:
-        """Rank that the longest wait is about: a missing one, else a waiting one."""
+        """Rank that the longest wait is about: a missing one, else one in another call, else a waiting one."""
         barriers = self.ui.view.barriers() if self.ui.view is not None else []
-        return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
+        if not barriers:
+            return super().selected_rank
+        others = [rank for other in barriers[0].other_calls for rank in other.ranks]
+        return (barriers[0].missing or others or barriers[0].waiting)[0]
 
     def build(self) -> None:
         view = self.known

@@ -65,7 +65,8 @@ class RankPage(LineView):
         if view is None or not rows:
             self.lines = [self.line().put(" there is no such rank now", self.look.palette.muted)]
             return
-        self.lines += fact_lines(self.look, rows[0], self.size.width, view.usual_place(self.rank))
+        room = max(0, self.body_height - MIN_LOG_LINES - 1)
+        self.lines += fact_lines(self.look, rows[0], self.size.width, view.usual_place(self.rank), room)
         known = [] if view.why_unknown else self._waits(view) + self._memory(view)
         self.lines += self._verdicts(view) + known + self._events()
         self.lines += self._printed(max(MIN_LOG_LINES, self.body_height - len(self.lines) - 1))

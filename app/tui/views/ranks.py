@@ -203,4 +203,5 @@ class RanksView(FilteredView):
         if room < 3:
             return []
         head = self.line().put(f" RANK {row.rank} ", self.look.palette.heading)
-        return [self.heading(head), *fact_lines(self.look, row, self.size.width, usual_place)[: room - 1]]
+        free = self.size.height - len(self.head) - self.num_rows - 1
+        return [self.heading(head), *fact_lines(self.look, row, self.size.width, usual_place, free)[: room - 1]]

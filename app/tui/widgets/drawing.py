@@ -8,6 +8,7 @@ the rank. `RankGrid` draws a cell per rank, so that the states of thousands of r
 from __future__ import annotations
 
 import re
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
     from app.tui.ui_state import UiState
     from app.view.nodes import Progress
-    from app.view.rows import BarrierRow, RankRow
+    from app.view.ranks import BarrierRow
+    from app.view.rows import RankRow
 
 START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN, HostStep.FAILED, Step.FAILED)
 START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN, HostStep.READY, Step.DONE)
@@ -251,17 +253,17 @@ def wait_line(ui: UiState, row: BarrierRow, width: int) -> Line:
     bar_width = max(0, min(BAR_WIDTH, width - 80))
     if bar_width > 5:
         line.bar(row.waited_s / ui.source.stall_s, bar_width, style).put("  ")
-    missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}"
-    if not row.missing:
-        missing = "; nobody is missing" if row.is_settled else "; who is missing is not known yet"
+    missing = f" {look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else ""
+    ends = [f"{missing}; {text}" for text in (row.placed_other_calls_text, row.other_calls_text) if text]
+    ends = ends or [missing or ("; nobody is missing" if row.is_settled else "; who is missing is not known yet")]
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
-    sentence = f"{call}: {ranks_text(row.waiting)}{missing}"
-    # When not all fits, the missing ranks are kept.
-    return line.cell(sentence if len(sentence) <= room else f"{call}{missing}", room)
+    # When not all fits, the ranks that are missing or in another call are kept.
+    sentences = [*(f"{call}: {ranks_text(row.in_this_call)}{end}" for end in ends), f"{call}{ends[-1]}"]
+    return line.cell(next((text for text in sentences if cell_len(text) <= room), sentences[-1]), room)
 
 
 def wait_block(ui: UiState, row: BarrierRow, width: int) -> list[Line]:
-    """Return a wait in four lines: what and how long, who waits where, who is missing where."""
+    """Return a wait in a few lines: what and how long, who waits where, who is missing or in another call where."""
     look = ui.look
     palette = look.palette
     style = look.severity_style(row.severity)
@@ -275,51 +277,75 @@ def wait_block(ui: UiState, row: BarrierRow, width: int) -> list[Line]:
     timing = Line(look).put("   for      ", palette.muted).cell(seconds_cell(row.waited_s), 6, style).put("  ")
     timing.bar(row.waited_s / stall_s, bar_width, style).put("  ")
     timing.put(f"stall, from {stall_s:g} s" if is_stall else f"stall at {stall_s:g} s", palette.muted)
-    lines = [title, timing, _side(ui, "waiting", row.waiting, row.where, width)]
-    if row.missing:
-        lines.append(_side(ui, "missing", row.missing, row.missing_where, width))
+    sides = [("waiting", row.in_this_call, row.where), ("missing", row.missing, row.missing_where)]
+    lines = [title, timing]
+    for word, ranks, where in sides[: 2 if row.missing else 1]:
+        line = _side(ui, word, ranks, width)
+        if where:
+            line.put("at ", palette.muted).put(where, palette.strong if word == "missing" else palette.ink)
+        else:
+            line.put("place not known", palette.faint)
+        lines.append(line)
+    for other in row.other_calls:
+        line = _side(ui, "differs", other.ranks, width)
+        lines.append(line.put(f"{other.verb} {other.call}", palette.strong).put(other.at, palette.muted))
     return lines
 
 
-def _side(ui: UiState, word: str, ranks: list[int], where: str, width: int) -> Line:
-    look = ui.look
-    is_missing = word == "missing"
-    line = Line(look).put(f"   {word}  ", look.palette.muted)
+def _side(ui: UiState, word: str, ranks: list[int], width: int) -> Line:
+    """Return the beginning of a line about some ranks of a wait."""
+    palette = ui.look.palette
+    line = Line(ui.look).put(f"   {word}  ", palette.muted)
     rank_width = max(14, min(40, width // 3))
-    line.cell(ranks_text(ranks), rank_width, look.palette.critical if is_missing else look.palette.busy).put("  ")
-    if where:
-        line.put("at ", look.palette.muted).put(where, look.palette.strong if is_missing else look.palette.ink)
-    else:
-        line.put("place not known", look.palette.faint)
-    return line
+    return line.cell(ranks_text(ranks), rank_width, palette.busy if word == "waiting" else palette.critical).put("  ")
 
 
 FACT_WIDTH = 11
+MAX_FACT_LINES = 3
 WIDE_FROM = 110
 """Cells from which facts are in two columns."""
 
 
-def fact_lines(look: Look, row: RankRow, width: int, usual_place: str = "") -> list[Line]:
+def fact_lines(look: Look, row: RankRow, width: int, usual_place: str = "", room: int = 0) -> list[Line]:
     """Return the facts of a rank, the most important first, in one column or two.
 
-    `usual_place` is the line at which a verdict sees the rank most often; it differs from the line of this moment.
+    A long fact takes more lines where there is `room` for them; else it is cut with an ellipsis.
+
+    Args:
+        look: Look of the terminal.
+        row: The rank.
+        width: Cells of a line.
+        usual_place: Line at which a verdict sees the rank most often; it differs from the line of this moment.
+        room: Lines that the facts may take without taking them from others.
     """
-    facts = [
-        Line(look).put(" ").cell(name, FACT_WIDTH, look.palette.muted).put(value)
-        for name, value in _facts(row, usual_place)
-        if value
-    ]
-    if width < WIDE_FROM:
-        return facts
-    half = -(-len(facts) // 2)
-    lines = []
-    for index in range(half):
-        line = Line(look).add(facts[index])
-        if half + index < len(facts):
-            line.fit(width // 2)
-            line.add(facts[half + index])
-        lines.append(line)
+    facts = [(name, value) for name, value in _facts(row, usual_place) if value]
+    num_columns = 1 if width < WIDE_FROM else 2
+    column_width, size = width // num_columns, -(-len(facts) // num_columns)
+    lines: list[Line] = []
+    for max_lines in range(MAX_FACT_LINES, 0, -1):
+        drawn = [_fact(look, name, value, column_width - 1, max_lines) for name, value in facts]
+        columns = [list(chain(*drawn[first : first + size])) for first in range(0, len(drawn), size)]
+        lines = [_side_by_side(look, parts, column_width) for parts in zip_longest(*columns)]
+        if len(lines) <= room:
+            break
     return lines
+
+
+def _side_by_side(look: Look, parts: Iterable[Line | None], width: int) -> Line:
+    line = Line(look)
+    for place, part in enumerate(parts):
+        if part is not None:
+            line.pad(place * width).add(part)
+    return line
+
+
+def _fact(look: Look, name: str, value: str, width: int, max_lines: int) -> list[Line]:
+    value, room = look.shown(value), width - FACT_WIDTH - 1
+    texts = [value] if cell_len(value) <= room else wrapped(value, room, max_lines, look.glyphs.ellipsis)
+    return [
+        Line(look).put(" ").cell("" if place else name, FACT_WIDTH, look.palette.muted).put(text)
+        for place, text in enumerate(texts)
+    ]
 
 
 def _facts(row: RankRow, usual_place: str) -> list[tuple[str, str]]:

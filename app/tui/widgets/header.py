@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
@@ -9,6 +10,7 @@ from rich.cells import cell_len
 from agent.wire.jobs import ENDED_STATES
 from app.diagnosis.causes import Severity
 from app.diagnosis.rank_facts import UP
+from app.diagnosis.verdicts import ENDS
 from app.fleet.start_progress import MIN_NODES_SHOWN
 from app.text import loss_step_text, loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 from app.tui.actions import VIEW_NAMES
@@ -34,6 +36,8 @@ TALL_FROM = 24
 """Lines of a terminal from which the hint may take two of them."""
 OTHER_JOBS_CELLS = 44
 """Cells that the figures of a job leave to a line about other jobs."""
+DETAIL_CELLS = 46
+"""The same for the first part of its detail."""
 OFFER_CELLS = 64
 """The same on a wide screen, once the job has ended and jobs of other launchers run there."""
 WIDE_TAB_CELLS = 4
@@ -41,6 +45,8 @@ TIGHT_TAB_CELLS = 3
 """Cells of a tab besides its name: its key, and two blanks or one before the next tab."""
 WIDE_FROM = 110
 """Cells from which the label is `FROZEN PICTURE`: a rank may be frozen, too."""
+_RANK = re.compile(r"rank (\d+) ")
+"""Beginning of a job's detail that is about the end of a rank."""
 
 
 class Header(LineView):
@@ -239,7 +245,13 @@ class Header(LineView):
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
         most = OFFER_CELLS if offers and self.size.width >= WIDE_FROM else OTHER_JOBS_CELLS
-        room = self.size.width - min(max(map(len, others), default=0), most)
+        detail = self._detail(job)
+        # The figures leave room for what the first line does not have.
+        cells = [
+            min(max(map(len, others), default=0), most),
+            *(min(len(part) + 4, DETAIL_CELLS) for part in detail[:1]),
+        ]
+        room = self.size.width - max(cells)
         for name, value in _figures(job):
             if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
@@ -247,12 +259,23 @@ class Header(LineView):
         control = self.ui.source.control
         doing = control.doing if control is not None else ""
         company = _longest(others, room - len(f"{doing}; ") * bool(doing))
-        # A detail that the first line begins with, such as how a job is stopping, is not repeated.
-        detail = "" if job.detail.partition("; ")[0] in self._first_text else job.detail
-        content = "; ".join(filter(None, (doing, company, detail, *job.notes)))
+        content = "; ".join(filter(None, (doing, company, *detail, *job.notes)))
         if content and room > 10:
             line.put("   ").cell(content, min(len(content), room), palette.muted)
         return line
+
+    def _detail(self, job: JobRow) -> list[str]:
+        """Return the parts of a job's detail that the first line does not have, such as how long a stop takes."""
+        first, *rest = job.detail.split("; ")
+        if first in self._first_text:
+            return []
+        verdicts = self.ui.view.verdicts() if self.ui.view is not None else []
+        culprits = verdicts[0].culprits if verdicts and verdicts[0].cause in ENDS else []
+        failed = _RANK.match(first)
+        if failed is None or int(failed[1]) not in culprits or verdicts[0].text not in self._first_text:
+            return [first, *rest]
+        # The line at which a rank has failed may follow, which says nothing without the rank.
+        return [] if job.state in ENDED_STATES else rest
 
 
 def _longest(texts: Sequence[str], room: int) -> str:

@@ -14,6 +14,7 @@ from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import SETTLED_S, Diagnoser, Diagnosis, JobDiagnosis
 from app.diagnosis.rank_facts import STATES, Thresholds
 from app.diagnosis.verdicts import Aftermath
+from app.manual import markdown
 from app.model.cluster import Cluster
 from app.view.view import View
 from ddpcore.wire import PastCall, PeerCall, PeerWait, Phase, Place, StepCalls
@@ -444,6 +445,23 @@ def test_ranks_that_have_all_come_get_their_time_to_meet() -> None:
     watched.now_s += 10.0
     there = [joining(watched, rank, 61.0) for rank in (0, 1, 2)]
     assert causes(watched.receive(*there, joining(watched, 3, 10.5))) == {(Cause.TRANSPORT, ())}
+
+
+def test_a_wait_is_an_alarm_where_the_rank_has_been_at_one_line_for_half_a_stall_as_the_manual_has_it() -> None:
+    watched = Watched()
+    watched.receive(*[watched.tick(rank, group_report(4)) for rank in range(4)])
+    stall_s, severities = Thresholds().stall_s, {}
+    for second in range(1, 18):
+        watched.now_s += 1.0
+        place = Place("/home/me/validate.py", min(second, 8), "validate")
+        busy = watched.tick(0, group_report(4), place=place)
+        found = watched.receive(*[watched.tick(rank, group_report(5, float(second))) for rank in (1, 2, 3)], busy)
+        severities[second] = [verdict.severity for verdict in found.verdicts]
+
+    assert [second for second in severities if not severities[second]] == list(range(1, int(stall_s) + 1))
+    assert {second for second in severities if severities[second] == [Severity.CRITICAL]} == {13, 14, 15, 16, 17}
+    sentence = f"waits of {stall_s:g} s: an alarm if at one line for the last {stall_s / 2:g} s, else a warning."
+    assert sentence in " ".join(markdown("verdicts").split())
 
 
 def test_a_rank_that_moves_on_while_others_wait_is_warned_of_and_one_that_stands_is_not_only_that() -> None:

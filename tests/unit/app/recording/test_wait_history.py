@@ -10,6 +10,7 @@ from app.diagnosis.causes import Severity
 from app.recording.history import History
 from app.recording.wait_history import MAX_WAITS, MIN_WAIT_S, WaitHistory
 from tests.support.sim import SimCluster
+from tests.support.sim_program import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,19 @@ def test_a_wait_that_is_over_is_kept_with_who_was_waited_for_and_how_long_each_w
         assert past.waited_by(rank) == pytest.approx(2.9, abs=0.5)
     assert past.row.severity is Severity.CRITICAL, "it was a verdict while it stood"
     assert watched.sim.now_s - past.seen_s == pytest.approx(2, abs=0.6)
+
+
+def test_who_was_in_another_call_is_known_of_a_wait_that_is_over() -> None:
+    watched = Watched()
+    watched.sim.mismatch(1, Call("broadcast", 18, "main", sizes=((3,),)))
+    watched.play(3)
+    for rank in range(4):
+        watched.sim.kill(rank)
+    watched.play(3)
+
+    past = watched.over[-1].shown_row
+    assert (past.op, past.in_this_call) == ("all_reduce", [0, 2, 3])
+    assert past.other_calls_text == "rank 1 calls broadcast"
 
 
 def test_a_healthy_training_has_no_waits_worth_keeping() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from tests.support.sim import SimCluster
+from tests.support.sim_program import Call
 
 
 def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:
@@ -43,6 +46,22 @@ def test_a_wait_is_told_with_both_sides() -> None:
     assert line.startswith("all_reduce #")
     assert "  0-1, 3  " in line
     assert line[header.index("MISSING") :].startswith("2 ")
+
+
+@pytest.mark.parametrize(("rank", "others"), [(0, "1-3"), (1, "0, 2-3")])
+@pytest.mark.parametrize("op", ["broadcast", "all_reduce"])
+def test_ranks_in_another_call_are_not_counted_among_those_of_the_row(rank: int, others: str, op: str) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(20)
+    sim.mismatch(rank, Call(op, 18, "main", sizes=((3,),)))
+    sim.run(5)
+
+    header, line = barrier_lines(sim.view().barriers(), {})
+
+    assert line.startswith("all_reduce #21 ")
+    assert line[header.index("WAITING  ") :].startswith(f"{others} ")
+    call = "all_reduce with 3 elements" if op == "all_reduce" else op
+    assert line[header.index("OTHER CALLS") :] == f"rank {rank} calls {call} at bytegpt.py:18 in main"
 
 
 def test_memory_is_beside_the_median() -> None:

@@ -390,6 +390,9 @@ def test_ranks_that_wait_at_one_place_in_different_calls_are_told_apart() -> Non
 
     (row,) = view.barriers()
     assert row.text == "rank 2 waits in barrier #5, ranks 0-1, 3 in all_reduce #5, 3.0 s"
+    (other,) = row.other_calls
+    assert (row.op, row.in_this_call, row.waiting) == ("all_reduce", [0, 1, 3], [0, 1, 2, 3])
+    assert (other.ranks, other.op, other.text) == ([2], "barrier", "rank 2 calls barrier")
 
 
 def test_a_wait_of_which_nothing_is_known_yet_is_for_others() -> None:

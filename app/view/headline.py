@@ -386,8 +386,9 @@ def root_cause_row(
 
 
 def _has_unseen(job: JobModel, nodes: AllNodes) -> bool:
-    """Return whether a rank may have ended first on a node that does not report."""
-    return bool((nodes.is_late & job.may_be_on(len(nodes))).any())
+    """Return whether a rank may have ended first on a node that does not report, and has not reported its end."""
+    late = np.flatnonzero(nodes.is_late & job.may_be_on(len(nodes))).tolist()
+    return not all(job.is_over_on(node) for node in late)
 
 
 def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict], nodes: AllNodes) -> str:

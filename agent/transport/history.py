@@ -1,8 +1,8 @@
 """The node's own reports of the past, on disk, for a console that attaches later.
 
 Two rings of files in `history/`: `recent` has every regular report of the last ten minutes, `day` one in ten seconds of
-the last day. A file holds some reports in a row; the oldest file goes when a new one begins. A report that was cut
-short by a crash is the last of its file and is dropped when that is read.
+the last day. A file holds some reports in a row of one agent; those that are older go when a new one begins. A report
+that was cut short by a crash is the last of its file and is dropped when that is read.
 
 Reports are dated by a clock that the first agent of a boot has set by the wall clock (`epoch`), and that nobody sets
 again: whoever sets the wall clock changes no age, whichever agent asks.
@@ -16,6 +16,7 @@ import math
 import os
 import struct
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.processes.shim import write_record
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_FRAME_BYTES = MAX_REPORT_BYTES
+MAX_FILES = 100
+"""Files of a tier: an agent that is often restarted leaves many short ones."""
 _EPOCH_FILE = "epoch"
 
 _HEAD = struct.Struct("<Id")
@@ -42,6 +45,7 @@ class _Shape(NamedTuple):
     file_s: float
     """What one file spans."""
     num_files: int
+    """Files of that length that are kept, the one under way included."""
 
 
 _SHAPES = {Tier.RECENT: _Shape(0.15, 60.0, 11), Tier.DAY: _Shape(9.9, 3600.0, 25)}
@@ -111,12 +115,11 @@ class _Ring:
         self._epoch_s = epoch_s
         self._tier = tier
         self._shape = _SHAPES[tier]
-        for path in directory.glob(f"{tier}-*.reports"):
-            if path not in self._paths():
-                path.unlink(missing_ok=True)  # of an agent whose reports this one cannot read
+        paths = self._paths()
+        for path in {*directory.glob(f"{tier}-*.reports")}.difference(paths):
+            path.unlink(missing_ok=True)  # of an agent whose reports this one cannot read
         self._fd = -1
         self._due_at_s = self._file_ends_at_s = float("-inf")
-        paths = self._paths()
         self._next_seq = max(1, _first_seq(paths[-1]) + sum(1 for _ in _read(paths[-1]))) if paths else 1
 
     def is_due(self, now_s: float) -> bool:
@@ -167,8 +170,11 @@ class _Ring:
         path = self._directory / f"{self._tier}-{WIRE_VERSION}-{self._next_seq:012d}.reports"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._file_ends_at_s = now_s + self._shape.file_s
-        for old in self._paths()[: -self._shape.num_files]:
-            old.unlink(missing_ok=True)
+        oldest_s = _steady_wall_time(self._epoch_s) - self._shape.file_s * (self._shape.num_files - 1)
+        paths = self._paths()
+        for place, (old, next_path) in enumerate(pairwise(paths)):
+            if _began_s(next_path) <= oldest_s or place < len(paths) - MAX_FILES:
+                old.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
         names = (f"{self._tier}-{version}-*.reports" for version in READABLE_VERSIONS)
@@ -193,6 +199,14 @@ def _steady_wall_time(epoch_s: float) -> float:
 
 def _first_seq(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
+
+
+def _began_s(path: Path) -> float:
+    """Return the wall time of the first report in a file; infinity where there is none."""
+    with contextlib.suppress(FileNotFoundError, struct.error), path.open("rb") as file:
+        wall_time: float = _HEAD.unpack(file.read(_HEAD.size))[1]
+        return wall_time
+    return math.inf
 
 
 def _read(path: Path) -> Iterator[tuple[float, bytes]]:

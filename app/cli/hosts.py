@@ -126,9 +126,9 @@ def attach(*, wanted: HostsWanted, job_id: str, headless: bool, is_json: bool, *
 def status(*, wanted: HostsWanted, job_id: str, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print the state of hosts, and of a job.
 
-    Without JOB it is the one that was started last of those under way, else the one that ended last. Exit code 10 while
-    a verdict stands, as for a lost host of the job, 1 if the job has failed. A wait below 10 s is a WARNING and no
-    verdict yet: 0. See `help exit-codes`.
+    Without JOB it is the one that was started last of those under way, else the one that ended last while an agent
+    watched. Exit code 10 while a verdict stands, as for a lost host of the job, 1 if the job has failed. A wait below
+    10 s is a WARNING and no verdict yet: 0. See `help exit-codes`.
     """
     with looking_on(wanted, job_id, settings) as session:
         show = partial(_print_status, is_json=is_json, attach="" if job_id else session.attach_command)

@@ -422,13 +422,11 @@ class _JobDiagnoser:
             is_held = now_s - standing.last_s < hold_s and not blamed & set(verdict.culprits)
             is_lasting = job.deaths.keys() >= set(verdict.culprits) or not has_moved_on(job, verdict)
             is_sticky = verdict.cause is Cause.FEWER_CALLS and is_lasting and not ended.issuperset(verdict.culprits)
-            is_past = verdict.cause in verdicts.ENDS or (
-                verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
-            )
+            has_died = verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
+            is_past = verdict.cause in verdicts.ENDS or has_died or (verdict.cause is Cause.NODE_LOST and bool(found))
             # Between a launcher's report and a rank's, neither shows for a moment that an end was its own.
             is_gap = verdict.cause in verdicts.ENDS and not has_event and now_s - standing.last_s < GAP_S
-            is_grave = verdict.severity is Severity.CRITICAL
-            is_why = has_ended_badly and is_grave and not (has_event or roots or is_past)
+            is_why = has_ended_badly and verdict.severity is Severity.CRITICAL and not (has_event or roots or is_past)
             if (
                 is_sticky
                 or is_gap

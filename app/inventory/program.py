@@ -232,6 +232,7 @@ def start_question(host: str, program: Program) -> str:
     """Return the question that is asked before a program is started: it names the host, the ranks and the command."""
     if program.num_ranks is None:
         ranks = "one rank for each GPU, without GPUs one for every two cores"
+        ranks = ranks if host == THIS_MACHINE else f"ranks by the inventory's nproc, else {ranks}"
     else:
         ranks = f"{program.num_ranks} rank{'' if program.num_ranks == 1 else 's'}"
     again = f"; after a failure it restarts, {program.max_restarts} times at most" if program.max_restarts else ""

@@ -19,6 +19,7 @@ from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
 from app.diagnosis.waits import LATE_S
+from app.model.cluster import ended_s
 from app.model.farewells import names_lost_peer
 from app.model.job_model import PHASE_CODE, Process
 from app.model.unreachable_reason import UnreachableKind
@@ -161,7 +162,8 @@ def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
 def idle_headline(cluster: Cluster, attach: str) -> Headline:
     """Return the headline of nodes without a job to show, which names those that have ended; `attach` as of a view."""
     up = f"{len(cluster.nodes)} node{'' if len(cluster.nodes) == 1 else 's'} up"
-    ended = [(clean_name(job.job_id), job.state()) for job in cluster.jobs.values() if job.is_ended()]
+    past = [job for job in cluster.jobs.values() if job.is_ended()]
+    ended = [(clean_name(job.job_id), job.state()) for job in sorted(past, key=ended_s, reverse=True)]
     is_idle = not any(job.is_under_way() for job in cluster.jobs.values())
     jobs = f"{up}; no job runs; {ended_jobs_text(ended, attach)}" if ended and is_idle else f"{up}, no job yet"
     return _line(Severity.QUIET, "; ".join(filter(None, (jobs, new_nodes_text(cluster.new_nodes)))))

@@ -189,7 +189,8 @@ def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJo
     if worst is None or job.is_ended():
         how = state
     else:
-        how = " ".join(filter(None, (worst.cause.replace("_", " "), ranks_text(worst.culprits))))
+        whose = ranks_text(worst.culprits) if worst.culprits else ""
+        how = " ".join(filter(None, (worst.cause.replace("_", " "), whose)))
     return OtherJobRow(
         job_id=job_id,
         attempt=job.attempt,
@@ -222,11 +223,11 @@ def ended_jobs_text(ended: Iterable[tuple[str, str]], attach: str, verb: str = "
     """Return `ended: boom (failed), gpt; rankdeck status JOB`; empty without any.
 
     Args:
-        ended: Id, clean, and state of each; the state is shown where the job has not ended well.
+        ended: Id, clean, and state of each, as they are to be named; the state where the job has not ended well.
         attach: As of a view.
         verb: What shows one of them.
     """
-    jobs = sorted(ended)
+    jobs = list(ended)
     if not jobs:
         return ""
     named = [f"{job_id} ({state})" if state in _NAMED_ENDS else job_id for job_id, state in jobs]

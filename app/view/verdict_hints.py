@@ -97,13 +97,15 @@ def _restart_without(verdict: Verdict) -> str:
     """Return how to go on without lost nodes; where only the agent is missing, how to start that."""
     if verdict.is_back:
         return "the system log there may show what happened then"
-    is_mild = verdict.severity is Severity.WARNING
-    if is_mild and verdict.unreachable_reason and verdict.unreachable_reason.unreachable_kind is UnreachableKind.AGENT:
+    reason = verdict.unreachable_reason
+    if verdict.severity is Severity.WARNING and reason is not None:
         names = nodes_text([clean_name(node) for node in verdict.nodes])
+        if reason.unreachable_kind is not UnreachableKind.AGENT:
+            return f"rankdeck doctor shows what is wrong with {names}; no training needs an agent"
         return f"start the agent{'' if len(verdict.nodes) == 1 else 's'} on {names} again, as by rankdeck up"
     if len(verdict.nodes) > 1:
         return "x in the console restarts without them"
-    job, node, reason = clean_name(verdict.job), clean_name(verdict.nodes[0]), verdict.unreachable_reason
+    job, node = clean_name(verdict.job), clean_name(verdict.nodes[0])
     # Behind a relay, or under a scheduler, an agent is started by other means: its reason says so.
     if reason is not None and reason.unreachable_kind is UnreachableKind.AGENT and "rankdeck up" in reason.why:
         return f"rankdeck up {node} starts its agent again; x in the console restarts without {node}"

@@ -110,11 +110,11 @@ def test_after_a_job_that_failed_a_healthy_one_returns_0_and_after_down_and_up_n
     assert desk.run("up", "localhost")[0] == 0
     code, status = desk.json("status")
     assert (code, status["jobs"], status["verdicts"]) == (0, [], [])
-    assert "no job runs; ended: bad (failed), good; rankdeck status JOB" in desk.run("status", *HERE)[1]
+    assert "no job runs; ended: good, bad (failed); rankdeck status JOB" in desk.run("status", *HERE)[1]
     for verb in ("ranks", "memory", "barriers", "stragglers"):
-        line = f"no job runs; ended: bad (failed), good; rankdeck {verb} JOB"
+        line = f"no job runs; ended: good, bad (failed); rankdeck {verb} JOB"
         assert line in desk.run(verb, *HERE)[1]
-    assert "no job runs; ended: bad (failed), good; rankdeck logs JOB" in desk.run("logs", *HERE)[2]
+    assert "no job runs; ended: good, bad (failed); rankdeck logs JOB" in desk.run("logs", *HERE)[2]
     assert "(ended: bad, good; rankdeck evidence JOB" in desk.run("evidence", *HERE)[2]
     assert desk.json("status", "bad")[1]["jobs"][0]["state"] == "failed", "who asks for it is answered"
 

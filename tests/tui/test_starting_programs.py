@@ -190,7 +190,7 @@ async def test_the_last_program_is_filled_in_and_up_leads_to_those_before() -> N
         ]
         await console.press("up")
         assert [field(console, name) for name in ORDER] == ["-m pkg.eval", "", "", "", ""]
-        assert "Start -m pkg.eval on gpu1? One rank for each GPU" in inside(console)
+        assert "Start -m pkg.eval on gpu1? Ranks by the inventory's nproc, else one" in inside(console)
         await console.press("up", "down")
         assert [field(console, name) for name in ORDER] == [typed(LAST)._asdict()[name] for name in ORDER]
         await console.press("enter", "right", "enter")

@@ -13,10 +13,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def fill(past: PastFrames, seconds: float, start_s: float = 0.0) -> float:
+class Wall:
+    """The wall clock, where a test sets it."""
+
+    at_s = 0.0
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
+    clock = Wall()
+    monkeypatch.setattr("agent.transport.history._steady_wall_time", lambda _epoch_s: clock.at_s)
+    return clock
+
+
+def fill(past: PastFrames, seconds: float, start_s: float = 0.0, wall: Wall | None = None) -> float:
     """Append reports at 5 Hz on a virtual clock; return when the last one was made."""
     now_s = start_s
     while now_s < start_s + seconds:
+        if wall is not None:
+            wall.at_s = now_s
         past.append(f"{now_s:.1f}".encode(), now_s)
         now_s += 0.2
     return now_s
@@ -26,9 +41,9 @@ def everything(past: PastFrames, tier: Tier, since_seq: int = 0, max_bytes: int 
     return [(one.seq, one.frame.decode()) for one in past.since(tier, since_seq, max_bytes)]
 
 
-def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path) -> None:
+def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path, wall: Wall) -> None:
     past = PastFrames(tmp_path / "history", "a-boot")
-    end_s = fill(past, 3600.0)
+    end_s = fill(past, 3600.0, wall=wall)
 
     recent = everything(past, Tier.RECENT)
     day = everything(past, Tier.DAY)
@@ -41,9 +56,10 @@ def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path) ->
     past.close()
 
 
-def test_a_day_is_a_day(tmp_path: Path) -> None:
+def test_a_day_is_a_day(tmp_path: Path, wall: Wall) -> None:
     past = PastFrames(tmp_path / "history", "a-boot")
     for minute in range(3 * 24 * 60):
+        wall.at_s = minute * 60.0
         past.append(str(minute).encode(), minute * 60.0)
 
     day = everything(past, Tier.DAY)
@@ -86,6 +102,28 @@ def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: p
         (10, b"9", 10.0),
     ]
     past.close()
+
+
+def test_agents_that_begin_again_and_again_forget_nothing_of_the_last_ten_minutes(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a short-lived agent writes is a file too."""
+    now_s = 0.0
+    for _ in range(40):
+        past = PastFrames(tmp_path / "history", "a-boot")
+        now_s = fill(past, 20.0, now_s, wall)
+        past.close()
+
+    past = PastFrames(tmp_path / "history", "a-boot")
+    recent = everything(past, Tier.RECENT)
+    assert float(recent[0][1]) <= now_s - 600.0
+    assert len(recent) <= 3350
+    monkeypatch.setattr("agent.transport.history.MAX_FILES", 40)
+    for _ in range(20):
+        past = PastFrames(tmp_path / "history", "a-boot")
+        past.append(b"short", now_s)
+        past.close()
+    assert len(list((tmp_path / "history").glob("recent-*"))) == 40
 
 
 def test_the_last_words_of_an_agent_are_kept_at_once_and_returned_at_any_period(

@@ -244,7 +244,7 @@ def test_where_no_job_runs_those_that_have_ended_are_named(verb: str, looked_at:
         found.append(result.output.removeprefix("rankdeck: "))
 
     assert found == [
-        f"no job runs; ended: chaos (failed), gpt (stopped); rankdeck {verb} JOB\n",
+        f"no job runs; ended: gpt (stopped), chaos (failed); rankdeck {verb} JOB\n",
         f"no job runs; ended: gpt (stopped); rankdeck {verb} gpt\n",
         "no job is known there\n",
     ]

@@ -182,7 +182,7 @@ def test_nodes_on_which_no_job_runs_name_those_that_have_ended() -> None:
     past = [well_ended, stopped, failed("boom", 900.0, is_past=True)]
 
     view = Watched().look(past, [])
-    ended = "ended: boom (failed), good, gpt (stopped); rankdeck status JOB"
+    ended = "ended: good, gpt (stopped), boom (failed); rankdeck status JOB"
     assert (shown(view), view.headline().text) == ("", f"1 node up; no job runs; {ended}")
     one = Watched().look([failed("boom", 900.0, is_past=True)], [])
     assert one.headline().text.endswith("ended: boom (failed); rankdeck status boom")
@@ -190,7 +190,7 @@ def test_nodes_on_which_no_job_runs_name_those_that_have_ended() -> None:
     assert asked.headline().text == "1 node up, no job yet", "one runs"
     names = [f"j{number}" for number in range(11)]
     many = Watched().look([job(name, 900.0, state=JobState.SUCCEEDED, is_past=True) for name in names], [])
-    assert many.headline().text.endswith("ended: j0, j1, j10, j2, j3, j4, j5, j6 and 3 more; rankdeck status JOB")
+    assert many.headline().text.endswith("ended: j0, j1, j2, j3, j4, j5, j6, j7 and 3 more; rankdeck status JOB")
 
 
 def test_the_status_of_a_job_that_has_ended_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_the_status_of_a_job_that_has_ended_names_the_others(capsys: pytest.Capt
         return [line for line in capsys.readouterr().out.splitlines() if "ended: " in line]
 
     others = [failed("gpt", 500.0, 100.0), failed("boom", 900.0, 800.0)]
-    line = "also ended: boom (failed), gpt (failed); rankdeck status JOB --host h1"
+    line = "also ended: gpt (failed), boom (failed); rankdeck status JOB --host h1"
 
     assert printed(Watched().look([*others, failed("late", 50.0, 5.0)], [])) == [line]
     assert printed(Watched("late").look([*others, failed("late", 50.0, 5.0)], []), attach="") == []

@@ -61,7 +61,9 @@ def test_the_question_names_host_ranks_and_command() -> None:
         "3 times at most."
     )
     assert start_question("gpu1", Program(("a.py",), 1)) == "Start a.py on gpu1? 1 rank."
-    assert "One rank for each GPU" in start_question("gpu1", Program(("a\x1b.py",)))
+    assert "Ranks by the inventory's nproc, else one rank for each GPU" in start_question(
+        "gpu1", Program(("a\x1b.py",))
+    )
     assert "\x1b" not in start_question("gpu1", Program(("a\x1b.py",)))
 
 

@@ -131,6 +131,8 @@ class Daemon:
         self.latest_report: NodeReport | None = None
         """The last one that was published; may be read from any thread."""
         self._end = asyncio.Event()
+        self._is_closing = False
+        """Whether each report is the last from now on: what ranks and consoles send until its end changes nothing."""
         self._ends_with_jobs = ""
         """Why it ends once its jobs have; empty where it does not."""
         self._moving_at_s = float("-inf")
@@ -248,8 +250,9 @@ class Daemon:
                 log_line(f"something was left out: {reason}; retrying")
 
     async def _close(self) -> None:
-        self._publish(is_last=True)
-        self._keep(time.monotonic(), is_last=True)
+        self._is_closing = True
+        self._publish()
+        self._keep(time.monotonic())
         await self.reports.finish(LAST_REPORT_S)
         await self._control.close()
         self.reports.close()
@@ -349,7 +352,7 @@ class Daemon:
         if self._state.has_news:
             self._publish_soon(NEWS_GAP_S)
 
-    def _report(self, *, is_last: bool = False) -> NodeReport:
+    def _report(self) -> NodeReport:
         now_s = time.monotonic()
         self._report_seq += 1
         report = self._state.report(
@@ -360,7 +363,7 @@ class Daemon:
             malformed_datagrams=self._inbox.num_malformed,
             control=self._lease.report(now_s),
         )
-        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses, is_last=is_last)
+        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses, is_last=self._is_closing)
 
     def _publish_soon(self, gap_s: float = MIN_PUBLISH_GAP_S) -> None:
         """Publish at once, or as soon as the last report is so old."""
@@ -372,22 +375,24 @@ class Daemon:
                 self._publish_timer.cancel()
             self._publish_timer = loop.call_later(wait_s, self._publish)
 
-    def _publish(self, *, is_last: bool = False) -> None:
+    def _publish(self) -> None:
         """Send a report to whoever listens."""
         if self._publish_timer:
             self._publish_timer.cancel()
             self._publish_timer = None
         self._published_at_s = time.monotonic()
-        self.latest_report = self._report(is_last=is_last)
+        self.latest_report = self._report()
         self.reports.publish(encode_frame(self.latest_report))
 
-    def _keep(self, now_s: float, *, is_last: bool = False) -> None:
+    def _keep(self, now_s: float) -> None:
         """Add the latest report to the past, as long as there is room for it."""
-        if self._history is None or self.latest_report is None or not (is_last or self._history.is_due(now_s)):
+        if self._history is None or self.latest_report is None:
+            return
+        if not (self._is_closing or self._history.is_due(now_s)):
             return
         try:
             frame = encode_node_report(_without_tracebacks(self.latest_report))
-            self._history.append(frame, now_s, is_last=is_last)
+            self._history.append(frame, now_s, is_last=self._is_closing)
         except OSError as error:
             if self._keeps_past:
                 log_line(f"reports of the past are lost: {error.strerror}: make room")

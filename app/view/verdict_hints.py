@@ -101,8 +101,8 @@ def _restart_without(verdict: Verdict) -> str:
     if verdict.severity is Severity.WARNING and reason is not None:
         names = nodes_text([clean_name(node) for node in verdict.nodes])
         if reason.unreachable_kind is not UnreachableKind.AGENT:
-            return f"rankdeck doctor shows what is wrong with {names}; no training needs an agent"
-        return f"start the agent{'' if len(verdict.nodes) == 1 else 's'} on {names} again, as by rankdeck up"
+            return f"rankdeck doctor shows what is wrong with {names}; training needs no agent"
+        return f"start the agent{'' if len(verdict.nodes) == 1 else 's'} on {names} again (rankdeck up)"
     if len(verdict.nodes) > 1:
         return "x in the console restarts without them"
     job, node = clean_name(verdict.job), clean_name(verdict.nodes[0])

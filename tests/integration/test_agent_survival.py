@@ -374,6 +374,21 @@ def test_an_agent_that_takes_its_jobs_with_it_reports_last_how_they_ended(house:
     assert [worker.process for worker in report.workers] == [ProcessState.EXITED] * 2
 
 
+def test_what_is_news_after_the_last_report_of_an_agent_does_not_bring_the_node_back(house: House) -> None:
+    agent = house.agent("import agent.transport.subscribers\nagent.transport.subscribers.READING_S = 3.0")
+    subscriber = Subscriber(agent.directory)
+    try:
+        subscriber.report()
+        agent.ask(Shutdown())
+        last_report(subscriber)
+        assert isinstance(agent.ask(Claim(1, "another console")), Accepted)
+        report = subscriber.report()
+    finally:
+        subscriber.close()
+    assert report.control is not None
+    assert report.is_last
+
+
 @pytest.mark.parametrize("how", ["command", pytest.param("signal", marks=pytest.mark.slow)])
 def test_an_agent_that_is_asked_to_end_reports_that_it_does_and_so_does_its_history(house: House, how: str) -> None:
     first = house.agent()

@@ -41,7 +41,7 @@ def test_an_agent_that_is_stopped_is_down_at_once_and_its_ranks_are_a_warning_la
     assert (first.cause, first.severity, first.culprits) == (Cause.NODE_LOST, Severity.WARNING, [0, 1])
     assert first.text.startswith("no agent on demo-0 for ")
     assert first.text.endswith(" s: it was stopped; whether ranks 0-1 still run is not known")
-    assert first.hint == "start the agent on demo-0 again, as by rankdeck up"
+    assert first.hint == "start the agent on demo-0 again (rankdeck up)"
     assert second.culprits == [2, 3]
     assert exit_code(sim.view()) is ExitCode.VERDICT_STANDS
 
@@ -179,3 +179,19 @@ def test_a_job_that_has_ended_where_it_is_seen_may_go_on_where_no_agent_is(state
     assert (verdict.cause, verdict.severity, verdict.culprits) == (Cause.NODE_LOST, Severity.WARNING, [0, 1])
     assert verdict.text == "no agent on h1: nothing is known of jobs there; whether ranks 0-1 still run is not known"
     assert exit_code(view) is ExitCode.VERDICT_STANDS
+
+
+def test_a_node_that_is_back_gives_way_to_what_its_ranks_report_of_the_failure() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.nodes[1].is_unheard = True
+    sim.run(LOST_S + 2)
+    sim.ranks[3].end = (None, 6, "gloo::EnforceNotMet: op.preamble.length <= op.nbytes. 16 vs 4")
+    sim.run(20)
+    assert [verdict.cause for verdict in sim.verdicts()] == [Cause.NODE_LOST]
+
+    sim.restart_agent(1)
+    sim.run(10)
+    (verdict,) = sim.verdicts()
+    assert verdict.cause is Cause.MISMATCH
+    assert "gloo ended rank 3" in verdict.text

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.wire.machine import GrowthReport, LimitKind, LimitReport
 from agent.wire.reports import ExitReport
-from app.diagnosis.causes import Cause
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.diagnosis.wait_fractions import EarlierCost
@@ -550,6 +550,16 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
             verdict(Cause.MISMATCH, aborted=(1,), sides=(GROUP_1,), culprits=(1,), place=replace(PLACE, line=7)),
             None,
             "the lines differ: a rank may have left out a call",
+        ),
+        (
+            verdict(Cause.NODE_LOST, unreachable_reason=NO_AGENT, severity=Severity.WARNING),
+            None,
+            "start the agent on demo-1 again (rankdeck up)",
+        ),
+        (
+            verdict(Cause.NODE_LOST, unreachable_reason=UnreachableReason("frozen"), severity=Severity.WARNING),
+            None,
+            "rankdeck doctor shows what is wrong with demo-1; training needs no agent",
         ),
         (
             verdict(Cause.NODE_LOST, unreachable_reason=UnreachableReason("the connection is lost")),

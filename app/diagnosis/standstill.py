@@ -89,12 +89,17 @@ def _lost_to_whom(evidence: Evidence, verdict: Verdict, nodes: Sequence[Node]) -
 
 
 def _step_on_without(evidence: Evidence, unseen: Ranks) -> bool:
-    """Return whether every rank that reports has made steps since some were last seen: those make steps too then."""
+    """Return whether every rank that reports has made steps since some were last seen: those make steps too then.
+
+    Where those were never seen, whether all others make steps now.
+    """
     job, others = evidence.job, evidence.facts.is_fresh.copy()
     others[unseen] = False
     last_step, last_s = job.step[unseen].max(), np.nanmax(job.report_at_s[unseen], initial=-np.inf)
+    if last_step < 0:
+        last_s = evidence.now_s - STEPS_APART_S - np.fmax(STEPS_APART_S, job.step_limit_s)
     has_gone_on = (job.stepped_at_s > last_s + STEPS_APART_S) & (job.step > last_step + 1)
-    return bool(last_step >= 0 and others.any() and has_gone_on[others].all())
+    return bool(others.any() and has_gone_on[others].all())
 
 
 def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:

@@ -61,6 +61,8 @@ class Inventory(msgspec.Struct, frozen=True):
     """Directory of the relay there; empty is its usual one."""
     workdir: str = ""
     """Working directory of nodes without a table of their own."""
+    num_ranks: int | None = None
+    """Number of their ranks; None means one for each GPU, or for every two cores."""
 
     @property
     def kind(self) -> str:
@@ -70,7 +72,7 @@ class Inventory(msgspec.Struct, frozen=True):
     def behind_relay(self, nodes: Sequence[str]) -> Inventory:
         """Return an inventory of exactly these nodes, each with its entry here, if any."""
         known = {entry.host: entry for entry in self.hosts}
-        hosts = tuple(known.get(node, HostEntry(node, workdir=self.workdir)) for node in nodes)
+        hosts = tuple(known.get(node, HostEntry(node, self.num_ranks, workdir=self.workdir)) for node in nodes)
         return msgspec.structs.replace(self, hosts=hosts)
 
     def chosen(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> tuple[HostEntry, ...]:
@@ -130,7 +132,7 @@ def read_inventory(written: str, place: str) -> Inventory:
     _look_for_strangers(content, reader)
     cluster = reader.values(content.get("cluster", {}), _CLUSTER, ("cluster",), "[cluster]")
     hosts = _read_hosts(content.get("node", []), cluster, reader)
-    own = {key: cluster[key] for key in ("name", "relay", "relay_dir", "workdir") if key in cluster}
+    own = {key: cluster[key] for key in ("name", "relay", "relay_dir", "workdir", "num_ranks") if key in cluster}
     inventory = Inventory(hosts=hosts, jobs=read_jobs(content.get("job", {}), reader), **own)
     if reader.troubles:
         raise WrongInventoryError(sorted(reader.troubles, key=lambda trouble: trouble.origin.line))
@@ -196,6 +198,7 @@ _TELEMETRY: Fields = dict.fromkeys(("telemetry", "telemetry_interface", "telemet
 """Keys of a removed transport."""
 _CLUSTER: Fields = {
     "name": ("name", text),
+    "nproc": ("num_ranks", _num_ranks),
     "python": ("python", text),
     "workdir": ("workdir", text),
     **_TELEMETRY,
@@ -209,7 +212,7 @@ _NODE: Fields = {
     "workdir": ("workdir", text),
     **_TELEMETRY,
 }
-_SHARED = ("python", "workdir")
+_SHARED = ("num_ranks", "python", "workdir")
 """Fields of [cluster] that apply to each host without its own."""
 _TABLES = ("cluster", "node", "job")
 """Tables beside those of settings."""
@@ -224,7 +227,7 @@ _HINTS = """\
 # python = "~/venvs/train/bin/python"   # on the hosts: has torch; rankdeck is installed into it
 # workdir = "~/project"
 #
-# A node's nproc is how many ranks it has; without it one for each GPU, without GPUs one for every two cores.
+# nproc, here or of a node, is how many ranks a node has; without it one for each GPU, or for every two cores.
 """
 
 

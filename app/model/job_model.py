@@ -203,8 +203,8 @@ class JobModel(RankColumns):
             self._shown_step = self.steps_together.at_one_moment(self.step, is_frozen, is_dead)
         return self._shown_step
 
-    def lowest_shown_step(self) -> int | None:
-        known = self.shown_step[self.shown_step >= 0]
+    def lowest_shown_step(self, among: NDArray[np.bool_]) -> int | None:
+        known = self.shown_step[among & (self.shown_step >= 0)]
         return int(known.min()) if len(known) else None
 
     def mean_loss(self) -> tuple[float | None, int | None]:

@@ -160,7 +160,11 @@ class View:
         first = job.worker(0)
         training = (first and first.report and first.report.training) or TrainingReport()
         loss, loss_step = job.mean_loss()
-        step, steps_per_s = job.lowest_shown_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
+        # The steps of ranks that are not seen are of the past.
+        is_lost = self._found.facts.is_lost
+        step = job.lowest_shown_step(~is_lost)
+        step = job.lowest_shown_step(is_lost) if step is None else step
+        steps_per_s = None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = job_severity(state, self._verdicts)
         root_cause = root_cause_row(job, self._cluster.node_names, self._verdicts, self._diagnosis.nodes)
         return JobRow(

@@ -404,6 +404,9 @@ async def test_how_to_read_the_loss_is_said_where_nothing_reads_it(reads_loss: b
             assert ("no loss yet: --metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
         await console.resize(80, 24)
         assert ("--metric 'loss ([0-9.]+)' reads it" in console.text()) != reads_loss
+        source.sim.stop()
+        await console.play(source, 3)
+        assert no_loss_text(console.console.ui).startswith("no loss: ")
 
 
 async def test_in_place_of_a_loss_stands_where_other_figures_are() -> None:

@@ -14,6 +14,7 @@ from app.text import bytes_text, loss_text, percent_text, rate_text
 from app.tui.widgets.charts import Box, Curve, bounds, drawing, nice_above
 from app.tui.widgets.drawing import Line
 from app.view.rows import METRIC_PREFIX, FigureKey
+from app.view.summary import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -220,20 +221,23 @@ def _value_style(look: Look, value: float | None) -> Style:
     return look.palette.alarm if is_odd else look.palette.brand
 
 
-NO_LOSS = "no loss yet"
-HOW_TO_READ_LOSS = f"{NO_LOSS}: --metric 'loss ([0-9.]+)' reads it"
-NO_LOSS_MATCHED = f"{NO_LOSS}: no line has matched --metric"
+NO_LOSS = "no loss"
+NO_LOSS_YET = f"{NO_LOSS} yet"
+HOW_TO_READ_LOSS = ": --metric 'loss ([0-9.]+)' reads it"
+NO_LOSS_MATCHED = ": no line has matched --metric"
 
 
 def no_loss_text(ui: UiState) -> str:
     """Return the sentence in place of a loss that has never come."""
+    job = ui.view.job() if ui.view is not None else None
+    none = NO_LOSS if job is not None and job.state in ENDED else NO_LOSS_YET
     if ui.source.player or _brings_loss(ui.view):
-        return NO_LOSS
+        return none
     if ui.source.reads_loss:
-        return NO_LOSS_MATCHED
+        return none + NO_LOSS_MATCHED
     figures = ui.history.shown.figures if ui.history.shown is not None else ()
     named = [figure.key.removeprefix(METRIC_PREFIX) for figure in figures if figure.key.startswith(METRIC_PREFIX)]
-    return f"no loss; {', '.join(named)}: in Charts" if named else HOW_TO_READ_LOSS
+    return f"{NO_LOSS}; {', '.join(named)}: in Charts" if named else none + HOW_TO_READ_LOSS
 
 
 def _brings_loss(view: View | None) -> bool:
@@ -248,7 +252,7 @@ def loss_panel(
     look: Look,
     points: Sequence[tuple[float, float]],
     size: tuple[int, int],
-    without: str = HOW_TO_READ_LOSS,
+    without: str = NO_LOSS_YET + HOW_TO_READ_LOSS,
     at: str = "at",
     reading: str = "",
 ) -> list[Line]:

@@ -551,7 +551,16 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
     assert [(row.state, row.detail) for row in view.ranks([2, 3])] == [(RankState.LOST, "not known")] * 2
     (verdict,) = view.verdicts()
     assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [2, 3], "demo-1")
-    assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; whether ranks 2-3 still run")
+    assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; ranks 2-3 train on unseen")
+    assert verdict.severity is Severity.WARNING
+
+    sim.freeze(3)
+    sim.run(Thresholds().stall_s + 1)
+    cluster, diagnoser = heard_of_only(sim, "demo-0")
+    cluster.put_unreachable("demo-1", UnreachableReason("port 22 refuses connections"))
+    (verdict,) = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s).verdicts()
+    assert (verdict.cause, verdict.severity) == (Cause.NODE_LOST, Severity.CRITICAL)
+    assert "whether ranks 2-3 still run is not known" in verdict.text
 
 
 def test_the_ranks_of_an_adopted_job_on_a_node_that_was_never_reached_are_lost_too() -> None:
@@ -661,7 +670,7 @@ def test_what_is_said_of_the_ranks_of_a_node_without_an_agent_is_that_its_agent_
 
     assert verdict.cause is Cause.NODE_LOST
     assert verdict.text.startswith(
-        "no agent on demo-1: nothing is known of jobs there (rankdeck up demo-1); whether ranks 2-3 still run"
+        "no agent on demo-1: nothing is known of jobs there (rankdeck up demo-1); ranks 2-3 train on unseen"
     )
 
 

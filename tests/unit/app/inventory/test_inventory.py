@@ -53,6 +53,16 @@ def test_hosts_have_what_is_said_of_them_and_else_what_is_said_of_all() -> None:
     )
 
 
+def test_the_number_of_ranks_of_all_hosts_is_that_of_each_without_its_own() -> None:
+    nodes = '[[node]]\nhost = "a"\n[[node]]\nhost = "b"\nnproc = 4\n[[node]]\nhost = "c"\nnproc = "gpu"\n'
+    inventory = read_inventory(f"[cluster]\nnproc = 2\n{nodes}", "rankdeck.toml")
+
+    assert [host.num_ranks for host in inventory.hosts] == [2, 4, None]
+    assert inventory.behind_relay(["new"]).hosts == (HostEntry("new", 2),)
+    (trouble,) = wrong(f"[cluster]\nnproc = 0\n{nodes}")
+    assert trouble.startswith("rankdeck.toml:2: nproc: 0 is neither")
+
+
 def test_a_file_without_hosts_is_an_empty_inventory() -> None:
     assert read_inventory("[console]\ntheme = 'light'\n", "rankdeck.toml") == Inventory()
 

@@ -113,7 +113,7 @@ def test_a_newer_report_shows_the_step_of_when_the_other_was_made() -> None:
 
     assert job.step.tolist() == [44, 42]
     assert job.shown_step.tolist() == [42, 42]
-    assert job.lowest_shown_step() == 42
+    assert job.lowest_shown_step(np.ones(job.world_size, np.bool_)) == 42
     assert still_cluster(cluster).jobs["job"].shown_step.tolist() == [42, 42]
 
     job = put(cluster, 2, 10.1, fast | {"age_s": 0.1}, {"step": 44, "step_ages_ms": [50, 120]})

@@ -214,7 +214,7 @@ async def test_a_look_goes_on_with_the_nodes_that_report_and_returns_10_for_a_jo
     (view,) = shown
     assert (code, [row.state for row in view.nodes()]) == (ExitCode.VERDICT_STANDS, ["up", "lost"])
     assert view.headline().text == (
-        "no answer from the agent on demo-1: no report in 0 s; whether rank 1 still runs is not known"
+        "no answer from the agent on demo-1: no report in 0 s; rank 1 trains on unseen, as the others step on"
     )
     assert capsys.readouterr().err == (
         "rankdeck: the agent on demo-1 does not answer: no report in 0 s; going on without 1 of 2 hosts\n"

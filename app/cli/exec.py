@@ -6,12 +6,15 @@ Their ranks load the probe, and the agent of their host takes them in as a job t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -67,6 +70,8 @@ def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple
         raise UsageError("exec wants a command", "rankdeck exec -- torchrun --nproc-per-node 4 train.py")
     if name:
         check_job_id(name)
+    if shutil.which(command[0]) is None:  # no agent is started for it
+        _refuse(command[0], errno.EACCES if "/" in command[0] and Path(command[0]).exists() else errno.ENOENT)
     if _start_agent(invitation) and sys.stderr.isatty():
         print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
     _leave_mark()
@@ -79,8 +84,7 @@ def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple
         os.execvpe(command[0], command, environ)  # noqa: S606 - the command is the user's, and no shell reads it
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        print_line(f"rankdeck: {clean(command[0], LINE_LIMIT)} cannot be run: {error.strerror}")
-        raise SystemExit(EXIT_NO_COMMAND if isinstance(error, FileNotFoundError) else EXIT_CANNOT_EXECUTE) from None
+        _refuse(command[0], error.errno)
 
 
 @click.command()
@@ -106,6 +110,14 @@ def env(*, name: str, rehearses: bool) -> None:
         is_served = False
     if not is_served:
         print_line("rankdeck: no agent runs on this machine: rankdeck up")
+
+
+def _refuse(command: str, number: int | None) -> NoReturn:
+    """Print why a command cannot be run, and exit as a shell does."""
+    is_program = command.endswith(".py") and Path(command).is_file()
+    hint = f" (rankdeck exec -- python3 {shlex.quote(command)})" if is_program else ""
+    print_line(clean(f"rankdeck: {command} cannot be run: {os.strerror(number or 0)}{hint}", LINE_LIMIT))
+    raise SystemExit(EXIT_NO_COMMAND if number == errno.ENOENT else EXIT_CANNOT_EXECUTE)
 
 
 def _prepared(name: str, *, rehearses: bool) -> dict[str, str]:

@@ -24,6 +24,7 @@ from app.diagnosis.exits import (
     LastLooks,
     are_launchers_over,
     ended_by_gloo,
+    ended_unseen,
     ended_with_launcher,
     has_moved_on,
     is_part_of,
@@ -286,7 +287,7 @@ class _JobDiagnoser:
                 tuple(Death(rank, float(job.report_at_s[rank]), ExitReport()) for rank in sorted(leaving)),
                 {rank: int(job.node_of[rank]) for rank in ends},
                 that_has_closed(job),
-                {rank: float(at_s) for rank in ends if not np.isnan(at_s := job.report_at_s[rank])},
+                ended_unseen(job),
             )
             self._exits = sort_out(ends, context, self._thresholds)
             latest_s = max((death.at_s for death in ends.values()), default=now_s)

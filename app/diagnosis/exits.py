@@ -66,6 +66,8 @@ ROOTS_OF_A_HANG = frozenset(
 """Causes that keep ranks waiting until they time out, or until the job is ended."""
 UNSEEN_S = 3.0
 """Seconds without a report before a death that was reported late, as by the next agent of its node."""
+FOUND_DEAD_S = 1.0
+"""Longest time for which an agent that begins may take a rank that has ended for alive."""
 VICTIM_S = 2.0
 """Seconds; a rank that has waited longer, and ends without an error, ends because of its wait."""
 LOOK_S = 0.5
@@ -272,6 +274,13 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     return frozenset(found)
 
 
+def ended_unseen(job: JobModel) -> dict[int, float]:
+    """Return when each rank last reported of those whose end was found by an agent that had not seen them alive."""
+    known_s, reported_s = job.received_s - job.seen_s, np.nan_to_num(job.report_at_s, nan=-np.inf)
+    found = [rank for rank, death in job.deaths.items() if known_s[rank] > death.at_s - FOUND_DEAD_S]
+    return {rank: float(reported_s[rank]) for rank in found}
+
+
 def are_launchers_over(job: JobModel) -> bool:
     """Return whether the launchers of all dead ranks have ended; each has reported whether its end was its own."""
     nodes = set(job.node_of[list(job.deaths)].tolist())
@@ -333,7 +342,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
         node_of: Index of each dead rank's node.
         closed: A rank that has closed its connections and keeps running.
-        seen_s: When dead ranks have last reported; an end that is reported late may have been long before.
+        unseen: Ranks whose end was found by an agent that has not seen them alive, with when they last reported.
     """
 
     stop_began_s: float
@@ -348,7 +357,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     leaving: tuple[Death, ...] = ()
     node_of: Mapping[int, int] = {}
     closed: Death | None = None
-    seen_s: Mapping[int, float] = {}
+    unseen: Mapping[int, float] = {}
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -406,7 +415,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
 
 def _was_unseen(death: Death, first_s: float, context: ExitContext) -> bool:
     """Return whether a rank has not been seen from the first death on: it may have ended before that."""
-    seen_s = context.seen_s.get(death.rank, float("-inf"))
+    seen_s = context.unseen.get(death.rank, death.at_s)
     return seen_s <= first_s and death.at_s - seen_s > UNSEEN_S
 
 

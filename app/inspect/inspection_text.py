@@ -127,7 +127,9 @@ _PARTS: dict[What, Callable[[SeenJob, Finding], list[str]]] = {
     What.STANDSTILL: _none_waits,
     What.STANDING: _none_waits,
     What.UNSEEN: _unseen,
-    What.MOVING: lambda _job, _finding: ["the ranks move, and nobody holds the others up"],
+    What.MOVING: lambda _job, _finding: [
+        "the ranks move, none hangs; whether one is slow cannot be seen from outside"
+    ],
 }
 
 

@@ -323,7 +323,9 @@ class EventLog:
         before, self._job = self._job, job
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
         at_s = self.now_s - (_past_s(view) if known is None else 0.0)
-        if known is None or known.state != job.state:
+        # A node that a stop has not reached yet, and that reports again, starts nothing.
+        is_left = known is not None and known.state in {"stopping", "stopped"} and job.state == "running"
+        if (known is None or known.state != job.state) and not is_left:
             attempt = f", {attempt_text(job.attempt)}" if job.attempt else ""
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
             self.add_event(

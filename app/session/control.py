@@ -13,8 +13,10 @@ default.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import RefusalReason, ShowJob, Shown
@@ -125,8 +127,15 @@ class JobControl:
 
     async def _kill(self, job_id: str) -> str:
         await self._wish()
+        asked_s = time.monotonic()
         nodes = await self._fleet().kill(job_id)
-        return self._logged(f"job {job_id} was killed on {nodes_text(nodes)}")
+        how = f"was killed on {nodes_text(nodes)}"
+        with contextlib.suppress(AppError):
+            statuses = of_latest_attempt(await self._of(job_id, nodes))
+            before_s = time.monotonic() - asked_s
+            if has_ended(statuses) and min(one.state_s for one in statuses.values()) > before_s:
+                how = ended_before_text(statuses)
+        return self._logged(f"job {job_id} {how}")
 
     async def restart(
         self,

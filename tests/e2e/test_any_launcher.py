@@ -85,6 +85,14 @@ def test_what_cannot_be_run_is_one_line(house: DemoHouse, arguments: list[str], 
     assert re.fullmatch(f"rankdeck: {said}", stderr), stderr
 
 
+def test_a_program_that_is_no_command_is_refused_before_an_agent_is_started() -> None:
+    with DemoHouse() as house:
+        (house.home / "train.py").touch()
+        said = "train.py cannot be run: No such file or directory (rankdeck exec -- python3 train.py)"
+        assert run(house, *RANKDECK, "exec", "train.py") == (127, "", f"rankdeck: {said}\n")
+        assert not list(house.home.glob(".local/state/rankdeck/*/*"))
+
+
 def test_without_an_agent_it_runs_all_the_same_and_says_so() -> None:
     with DemoHouse() as house:
         (house.home / ".local").write_text("in the way of the agent's directory")

@@ -22,7 +22,7 @@ from app.session.remote_job import RunRequest
 from app.session.remote_session import RemoteSession
 from tests.support.commands import run_rankdeck
 from tests.support.plain_hosts import these
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,18 @@ for step in range(1, 1000):
     if step == 40 and rank == 0:
         dist.all_reduce(grad)
     dist.broadcast(grad, 1)
+"""
+HANGS = """
+import time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ddpcore
+dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+grad = torch.ones(8)
+for step in range(1, 100_000):
+    ddpcore.report_step(step)
+    time.sleep(0.02)
+    dist.all_reduce(grad)
 """
 CALLS = (
     "rank 0 called all_reduce #80 at train.py:13 in <module>, rank 1 called broadcast #80 at train.py:14 in <module>"
@@ -114,6 +126,37 @@ def test_a_console_that_comes_later_gets_the_verdict_of_the_agent_that_saw_the_e
     assert (after["jobs"][0]["state"], [rank["state"] for rank in after["ranks"]]) == ("failed", ["exited", "exited"])
     assert [rank["step"] for rank in after["ranks"]] == [None, None]
     assert "cannot be read, what the ranks of job mix did last is lost" in (agent_dir / "agent.log").read_text()
+
+
+def test_a_frozen_rank_that_its_launcher_ends_once_the_others_have_timed_out_stays_the_cause(
+    agent_dir: Path, tmp_path: Path
+) -> None:
+    def status() -> dict[str, Any]:
+        _, printed, said = rankdeck(tmp_path, "status", "hang", *HERE, "--json")
+        assert printed, said
+        found: dict[str, Any] = json.loads(printed)
+        return found
+
+    (tmp_path / "train.py").write_text(HANGS)
+    here = (*HERE, "--nproc-per-node", "2", "--name", "hang", "--detach")
+    assert rankdeck(tmp_path, "run", *here, "--", "train.py")[0] == 0
+    pid = until(lambda: (status()["ranks"][1]["step"] or 0) > 5 and status()["ranks"][1]["pid"], START_S, "it trains")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: status()["ranks"][1]["detail"].startswith("killed by SIGKILL"), START_S, "its launcher ends it")
+    until(lambda: status()["jobs"][0]["state"] == "failed", COME_S, "the job has failed")
+    before = status()
+    assert [verdict["cause"] for verdict in before["verdicts"]] == ["frozen"]
+    assert before["verdicts"][0]["culprits"] == [1]
+    assert re.search(r"the job ended when rank 0 timed out after 6.0 s$", before["verdicts"][0]["text"])
+    assert "SIGKILL" not in rankdeck(tmp_path, "events", "hang", *HERE)[1]
+
+    for path in (agent_dir / "history").glob("*.reports"):
+        path.unlink()
+    os.kill(agent_pid(agent_dir), signal.SIGKILL)
+    rankdeck(tmp_path, "up", "localhost")
+    (after,) = status()["verdicts"]
+    assert after["culprits"] == [1]
+    assert re.match(r"rank 1 on localhost held the others up; rank 0 waited for it in all_reduce #\d+ ", after["text"])
 
 
 @pytest.mark.slow

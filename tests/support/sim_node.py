@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 START_S = 1000.0
 """A monotonic clock does not start at zero."""
 SIGKILL = 9
+KILL_S = 10.0
+"""From SIGTERM, which a frozen rank does not take, to SIGKILL; seen of torchrun 2.13."""
 SAMPLE_S = 0.2
 """Between two looks at the workers."""
 
@@ -180,6 +182,9 @@ class SimNode:
             for rank in self.ranks:
                 if rank.end is None and not rank.is_frozen:
                     rank.end = (None, 15, "")
+        if self._bad_s is not None and now_s - self._bad_s >= KILL_S:
+            for rank in self.ranks:
+                rank.end = rank.end or (None, SIGKILL, "")
         if len(self._ended) == len(self.ranks) and self.state in (JobState.RUNNING, JobState.STOPPING):
             self._end_launcher(now_s)
 

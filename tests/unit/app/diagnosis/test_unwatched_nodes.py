@@ -115,6 +115,26 @@ def test_the_events_say_that_the_agent_went_and_came_and_no_alarm_is_among_them(
     assert all(event.severity is not Severity.CRITICAL for event in events.latest_first())
 
 
+def test_a_node_that_a_stop_has_not_reached_and_that_is_back_does_not_start_the_job() -> None:
+    sim, events = SimCluster(), EventLog()
+    sim.each_view = events.observe
+    sim.run_to_step(30)
+    sim.stop_agent(1)
+    sim.run(1)
+    for state in (JobState.STOPPING, JobState.STOPPED):
+        sim.nodes[0].go(state, sim.now_s)
+        sim.run(1)
+    sim.restart_agent(1)
+    sim.run(1)
+    assert sim.view().job().state == "running"  # type: ignore[union-attr]
+    sim.nodes[1].go(JobState.STOPPED, sim.now_s)
+    sim.run(1)
+
+    told = [event.text for event in events.latest_first() if event.kind is EventKind.JOB]
+    assert told[:2] == ["job demo: stopped", "job demo: stopping"]
+    assert [text for text in told if text == "job demo: running"] == ["job demo: running"]
+
+
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_a_rank_that_was_killed_while_nobody_watched_its_node_is_the_cause_once_an_agent_reports_its_end(
     *, is_stopped: bool

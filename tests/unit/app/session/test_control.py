@@ -78,7 +78,7 @@ class NodeRoad:
             case Abort():
                 self.status = self._before
             case Stop() | Kill() if self.status.state in {JobState.RUNNING, JobState.PREPARED}:
-                self._become(state=JobState.STOPPED)
+                self._become(state=JobState.STOPPED, state_s=0.0)
         return Accepted()
 
     async def close(self) -> None:
@@ -234,6 +234,16 @@ async def test_a_kill_reaches_the_other_nodes_when_one_is_silent_and_says_so() -
 async def test_a_kill_names_the_nodes_that_know_the_job() -> None:
     told = await control_over(n0=NodeRoad(None), n1=road(), n2=road()).kill("j")
     assert told == "job j was killed on n1 and n2"
+
+
+async def test_a_kill_of_what_has_ended_returns_how_and_when_that_was() -> None:
+    nodes = {f"n{number}": road(JobState.FAILED) for number in range(2)}
+    for node in nodes.values():
+        assert node.status is not None
+        node.status = msgspec.structs.replace(node.status, state_s=37.0, age_s=60.0)
+    told = await control_over(**nodes).kill("j")
+    assert told == "job j failed before, 37 s ago"
+    assert [node.kinds() for node in nodes.values()] == [["Kill"]] * 2
 
 
 async def test_a_kill_of_what_no_node_knows_is_refused() -> None:

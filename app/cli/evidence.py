@@ -19,7 +19,7 @@ from app.errors import ExitCode, UsageError
 from app.fleet.agent_link import AgentLink
 from app.paths import NotRegularError, TooLargeError, read_regular_file
 from app.recording.bundle import bundle_name, encode_bundle, recording_of
-from app.recording.evidence import Answers, write_evidence
+from app.recording.evidence import Answers, default_directory, latest_evidence, write_evidence
 from app.recording.incident_recorder import PATIENCE_S
 from app.recording.playback import clock_text, from_its_job_on
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
@@ -88,7 +88,7 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, setti
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="FILE|JOB", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--speed",
     type=click.FloatRange(SPEEDS[0], SPEEDS[-1]),
@@ -108,8 +108,11 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, setti
 def replay(
     *, file: Path, speed: float, start_s: float | None, headless: bool, is_json: bool, settings: Settings
 ) -> None:
-    """Show evidence or a recording, as if it happened now."""
-    recording = _read(file)
+    """Show evidence or a recording, as if it happened now; of a JOB, the latest evidence that was kept here."""
+    kept = None if file.exists() else latest_evidence(default_directory(), str(file), since_s=0.0)
+    if kept is not None:
+        print_line(f"rankdeck: replaying {kept}")
+    recording = _read(kept or file)
     session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)
     if headless or is_json or not is_terminal():
         raise SystemExit(_print(session, recording, is_json=is_json))

@@ -411,7 +411,7 @@ class _JobDiagnoser:
             key = (verdict.cause, verdict.culprits)
             known = before.pop(key, None)
             first_s = now_s if known is None else known.first_s
-            kept = verdict if known is None or verdict.cause not in STICKY else _with_memory(verdict, known.verdict)
+            kept = verdict if known is None else _with_memory(verdict, known.verdict, job)
             self._standing.setdefault(key, _Standing(kept, first_s, now_s))
         blamed = {rank for verdict in found for rank in verdict.culprits}
         ended = {rank for verdict in found if verdict.cause in STICKY for rank in verdict.culprits}
@@ -452,21 +452,20 @@ class _JobDiagnoser:
         return any(lasts_s(evidence.job, evidence.facts.is_immobile, one) > 0.0 for one in same)
 
 
-def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
-    """Return a verdict on an event, with what was known of it when more could be seen."""
+def _with_memory(verdict: Verdict, before: Verdict, job: JobModel) -> Verdict:
+    """Return a verdict on an event, with what was known of it when more could be seen; any other as it is.
+
+    An event is also that ranks end since they timed out, which had waited for a frozen one.
+    """
+    is_left = verdict.cause is Cause.FROZEN and bool(job.has_raised[list(before.waiting)].any())
+    if verdict.cause not in STICKY and not is_left:
+        return verdict
+    if verdict.seq is None and before.seq is not None:
+        call = {name: getattr(before, name) for name in ("group", "seq", "called_seq", "op", "label", "waited_s")}
+        verdict = msgspec.structs.replace(verdict, **call)
     waiting = tuple(sorted({*verdict.waiting, *before.waiting} - set(verdict.culprits)))
-    verdict = msgspec.structs.replace(verdict, waiting_place=verdict.waiting_place or before.waiting_place)
-    if verdict.seq is not None or before.seq is None:
-        return msgspec.structs.replace(verdict, waiting=waiting)
     return msgspec.structs.replace(
-        verdict,
-        waiting=waiting,
-        group=before.group,
-        seq=before.seq,
-        called_seq=before.called_seq,
-        op=before.op,
-        label=before.label,
-        waited_s=before.waited_s,
+        verdict, waiting=waiting, waiting_place=verdict.waiting_place or before.waiting_place
     )
 
 

@@ -127,9 +127,7 @@ _PARTS: dict[What, Callable[[SeenJob, Finding], list[str]]] = {
     What.STANDSTILL: _none_waits,
     What.STANDING: _none_waits,
     What.UNSEEN: _unseen,
-    What.MOVING: lambda _job, _finding: [
-        "the ranks move, none hangs; whether one is slow cannot be seen from outside"
-    ],
+    What.MOVING: lambda _job, _finding: ["the ranks move, none hangs; whether one is slow cannot be seen from outside"],
 }
 
 

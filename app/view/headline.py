@@ -20,7 +20,7 @@ from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
 from app.diagnosis.waits import LATE_S
 from app.model.cluster import ended_s
-from app.model.farewells import names_lost_peer
+from app.model.farewells import names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE, Process
 from app.model.unreachable_reason import UnreachableKind
 from app.text import (
@@ -188,7 +188,8 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
         return rest
     if found.facts.is_dead.all():
         return _line(Severity.QUIET, f"job {row.job_id}: all ranks have ended, their launcher has not")
-    line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(cluster, job, row, found)
+    line = _raised(job, found) or _starting(cluster, job, found) or _outside(job, row, found, now_s)
+    line = line or _running(cluster, job, row, found)
     return _line(line.severity, line.text + _left(job, found))
 
 
@@ -229,6 +230,20 @@ def _ended(job: JobModel, row: JobRow) -> Headline:
 
 def _detail(row: JobRow) -> str:
     return f": {row.detail}" if row.detail else ""
+
+
+def _raised(job: JobModel, found: JobDiagnosis) -> Headline | None:
+    """Return which ranks an exception is about to end, as after a time-out; None where there are none."""
+    ranks = np.flatnonzero(job.has_raised & found.facts.is_alive).tolist()
+    worker = job.worker(ranks[0]) if ranks else None
+    if worker is None or worker.report is None:
+        return None
+    is_one, raised = len(ranks) == 1, worker.report.raised
+    if names_time_out(raised):
+        how = f"{'has' if is_one else 'have'} timed out and {'is' if is_one else 'are'} ending"
+    else:
+        how = f"{'ends' if is_one else 'end'} by an exception: {clean(raised)}"
+    return _line(Severity.WARNING, f"{ranks_text(ranks)} {how}")
 
 
 def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline | None:
@@ -274,7 +289,7 @@ def _running(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis) 
         return _line(severity, f"{_ranks(job, found)}{_training(row)}{unjudged}")
     text = wait_text(wait) + _doing(job, wait)
     if wait.waited_s < LATE_WAIT_S:
-        return _line(severity, text)
+        return _line(Severity.QUIET, text)
     return _line(Severity.WARNING, text + _until_alarm(wait, found))
 
 

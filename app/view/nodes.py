@@ -156,6 +156,7 @@ def _have_come(new_nodes: NewNodes) -> str:
 MAX_JOBS_NAMED = 3
 MAX_ENDED_NAMED = 8
 _BAD_ENDS = frozenset({"failed", "lost"})
+_URGENT = frozenset({Severity.WARNING, Severity.CRITICAL})
 _NAMED_ENDS = _BAD_ENDS | {"stopped"}
 
 
@@ -208,7 +209,7 @@ def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> s
 
     Empty when no other job runs or ran beside the one shown.
     """
-    beside = [row for row in others if row.is_concurrent]
+    beside = _beside(others)
     if not beside:
         return ""
     named = [row.text for row in beside[:MAX_JOBS_NAMED]]
@@ -244,14 +245,27 @@ def is_about_other_jobs(text: str, shown: str) -> bool:
 
 
 def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:
-    """Return shorter lines about other jobs, the longest first; all keep the whole command."""
-    beside = [row for row in others if row.is_concurrent]
+    """Return shorter lines about other jobs, the longest first.
+
+    All keep the whole command; beside a job that is not well, the shortest keep what it suffers from instead.
+    """
+    beside = _beside(others)
     command = _command(beside, attach)
     if not beside or not command:
         return []
-    named = f"job {beside[0].job_id}" if len(beside) == 1 else f"{len(beside)} jobs"
-    lines = [f"{beside[0].text}; {command}"] if len(beside) == 1 else []
-    return [clean(line, LINE_LIMIT) for line in (*lines, f"{named}: {command}", command)]
+    more = f"; {len(beside) - 1} more" if len(beside) > 1 else ""
+    lines = [f"{beside[0].text}{more}; {command}"]
+    if beside[0].severity in _URGENT:
+        lines += [f"{beside[0].text}{more}", *[beside[0].text] * bool(more)]
+    else:
+        named = f"job {beside[0].job_id}" if len(beside) == 1 else f"{len(beside)} jobs"
+        lines = [*lines[: len(beside) == 1], f"{named}: {command}", command]
+    return [clean(line, LINE_LIMIT) for line in lines]
+
+
+def _beside(others: Sequence[OtherJobRow]) -> list[OtherJobRow]:
+    """Return the jobs that run beside the one shown, those that are not well first."""
+    return sorted((row for row in others if row.is_concurrent), key=lambda row: row.severity not in _URGENT)
 
 
 def _command(beside: Sequence[OtherJobRow], attach: str) -> str:

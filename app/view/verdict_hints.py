@@ -39,7 +39,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return growth_hint(verdict.growth)
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
-        return f"{stopped}its last stack is in the evidence, if that was kept: rankdeck help evidence"
+        return f"{stopped}its last stack, if evidence was kept: rankdeck replay {clean_name(verdict.job)}, key s"
     if verdict.is_behind_work and not verdict.because:
         return "run with CUDA_LAUNCH_BLOCKING=1 to see which kernel does not end; the GPUs view shows clocks and Xids"
     if verdict.cause is Cause.STRAGGLER:

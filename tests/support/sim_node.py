@@ -178,15 +178,17 @@ class SimNode:
                     found = left(error, rank=rank.rank) if error else None
                     failure = failure_of_worker(WorkerExited(rank.rank, code, signal, found), now_s, self._failure)
                     self._failure = first_of(self._failure, failure)
-        if self._bad_s is not None and now_s - self._bad_s >= 0.15:
-            for rank in self.ranks:
-                if rank.end is None and not rank.is_frozen:
-                    rank.end = (None, 15, "")
-        if self._bad_s is not None and now_s - self._bad_s >= KILL_S:
-            for rank in self.ranks:
-                rank.end = rank.end or (None, SIGKILL, "")
+        if self._bad_s is not None:
+            self._end_the_others(now_s - self._bad_s)
         if len(self._ended) == len(self.ranks) and self.state in (JobState.RUNNING, JobState.STOPPING):
             self._end_launcher(now_s)
+
+    def _end_the_others(self, bad_for_s: float) -> None:
+        for rank in self.ranks:
+            if bad_for_s >= KILL_S:
+                rank.end = rank.end or (None, SIGKILL, "")
+            elif bad_for_s >= 0.15 and rank.end is None and not rank.is_frozen:
+                rank.end = (None, 15, "")
 
     def _end_launcher(self, now_s: float) -> None:
         if self.state is JobState.STOPPING:

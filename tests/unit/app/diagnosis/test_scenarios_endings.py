@@ -75,6 +75,22 @@ def test_what_stood_before_a_time_out_is_the_cause_for_good(
     assert f"timed out after {timeout_s:.0f}" in verdict.text.replace(".0 s", " s")
 
 
+@pytest.mark.parametrize("kind", ["asleep", "frozen"])
+def test_from_a_short_time_out_to_the_end_of_the_job_all_is_never_well(kind: str) -> None:
+    sim = hung(kind, timeout_s=6.0)
+    sim.run_until(lambda: bool(sim.cluster.jobs["demo"].has_raised.any()), within_s=8)
+    seen = []
+    while job_of(sim).state != "failed":
+        seen.append(sim.view().headline())
+        sim.run(0.1)
+
+    assert len(seen) > 5
+    assert {line.severity for line in seen} <= {Severity.WARNING, Severity.CRITICAL}
+    assert not any("nobody waits" in line.text or "training" in line.text for line in seen)
+    first = "ranks 0, 2-3 have timed out and are ending" if kind == "asleep" else "rank 1 on demo-0 is frozen"
+    assert seen[0].text.startswith(first)
+
+
 @pytest.mark.parametrize("kind", HANGS)
 def test_what_stood_before_a_launcher_was_told_to_end_is_the_cause(kind: str) -> None:
     for signal in (SIGTERM, SIGKILL):

@@ -122,6 +122,18 @@ def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, 
     assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())
 
 
+def test_shorter_lines_about_a_job_that_is_not_well_keep_what_it_suffers_from() -> None:
+    two = Watched("a").look([job("a"), failed("b", 5.0, 2.0)], [])
+    assert two.company_texts[1:] == ["also job b, failed; rankdeck attach b", "also job b, failed"]
+    three = Watched("a").look([job("a"), job("c", 20.0), failed("b", 5.0, 2.0)], [])
+    assert three.company_texts[1:] == [
+        "also job b, failed; 1 more; rankdeck attach JOB",
+        "also job b, failed; 1 more",
+        "also job b, failed",
+    ]
+    assert "on these nodes: job b, failed; job c, starting" in three.company_texts[0]
+
+
 def test_several_other_jobs_are_one_line_and_those_that_ended_long_ago_are_not_in_it() -> None:
     watched = Watched("a")
     others = [job(name, 10.0 + number) for number, name in enumerate("bcdef")]

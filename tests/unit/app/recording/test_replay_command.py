@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from app.cli.evidence import replay
 from app.errors import AppError, ExitCode
 from app.recording.bundle import Evidence, encode_bundle
+from app.recording.evidence import default_directory
 from app.recording.records import encode_recording
 from tests.support.recordings import frozen_recording
 
@@ -30,6 +31,22 @@ def test_it_prints_what_was_said_by_the_clock_and_how_it_stood(tmp_path: Path) -
     assert json.loads(printed.stdout)["verdicts"][0]["culprits"] == [2]
     (verdict,) = [line for line in printed.stderr.splitlines() if "is frozen" in line]
     assert verdict.startswith("03:12:3")
+
+
+def test_of_a_job_it_plays_the_latest_evidence_kept_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    recording = frozen_recording()
+    directory = default_directory()
+    directory.mkdir(parents=True)
+    content = encode_bundle(Evidence(recording.opening, recording.records, {}, [], {}))
+    for number, name in enumerate(("demo-20261128-100000.zip", "demo-20261128-110000.zip", "demo-b-20261128-120000.zip")):
+        (directory / name).write_bytes(content if "11" in name else b"not this one")
+        os.utime(directory / name, (1e9 + number, 1e9 + number))
+
+    printed = CliRunner().invoke(replay, ["demo", "--json"])
+
+    assert printed.exit_code == ExitCode.VERDICT_STANDS
+    assert printed.stderr.startswith(f"rankdeck: replaying {directory / 'demo-20261128-110000.zip'}\n")
 
 
 def test_one_that_was_cut_says_so(tmp_path: Path) -> None:

@@ -434,7 +434,7 @@ class AgentLink(ABC):
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")
         if "No module named" in done.error_text:
-            hint = f"{self._how_to_install()}; or name another Python: --python"
+            hint = f"{self._how_to_install()}; or name another Python: --python, or in a rankdeck.toml"
             raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.error_text})", hint)
         if _OLD_PYTHON in done.error_text:
             raise IncompatibleAgentError(self.host, f"{python} is older than 3.11", "name a newer one: --python")

@@ -229,7 +229,7 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     without_rankdeck.chmod(0o700)
     code, said = fails("up", "h1", "--python", "~/python")
     assert (code, "has no rankdeck" in said) == (3, True)
-    assert "(rankdeck install h1 --python '~/python'; or name another Python: --python)" in said
+    assert "(rankdeck install h1 --python '~/python'; or name another Python: --python, or in a rankdeck.toml)" in said
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (2, True)

@@ -39,7 +39,9 @@ def test_of_a_job_it_plays_the_latest_evidence_kept_here(tmp_path: Path, monkeyp
     directory = default_directory()
     directory.mkdir(parents=True)
     content = encode_bundle(Evidence(recording.opening, recording.records, {}, [], {}))
-    for number, name in enumerate(("demo-20261128-100000.zip", "demo-20261128-110000.zip", "demo-b-20261128-120000.zip")):
+    for number, name in enumerate(
+        ("demo-20261128-100000.zip", "demo-20261128-110000.zip", "demo-b-20261128-120000.zip")
+    ):
         (directory / name).write_bytes(content if "11" in name else b"not this one")
         os.utime(directory / name, (1e9 + number, 1e9 + number))
 

@@ -108,7 +108,10 @@ def record(*, wanted: HostsWanted, file: Path, job_id: str, is_json: bool, setti
 def replay(
     *, file: Path, speed: float, start_s: float | None, headless: bool, is_json: bool, settings: Settings
 ) -> None:
-    """Show evidence or a recording, as if it happened now; of a JOB, the latest evidence that was kept here."""
+    """Show evidence or a recording, as if it happened now.
+
+    Of a JOB it is the latest evidence that was kept on this machine.
+    """
     kept = None if file.exists() else latest_evidence(default_directory(), str(file), since_s=0.0)
     if kept is not None:
         print_line(f"rankdeck: replaying {kept}")

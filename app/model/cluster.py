@@ -45,7 +45,7 @@ MAX_CROWDING = 4.0
 """Upper bound on a node's crowding; more load is not taken to make probes later still."""
 MAX_OLD_EPOCHS = 8
 """Number of an agent's earlier epochs whose late reports are recognised."""
-WAS_STOPPED = UnreachableReason("it was stopped", UnreachableKind.AGENT)
+WAS_STOPPED = UnreachableReason("stopped on request", UnreachableKind.AGENT)
 
 
 class Node:

@@ -62,7 +62,8 @@ def test_a_stopped_job_whose_host_was_away_has_not_failed(desk: Desk) -> None:
     ended = desk.json("stop", "gpt", *HOSTS)
     assert (ended["state"], {row["state"] for row in ended["hosts"]}) == ("stopped", {"stopped"})
     summary, _ = watcher.communicate(timeout=END_S)
-    assert watcher.returncode == 0, summary
+    # One that came too late to hear of h2 before its cable was pulled knows of no end there.
+    assert watcher.returncode == (10 if "nothing came from h2" in summary else 0), summary
     kept = desk.json("evidence", "gpt", *HOSTS, "--output", str(desk.directory / "kept.zip"))
     assert "failed" not in str(kept)
 

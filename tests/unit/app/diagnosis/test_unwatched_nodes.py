@@ -31,7 +31,7 @@ def test_an_agent_that_is_stopped_is_down_at_once_and_its_ranks_are_a_warning_la
     sim.run(0.3)
     assert [row.state for row in sim.view().nodes()] == ["down", "down"]
     assert {row.severity for row in sim.view().nodes()} == {Severity.QUIET}
-    assert {row.trouble for row in sim.view().nodes()} == {"no agent: it was stopped"}
+    assert {row.trouble for row in sim.view().nodes()} == {"no agent: stopped on request"}
 
     sim.run(LOST_S - 1)
     assert sim.view().headline().text.startswith("no agent on demo-0 and demo-1 for 5.")
@@ -40,7 +40,7 @@ def test_an_agent_that_is_stopped_is_down_at_once_and_its_ranks_are_a_warning_la
     (first, second) = sim.verdicts()
     assert (first.cause, first.severity, first.culprits) == (Cause.NODE_LOST, Severity.WARNING, [0, 1])
     assert first.text.startswith("no agent on demo-0 for ")
-    assert first.text.endswith(" s: it was stopped; whether ranks 0-1 still run is not known")
+    assert first.text.endswith(" s: stopped on request; whether ranks 0-1 still run is not known")
     assert first.hint == "start the agent on demo-0 again (rankdeck up)"
     assert second.culprits == [2, 3]
     assert exit_code(sim.view()) is ExitCode.VERDICT_STANDS
@@ -54,7 +54,7 @@ def test_ranks_that_are_not_seen_train_on_where_the_others_make_steps() -> None:
 
     (verdict,) = sim.verdicts()
     assert (verdict.severity, verdict.culprits, verdict.waiting) == (Severity.WARNING, [2, 3], [])
-    assert verdict.text.endswith(": it was stopped; ranks 2-3 train on unseen, as the others step on")
+    assert verdict.text.endswith(": stopped on request; ranks 2-3 train on unseen, as the others step on")
     assert [row.state for row in sim.view().ranks([2])] == [RankState.LOST]
 
 
@@ -85,7 +85,7 @@ def test_a_wait_for_unwatched_ranks_is_an_alarm_after_the_time_of_a_stall() -> N
     sim.run(Thresholds().stall_s + 2)
     (verdict,) = sim.verdicts()
     assert (verdict.severity, verdict.culprits, verdict.waiting) == (Severity.CRITICAL, [2, 3], [0, 1])
-    assert "it was stopped; whether ranks 2-3 still run is not known; ranks 0-1 wait for them" in verdict.text
+    assert "stopped on request; whether ranks 2-3 still run is not known; ranks 0-1 wait for them" in verdict.text
 
 
 def test_another_agent_brings_the_node_back() -> None:

@@ -138,6 +138,8 @@ NEXT_STEPS = {
     ExitCode.UNREACHABLE: "rankdeck doctor looks at each host",
 }
 """Hints of errors that have none of their own, by exit code."""
+HOST_OPTIONS = ("--node", "--nodes", "--hosts")
+"""Options of other tools, in place of which stands `--host`."""
 
 
 @click.group(
@@ -225,6 +227,9 @@ def main() -> NoReturn:
     except click.exceptions.Abort:
         _print_error("interrupted")
         code = ExitCode.INTERRUPTED
+    except click.NoSuchOption as error:
+        _print_error(_option_text(error))
+        code = ExitCode.USAGE
     except click.ClickException as error:
         _print_error(f"{error.format_message()} (--help shows what there is)")
         code = ExitCode.USAGE
@@ -235,6 +240,16 @@ def main() -> NoReturn:
     else:
         code = ExitCode.WELL
     sys.exit(code)
+
+
+def _option_text(error: click.NoSuchOption) -> str:
+    """Return what is wrong with an option, and where it stands or which is meant."""
+    name = error.option_name
+    if error.ctx is None or error.ctx.parent is None:
+        return f"no such option: {name} (a command's options stand behind it: rankdeck COMMAND --help)"
+    if name in HOST_OPTIONS:
+        return f"no such option: {name} (--host names a host)"
+    return f"{error.format_message()} (--help shows what there is)"
 
 
 def _make_streams_usable() -> None:

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from app.cli.main import COMMANDS, OF_OTHERS, rankdeck
+from app.cli.main import COMMANDS, OF_OTHERS, main, rankdeck
 from app.errors import ExitCode, HostUnreachableError, UsageError
 from app.inspect.seen import HostSeen
 
@@ -53,6 +53,23 @@ def test_a_verb_that_takes_hosts_as_they_are_answers_the_option_of_the_others(ve
 
     assert caught.value.hint == f"rankdeck {verb} h8 h9"
     assert "--host" not in CliRunner().invoke(rankdeck, [verb, "--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("--json status", "no such option: --json (a command's options stand behind it: rankdeck COMMAND --help)"),
+        ("logs --node h2", "no such option: --node (--host names a host)"),
+    ],
+)
+def test_an_option_that_is_typed_by_habit_gets_the_right_one_or_its_place(
+    typed: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankdeck", *typed.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    assert (caught.value.code, capsys.readouterr().err) == (ExitCode.USAGE, f"rankdeck: {line}\n")
 
 
 def test_the_help_of_json_counts_the_objects() -> None:

@@ -437,7 +437,7 @@ class Jobs:
         for ended in self._watch.note_unseen(launch, exit_code, time.monotonic()):
             self._on_worker_end(ended)
         launch.remove_sockets()
-        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
+        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure(exit_code) if exit_code else None))
 
     def _on_worker_end(self, ended: WorkerEnded) -> None:
         launch, how, now_s = self._known[ended.job_id], ended.exit, time.monotonic()

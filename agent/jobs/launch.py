@@ -30,6 +30,7 @@ from agent.processes.shim_process import (
     spawn_shim,
 )
 from agent.wire.commands import RefusalReason, Refused
+from agent.wire.logs import LAUNCHER_RANK
 from ddpcore.wire import DECODE_ERRORS, ROUND_FILE, encode_request
 
 if TYPE_CHECKING:
@@ -184,9 +185,12 @@ class Launch:
         """Return the last line of a rank that ended with a code and left no exception."""
         return last_failure(self.ranks_dir, rank) if code else None
 
-    def any_failure(self) -> FoundFailure | None:
-        """Return the first failure in the files of this node's ranks, else of the launcher."""
-        return first_failure(self.ranks_dir, self.job.ranks, reported_exit_codes(self.job_dir))
+    def any_failure(self, exit_code: int) -> FoundFailure | None:
+        """Return the first failure in the files of this node's ranks, else of the launcher, which ended with a code."""
+        codes = reported_exit_codes(self.job_dir)
+        found = first_failure(self.ranks_dir, self.job.ranks, self.job_dir, codes)
+        # One that refuses its arguments, or has no torch, prints why, and no traceback.
+        return found or (last_failure(self.job_dir, LAUNCHER_RANK) if exit_code > 0 and not codes else None)
 
     def remove_sockets(self) -> None:
         """Remove the sockets of probes whose ranks were killed; a rank that ends by itself removes its own."""

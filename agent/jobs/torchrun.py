@@ -64,9 +64,10 @@ def launcher_argv(spec: JobSpec, master_port: int, local_addr: str) -> list[str]
     """Return the argv of torchrun.
 
     `local_addr` is where the other nodes of an elastic job reach this one. Source: `python -m torch.distributed.run
-    --help` of torch 2.13; every flag is in torch 2.8 too.
+    --help` of torch 2.13; every flag is in torch 2.8 too. Without `--`, argparse refuses a program's option that could
+    be two of torchrun's, as --nproc.
     """
-    is_elastic = spec.elastic_min_nodes > 0
+    is_elastic, is_module = spec.elastic_min_nodes > 0, spec.command[0] == "-m"
     return [
         spec.python,
         *("-m", "torch.distributed.run"),
@@ -74,7 +75,9 @@ def launcher_argv(spec: JobSpec, master_port: int, local_addr: str) -> list[str]
         *("--nproc-per-node", str(spec.local_world_size)),
         *("--logs-specs", LOGS_SPECS_NAME),
         *("--monitor-interval", str(MONITOR_INTERVAL_S)),
-        *spec.command,
+        *spec.command[:is_module],
+        "--",
+        *spec.command[is_module:],
     ]
 
 

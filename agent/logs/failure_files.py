@@ -66,13 +66,15 @@ def last_failure(job_dir: Path, rank: int) -> FoundFailure | None:
     return FoundFailure(FailureText(last_line=line), rank) if line else None
 
 
-def first_failure(job_dir: Path, ranks: Iterable[int], codes: Mapping[int, int]) -> FoundFailure | None:
+def first_failure(
+    ranks_dir: Path, ranks: Iterable[int], job_dir: Path, codes: Mapping[int, int]
+) -> FoundFailure | None:
     """Return the first failure in the files of some ranks, else in the launcher's; its own, if it got SIGINT.
 
-    `codes` is what the launcher reports; a rank that it does not list has not ended by itself.
+    The launcher's are in `job_dir`. `codes` is what it reports; a rank that it does not list has not ended by itself.
     """
     ends = [(rank, codes.get(rank, -SIGINT)) for rank in ranks]
-    found = [one for rank, code in ends if (one := find_failure(job_dir, rank, None if code > 0 else -code))]
+    found = [one for rank, code in ends if (one := find_failure(ranks_dir, rank, None if code > 0 else -code))]
     found.sort(key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
     own = [failure for failure in found if not failure.text.exception.startswith(INTERRUPTED)]
     in_launcher = None if own else _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)

@@ -94,7 +94,7 @@ def end_text(state: str, code: int | None) -> str:
 
 def _how(row: dict[str, Any]) -> str:
     """Return the state of a rank; of one that ended badly how, without its error: `killed by SIGTERM`."""
-    end = row["detail"] if row["state"] == RankState.EXITED else ""
+    end = row["detail"] if row["state"] in {RankState.EXITED, RankState.ENDED} else ""
     return _WITHOUT_ERROR.split(end)[0] or str(row["state"])
 
 

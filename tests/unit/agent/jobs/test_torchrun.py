@@ -1,15 +1,22 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from torch.distributed.run import parse_args
 
+from agent.jobs.job import Job
+from agent.jobs.launch import Launch
+from agent.jobs.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from ddpcore.wire import Fault, FaultKind, decode_faults
 from ddpcore.wire_launch import LAUNCH_PLUGIN_DIR
 from tests.support.jobs import make_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PATHS = LaunchPaths("/run/a/inbox.sock", "/run/a/jobs/train/0")
 
@@ -17,7 +24,7 @@ PATHS = LaunchPaths("/run/a/inbox.sock", "/run/a/jobs/train/0")
 def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
     argv = launcher_argv(make_spec(python="/py", command=["-m", "pkg.train", "--lr", "1"]), 4711, "127.0.0.1")
     assert argv[:3] == ["/py", "-m", "torch.distributed.run"]
-    options = dict(zip(argv[3:-4:2], argv[4:-4:2], strict=True))
+    options = dict(zip(argv[3:-5:2], argv[4:-5:2], strict=True))
     assert options == {
         "--nnodes": "2",
         "--nproc-per-node": "2",
@@ -31,7 +38,7 @@ def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
         "--logs-specs": "rankdeck",
         "--monitor-interval": "0.3",
     }
-    assert argv[-4:] == ["-m", "pkg.train", "--lr", "1"]
+    assert argv[-5:] == ["-m", "--", "pkg.train", "--lr", "1"]
 
 
 def test_the_argv_of_an_elastic_job_names_what_c10d_would_guess() -> None:
@@ -39,7 +46,7 @@ def test_the_argv_of_an_elastic_job_names_what_c10d_would_guess() -> None:
 
     argv = launcher_argv(spec, 4711, "fd00::2")
 
-    options = dict(zip(argv[3:-1:2], argv[4:-1:2], strict=True))
+    options = dict(zip(argv[3:-2:2], argv[4:-2:2], strict=True))
     assert options == {
         "--nnodes": "1:2",
         "--nproc-per-node": "2",
@@ -56,9 +63,49 @@ def test_the_argv_of_an_elastic_job_names_what_c10d_would_guess() -> None:
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in launcher_env(make_spec(), {}, PATHS)
 
 
-@given(st.lists(st.text(min_size=1), min_size=1))
-def test_arguments_pass_untouched(command: list[str]) -> None:
-    assert launcher_argv(make_spec(command=command), 1, "127.0.0.1")[-len(command) :] == command
+OPTIONS = st.sampled_from(["--nproc", "--node", "--rdzv", "--m", "-m", "-h", "--", "--max-restarts=9", "--lr", "x"])
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+@given(name=st.text(min_size=1), arguments=st.lists(st.text() | OPTIONS))
+def test_arguments_pass_untouched_through_the_parser_of_torchrun(
+    name: str, arguments: list[str], *, is_module: bool
+) -> None:
+    argv = launcher_argv(make_spec(command=["-m"] * is_module + [name, *arguments]), 1, "127.0.0.1")
+
+    parsed = parse_args(argv[3:])  # type: ignore[no-untyped-call]
+    assert (parsed.module, parsed.training_script, parsed.training_script_args) == (is_module, name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("printed", "exit_code", "end"),
+    [
+        (
+            "usage: run.py ...\nrun.py: error: no such option\n",
+            2,
+            "exited with code 2; its last line: run.py: error: no",
+        ),
+        ("INFO all is well\n", -9, "was killed by SIGKILL"),
+        ("Traceback (most recent call last):\n  x\nOSError: full\n", 1, "exited with code 1"),
+        ("", 1, "exited with code 1"),
+    ],
+)
+def test_a_launcher_that_ends_without_a_traceback_is_quoted(
+    printed: str, exit_code: int, end: str, tmp_path: Path
+) -> None:
+    job = Job(make_spec(), 0.0)
+    for event in (CommitReceived(), LauncherStarted()):
+        job.handle(event, 0.0)
+    job_dir = tmp_path / "0"
+    job_dir.mkdir()
+    (job_dir / "launcher.log").write_text(printed)
+
+    job.handle(LauncherFailed(exit_code, Launch(job, job_dir, None).any_failure(exit_code)), 9.0)
+
+    cause = job.status(9.0).root_cause
+    assert cause is not None
+    assert cause.end.startswith(f"the launcher {end}")
+    assert ("its last line" in cause.end) is ("its last line" in end)
 
 
 @given(st.dictionaries(st.text(min_size=1).map(lambda name: f"U_{name}"), st.text()))

@@ -93,19 +93,19 @@ def test_files_that_say_nothing_are_no_failure(tmp_path: Path, kind: str) -> Non
         case "quiet":
             path.write_text("all is well\n")
     assert find_failure(tmp_path, 0) is None
-    assert first_failure(tmp_path, range(2), {}) is None
+    assert first_failure(tmp_path, range(2), tmp_path, {}) is None
 
 
 def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\nOSError: of the launcher\n")
-    found = first_failure(tmp_path, range(2), {})
+    found = first_failure(tmp_path, range(2), tmp_path, {})
     assert found is not None
     assert (found.rank, found.text.exception) == (-1, "OSError: of the launcher")
     (tmp_path / "rank-0.stderr.log").write_text(CHAIN)
     path = error_file(tmp_path, 1, of_torchelastic(CHAIN))
     error_file(tmp_path, 2, of_torchelastic(CHAIN))
     os.utime(path, (1, 1))
-    found = first_failure(tmp_path, range(3), {})
+    found = first_failure(tmp_path, range(3), tmp_path, {})
     assert found is not None
     assert found.rank == 1
 
@@ -113,16 +113,16 @@ def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Pat
 def test_a_launcher_that_got_sigint_comes_before_the_ranks_that_it_passed_it_on_to(tmp_path: Path) -> None:
     interrupted = "Traceback (most recent call last):\n  x\nKeyboardInterrupt\n"
     (tmp_path / "rank-0.stderr.log").write_text(interrupted)
-    found = first_failure(tmp_path, range(2), {})
+    found = first_failure(tmp_path, range(2), tmp_path, {})
     assert found is not None
     assert (found.rank, found.text.exception) == (0, "KeyboardInterrupt")
     (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\napi.SignalException: got 2\n")
-    found = first_failure(tmp_path, range(2), {})
+    found = first_failure(tmp_path, range(2), tmp_path, {})
     assert found is not None
     assert found.rank == -1
     (tmp_path / "rank-1.stderr.log").write_text(CHAIN)
     for codes, rank in (({}, -1), ({1: -15}, -1), ({1: 1}, 1)):
-        found = first_failure(tmp_path, range(2), codes)
+        found = first_failure(tmp_path, range(2), tmp_path, codes)
         assert found is not None
         assert found.rank == rank, "what the launcher has ended has survived what it printed"
 

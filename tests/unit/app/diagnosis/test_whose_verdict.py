@@ -9,7 +9,7 @@ import pytest
 from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState
 from app.cli.hosts import _print_status
-from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import ExitCode
 from app.model.cluster import Cluster
@@ -132,6 +132,13 @@ def test_shorter_lines_about_a_job_that_is_not_well_keep_what_it_suffers_from() 
         "also job b, failed",
     ]
     assert "on these nodes: job b, failed; job c, starting" in three.company_texts[0]
+
+
+def test_ranks_of_a_job_that_failed_before_they_were_started_do_not_start() -> None:
+    view = Watched("b").look([failed("b")], [])
+
+    assert [row.state for row in view.ranks([0, 1])] == [RankState.ENDED] * 2
+    assert summary_lines(summary_object(view))[-2:] == ["  rank 0 on n0: not started", "  rank 1 on n0: not started"]
 
 
 def test_several_other_jobs_are_one_line_and_those_that_ended_long_ago_are_not_in_it() -> None:

@@ -178,9 +178,10 @@ def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
 
 
 def _has_stepped(job: JobModel, verdict: Verdict, since_s: float) -> bool:
-    """Return whether a rank that waited at a store barrier has made a step since, which the barrier does not count."""
+    """Return whether a rank that waited, in what no group counts, has made a step since: its wait has ended."""
     is_store_barrier = verdict.group == BARRIER_GROUP or verdict.group.startswith(FIRST_GROUP)
-    return is_store_barrier and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
+    is_uncounted = is_store_barrier or verdict.seq is None
+    return is_uncounted and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:

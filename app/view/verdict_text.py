@@ -384,7 +384,8 @@ def _fewer_calls(verdict: Verdict) -> list[str]:
     call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
     end = verdict.exit
     is_killed = end is not None and end.signal is not None
-    how = "was about to end" if is_killed else "finished (exit code 0)"
+    code = 0 if end is None else end.code or 0
+    how = "was about to end" if is_killed else f"exited with code {code}" if code else "finished (exit code 0)"
     if end is not None and _is_about_to_end(end):
         how = f"{_is(verdict)} about to end"
     how = "worked on" if verdict.has_closed else how

@@ -40,6 +40,10 @@ LIKELY_EXPLAINED = 0.5
 """Part of the cost that a signal must account for to be named, and to be likely."""
 MIN_STALL_PART = 0.5
 """Part of a rank's time that a signal must take to keep it from moving at all."""
+MIN_STALL_CPU_PART = 0.8
+"""The same of waits for a CPU: a rank that gets half of one comes half as fast, and does not stand."""
+MAX_STALL_RUN_S = 10.0
+"""Seconds for which a rank may have run since the others began to wait: after more, no lack of a CPU holds it."""
 MIN_CLOCK_DROP = 0.05
 """Part by which a GPU's clock must be lower for a throttle reason to count, where the clock is known."""
 MIN_CLOCK_ALONE = 0.15
@@ -275,13 +279,21 @@ class _Look:
             return self._of_load() if signal is Signal.CPU_OTHERS else 1.0
         if TRAITS[witness].is_part:
             if cost_frac is None:
-                return float(self._compared[witness].value >= MIN_STALL_PART)
+                return float(self._keeps_from_moving(witness))
             explained = self._of_cost(self._excess(witness), cost_frac)
             return self._by_waiting(explained) if signal in CPU_TAKEN else explained
         if trait.family is Family.GPU_SPEED:
             signal = Signal.GPU_CLOCK
         drop = self._drop(signal) if signal is Signal.GPU_CLOCK or signal in CLOCKS else None
         return 1.0 if drop is None or cost_frac is None else self._of_cost(drop, cost_frac)
+
+    def _keeps_from_moving(self, witness: Signal) -> bool:
+        """Return whether a signal takes so much of a rank's time that it stands."""
+        part = self._compared[witness].value
+        if TRAITS[witness].family is not Family.CPU:
+            return part >= MIN_STALL_PART
+        run_s = (1.0 - part) * (self._own.at_s - self._slowness.latest_s)
+        return part >= MIN_STALL_CPU_PART and run_s <= MAX_STALL_RUN_S
 
     def _by_waiting(self, explained: float) -> float:
         """Return the part of the cost that waits for a CPU explain by themselves: most of it, or none.

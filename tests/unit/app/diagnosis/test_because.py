@@ -305,6 +305,17 @@ def test_load_of_others_slows_a_whole_host_where_anything_waits_for_a_cpu() -> N
     assert set(found({Signal.CPU_STEAL: 0.3}, is_whole_host=True)) == {Signal.CPU_STEAL}
 
 
+@pytest.mark.parametrize("signal", [Signal.CPU_WAIT, Signal.CPU_THROTTLED])
+@pytest.mark.parametrize(
+    ("part", "waited_s", "is_named"), [(0.54, 20.0, False), (0.95, 20.0, True), (0.85, 20.0, True), (0.85, 90.0, False)]
+)
+def test_a_rank_that_runs_in_a_stall_does_not_stand_for_want_of_a_cpu(
+    signal: Signal, part: float, waited_s: float, *, is_named: bool
+) -> None:
+    stall: dict[str, Any] = {"cost_frac": None, "earliest_s": NOW_S - waited_s, "latest_s": NOW_S - waited_s}
+    assert bool(found({signal: part}, phase=Phase.FORWARD, **stall)) is is_named
+
+
 def test_load_on_the_only_host_is_evidence_for_a_rank_that_waits_for_a_cpu() -> None:
     beside = [rank(number, {Signal.CPU_OTHERS: 0.5}) for number in range(1, 4)]
     assert found({Signal.CPU_OTHERS: 0.5}, beside, is_whole_host=True) == {}

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from agent.wire.reports import ExitReport
-from app.diagnosis.exits import ExitContext, Exits, has_lost_peer, sort_out
+from app.diagnosis.causes import Cause
+from app.diagnosis.exits import ExitContext, Exits, LastLooks, has_lost_peer, sort_out
 from app.diagnosis.rank_facts import Thresholds
-from app.diagnosis.verdicts import Aftermath
+from app.diagnosis.verdicts import Aftermath, Verdict
+from app.model.cluster import Cluster
 from app.model.job_model import Death
+from tests.support.node_reports import group_report, job_status, node_report, rank_report, worker_report
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:31415"
 NEVER = float("inf")
@@ -132,6 +135,20 @@ def test_an_end_that_nobody_saw_is_suspected_when_the_others_end_badly() -> None
     found = sorted_out(end(1, 9.8), end(0, 10.0, code=1, error=LOST), now_s=12)
 
     assert culprits(found) == [1]
+
+
+@pytest.mark.parametrize(("has_stepped", "victims"), [(True, set()), (False, {0, 1})])
+def test_who_waited_in_a_slow_start_and_has_made_steps_since_is_no_victim_of_it(
+    victims: set[int], *, has_stepped: bool
+) -> None:
+    cluster, looks = Cluster(["n0"]), LastLooks()
+    start = Verdict(cause=Cause.TRANSPORT, culprits=(), waiting=(0, 1), job="job", attempt=0, waited_s=3.0)
+    looks.put([], [start], 10.0)
+    steps = {"step": 9, "step_age_s": 0.2, "step_limit_s": 0.5} if has_stepped else {}
+    workers = [worker_report(rank, rank_report(rank, 2, groups=[group_report(5)], **steps)) for rank in range(2)]
+    cluster.apply("n0", node_report(1, [job_status(world_size=2, num_nodes=1)], workers), 25.0)
+
+    assert looks.victims(cluster.jobs["job"]) == victims
 
 
 @pytest.mark.parametrize(

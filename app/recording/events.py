@@ -160,7 +160,7 @@ class EventLog:
         self.begun_s: float | None = None
         self.now_s = 0.0
         self.seam: Event | None = None
-        self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
+        self._standing: dict[tuple[Hashable, ...], tuple[VerdictRow, float]] = {}
         """Verdicts that are shown, and since when."""
         self._silent_s: dict[Hashable, float] = {}
         """Seconds for which the nodes of a lost one had not reported when it came."""
@@ -177,7 +177,7 @@ class EventLog:
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
-        self._reported_before_s: dict[Hashable, float] = {}
+        self._reported_before_s: dict[tuple[Hashable, ...], float] = {}
         """Verdicts that stood before, and since when: they may need a while to be found again."""
         self._reached_back_s = 0.0
 
@@ -239,7 +239,10 @@ class EventLog:
             return True
         for key, (verdict, at_s) in self._standing.items():
             if (event.kind, event.at_s, event.ranks) == (EventKind.VERDICT, at_s, tuple(verdict.culprits)):
-                return key not in past._standing
+                # On a job that had ended before, the past knows more than a look at its end alone.
+                is_past = self.begun_s is not None and at_s < self.begun_s
+                known = {one[:2] for one in past._standing} if is_past else set()
+                return key not in past._standing and key[:2] not in known
         if event.kind is EventKind.CAUSE:
             # It is dated by its beginning, which is before it could be known.
             return all((event.kind, event.text) != (other.kind, other.text) for other in past._events)
@@ -332,7 +335,11 @@ class EventLog:
                 f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}", at_s, EventKind.JOB, severity
             )
         cause = job.root_cause
-        if cause is not None and (known is None or known.root_cause is None):
+        # A verdict that is as new, and has the same sentence, is an event itself.
+        is_verdict = cause is not None and any(
+            verdict.text == cause.text and _key(verdict) not in self._standing for verdict in view.verdicts()
+        )
+        if cause is not None and (known is None or known.root_cause is None) and not is_verdict:
             ranks = () if cause.rank is None else (cause.rank,)
             caused_s = at_s if job.state in ENDINGS else self.now_s
             self.add_event(f"root cause: {cause.text}", caused_s, EventKind.JOB, Severity.CRITICAL, ranks)
@@ -451,7 +458,7 @@ def _is_same(event: Event, other: Event) -> bool:
     return is_alike and abs(event.at_s - other.at_s) <= SEAM_S
 
 
-def _key(verdict: VerdictRow) -> Hashable:
+def _key(verdict: VerdictRow) -> tuple[Hashable, ...]:
     return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
 
 

@@ -188,7 +188,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
         return rest
     if found.facts.is_dead.all():
         return _line(Severity.QUIET, f"job {row.job_id}: all ranks have ended, their launcher has not")
-    line = _raised(job, found) or _starting(cluster, job, found) or _outside(job, row, found, now_s)
+    line = _cut_off(job, found) or _starting(cluster, job, found) or _outside(job, row, found, now_s)
     line = line or _running(cluster, job, row, found)
     return _line(line.severity, line.text + _left(job, found))
 
@@ -232,18 +232,34 @@ def _detail(row: JobRow) -> str:
     return f": {row.detail}" if row.detail else ""
 
 
-def _raised(job: JobModel, found: JobDiagnosis) -> Headline | None:
-    """Return which ranks an exception is about to end, as after a time-out; None where there are none."""
-    ranks = np.flatnonzero(job.has_raised & found.facts.is_alive).tolist()
-    worker = job.worker(ranks[0]) if ranks else None
-    if worker is None or worker.report is None:
+def _cut_off(job: JobModel, found: JobDiagnosis) -> Headline | None:
+    """Return which ranks are about to end by a time-out, or since they lost a connection; None where there are none.
+
+    An exception of a rank's own is a verdict at once.
+    """
+    workers = map(job.worker, np.flatnonzero(job.has_raised & found.facts.is_alive).tolist())
+    texts = {one.rank: one.report.raised for one in workers if one is not None and one.report is not None}
+    late = [rank for rank, text in texts.items() if names_time_out(text)]
+    ranks = late or [rank for rank, text in texts.items() if names_lost_peer(text)]
+    if not ranks:
         return None
-    is_one, raised = len(ranks) == 1, worker.report.raised
-    if names_time_out(raised):
-        how = f"{'has' if is_one else 'have'} timed out and {'is' if is_one else 'are'} ending"
+    have, are = ("has", "is") if len(ranks) == 1 else ("have", "are")
+    if not late:
+        how = f"{have} lost a connection and {are} ending; who ended first is not known yet"
     else:
-        how = f"{'ends' if is_one else 'end'} by an exception: {clean(raised)}"
+        awaited = _awaited_by(job, found, ranks)
+        how = f"{have} timed out{f' waiting for {ranks_text(awaited)}' if awaited else ''} and {are} ending"
     return _line(Severity.WARNING, f"{ranks_text(ranks)} {how}")
+
+
+def _awaited_by(job: JobModel, found: JobDiagnosis, ranks: list[int]) -> list[int]:
+    """Return the ranks that have not made the last call of some others in a group of theirs."""
+    for table in job.groups.values():
+        is_behind = table.enqueued < table.enqueued[np.isin(table.members, ranks)].max(initial=-1)
+        behind = table.members[is_behind & found.facts.is_alive[table.members] & ~np.isin(table.members, ranks)]
+        if len(behind):
+            return [int(rank) for rank in behind]
+    return []
 
 
 def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline | None:

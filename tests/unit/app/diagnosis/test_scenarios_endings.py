@@ -87,7 +87,11 @@ def test_from_a_short_time_out_to_the_end_of_the_job_all_is_never_well(kind: str
     assert len(seen) > 5
     assert {line.severity for line in seen} <= {Severity.WARNING, Severity.CRITICAL}
     assert not any("nobody waits" in line.text or "training" in line.text for line in seen)
-    first = "ranks 0, 2-3 have timed out and are ending" if kind == "asleep" else "rank 1 on demo-0 is frozen"
+    first = (
+        "ranks 0, 2-3 have timed out waiting for rank 1 and are ending"
+        if kind == "asleep"
+        else "rank 1 on demo-0 is frozen"
+    )
     assert seen[0].text.startswith(first)
 
 

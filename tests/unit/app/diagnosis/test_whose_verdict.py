@@ -134,6 +134,27 @@ def test_shorter_lines_about_a_job_that_is_not_well_keep_what_it_suffers_from() 
     assert "on these nodes: job b, failed; job c, starting" in three.company_texts[0]
 
 
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (
+            {0: "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:9"},
+            "rank 0 has lost a connection and is ending; who ended first is not known yet",
+        ),
+        ({0: "Timed out waiting 6000ms", 1: "Timed out waiting 6000ms"}, "ranks 0-1 have timed out and are ending"),
+    ],
+)
+def test_ranks_that_are_about_to_end_because_of_another_one_are_named_until_more_is_known(
+    raised: dict[int, str], line: str
+) -> None:
+    ranks = [
+        rank_report(rank, 2, job_id="b", step=9, groups=[group_report(5)], raised=raised.get(rank, ""))
+        for rank in range(2)
+    ]
+    workers = [worker_report(rank, report, job_id="b") for rank, report in enumerate(ranks)]
+    assert Watched("b").look([job("b")], workers).headline() == Headline(Severity.WARNING, line)
+
+
 def test_ranks_of_a_job_that_failed_before_they_were_started_do_not_start() -> None:
     view = Watched("b").look([failed("b")], [])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,14 +30,20 @@ MAX_WAITS = 64
 """Limit of waits kept, the latest; of 16,384 ranks each takes 130 kB."""
 
 _ORDER = (Severity.OK, Severity.QUIET, Severity.WARNING, Severity.CRITICAL)
-Key = tuple[int, str, int]
+
+
+class WaitKey(NamedTuple):
+    """What distinguishes a wait from others of its job."""
+
+    attempt: int
+    group: str
+    seq: int
 
 
 class PastWait(msgspec.Struct, frozen=True, eq=False):
     """A wait as it was when it was seen last."""
 
-    key: Key
-    """Key that distinguishes it from other waits of its job."""
+    key: WaitKey
     row: BarrierRow
     """Row of the wait: `missing` has those that came last, as far as seen; `waiting` is empty: see `ranks`."""
     ranks: NDArray[np.int32]
@@ -70,7 +76,7 @@ class WaitHistory:
         """`min_wait_s` is the least of a wait that is kept; more where views are further apart."""
         self._min_wait_s = min_wait_s
         self._over: deque[PastWait] = deque(maxlen=MAX_WAITS)
-        self._standing: dict[Key, PastWait] = {}
+        self._standing: dict[WaitKey, PastWait] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> WaitHistory:
         """Return a copy that will not grow with this one; the waits themselves do not change."""
@@ -85,10 +91,10 @@ class WaitHistory:
 
     def observe(self, view: View, job_id: str) -> None:
         """Update the waits that stand, and keep those that no longer do."""
-        standing: dict[Key, PastWait] = {}
+        standing: dict[WaitKey, PastWait] = {}
         for wait in view.waits:
             if wait.waited_s >= self._min_wait_s and clean_name(wait.job) == job_id:
-                key = (wait.attempt, wait.group, wait.seq)
+                key = WaitKey(wait.attempt, wait.group, wait.seq)
                 standing[key] = _grown(key, self._standing.get(key) or self._come_back(key), view, wait)
         self._over.extend(past for key, past in self._standing.items() if key not in standing)
         self._standing = standing
@@ -99,7 +105,7 @@ class WaitHistory:
         before = [wait for wait in (*past.over, *past._standing.values()) if wait.key not in own]
         self._over = deque(sorted((*before, *self._over), key=lambda wait: wait.seen_s), maxlen=MAX_WAITS)
 
-    def _come_back(self, key: Key) -> PastWait | None:
+    def _come_back(self, key: WaitKey) -> PastWait | None:
         """Return a wait that seemed to be over, and stands again: a report was lost in transit."""
         for past in reversed(self._over):
             if past.key == key:
@@ -108,7 +114,7 @@ class WaitHistory:
         return None
 
 
-def _grown(key: Key, before: PastWait | None, view: View, wait: Wait) -> PastWait:
+def _grown(key: WaitKey, before: PastWait | None, view: View, wait: Wait) -> PastWait:
     """Return a wait with what is known of it now."""
     row, now_s = view.barrier_row(wait), view.now_s
     ranks, waited_s = wait.waiting, now_s - wait.since_s

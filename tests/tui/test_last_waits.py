@@ -47,6 +47,19 @@ async def test_who_is_waited_for_again_and_again_stands_out() -> None:
         assert set("".join(rendered[rank] for rank in "013467")) <= set("▁▂▃▄▅▆▇")
 
 
+async def test_the_waits_of_an_earlier_attempt_are_marked_and_not_in_the_rows_of_the_ranks() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    source = TalkingSource(sim)
+    async with desk(source) as console:
+        await held_up(console, source)
+        sim.next_attempt()
+        await console.play(source, TRAINING_S)
+        text = console.text()
+
+        assert len(re.findall(r"ago, before restart 1 \S +\d\.\ds .* → missing rank [25]", text)) == 3
+        assert "◆" not in re.sub(r".* ago.*", "", text)
+
+
 async def test_without_unicode_waits_are_figures() -> None:
     source = TalkingSource(SimCluster(num_nodes=2, ranks_per_node=4))
     async with desk(source, look=Look(is_ascii=True)) as console:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.causes import RankState, Severity
 from app.recording.wait_history import MIN_WAIT_S
-from app.text import seconds_cell
+from app.text import attempt_text, seconds_cell
 from app.tui.widgets.columns import Column, Table, paint_wait_frac, place_columns, state_column
 from app.tui.widgets.drawing import wait_block, wait_line
 from app.tui.widgets.line_view import LineView
@@ -44,6 +44,7 @@ class BarriersView(LineView):
         self._num_ranks = 0
         self._rows: dict[int, RankRow] = {}
         self._past: Sequence[PastWait] = ()
+        self._attempt = 0
 
     @property
     def num_rows(self) -> int:
@@ -72,6 +73,8 @@ class BarriersView(LineView):
             return
         shown = self.ui.history.shown
         self._past = tuple(shown.waits.over) if shown is not None else ()
+        job = view.job()
+        self._attempt = 0 if job is None else job.attempt
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)
         self._put_last(view)
@@ -95,13 +98,14 @@ class BarriersView(LineView):
         self.lines.append(title)
         for past in islice(reversed(self._past), MAX_LAST if self.size.height >= TALL_FROM else MAX_LAST_SHORT):
             line = self.line().cell(seconds_cell(max(0.0, view.now_s - past.seen_s)), AGE_WIDTH, is_right=True)
-            line.put(" ago", palette.muted)
+            is_own = past.key.attempt == self._attempt
+            line.put(" ago" if is_own else f" ago, before {attempt_text(self._attempt)}", palette.muted)
             self.lines.append(line.add(wait_line(self.ui, past.shown_row, width - line.width)))
         self.lines.append(self.line())
 
     def _paint_last(self, line: Line, row: RankRow, width: int) -> None:
         look = self.look
-        for past in self._past[-width:]:
+        for past in [one for one in self._past if one.key.attempt == self._attempt][-width:]:
             waited_s = past.waited_by(row.rank)
             if past.is_missing(row.rank):
                 is_verdict = past.row.severity is Severity.CRITICAL

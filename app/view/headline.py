@@ -432,7 +432,8 @@ def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequenc
     if not detail or state != "failed":
         return detail
     if root_cause is not None:
-        return detail if root_cause.rank is None else root_cause.text
+        is_of_rank = root_cause.rank is None and not detail.startswith(root_cause.end)
+        return detail if is_of_rank else root_cause.text
     if verdicts and verdicts[0].severity is Severity.CRITICAL:
         return sentence(verdicts[0])
     return "" if _has_unseen(job, nodes) else detail

@@ -40,10 +40,11 @@ def told(first: RootCause | None, second: RootCause | None, *workers: Any) -> Ro
 
 
 def test_the_detail_of_a_failed_job_names_its_root_cause_and_no_victim() -> None:
-    def detail(*causes: RootCause | None, workers: tuple[WorkerReport, ...] = ()) -> str:
+    def detail(*causes: RootCause | None, workers: tuple[WorkerReport, ...] = (), end: str = "") -> str:
         cluster = Cluster(["a", "b"])
         for node, first_rank, cause in zip("ab", (0, 2), causes, strict=True):
             failed = {"state": JobState.FAILED, "detail": f"rank {first_rank} exited with code 1: RuntimeError: [/x"}
+            failed["detail"] = end or failed["detail"]
             status = msgspec.structs.replace(job_status(first_rank), root_cause=cause, **failed)
             mine = [worker for worker in workers if worker.rank in (first_rank, first_rank + 1)]
             cluster.apply(node, node_report(1, workers=mine, jobs=[status]), 100.0)
@@ -57,6 +58,8 @@ def test_the_detail_of_a_failed_job_names_its_root_cause_and_no_victim() -> None
     assert detail(None, None) == "rank 0 exited with code 1: RuntimeError: [/x", "no cause is known"
     launcher = RootCause(-1, "the launcher exited with code 1", age_s=9.0)
     assert detail(None, launcher).startswith("rank 0 exited")
+    by_signal = RootCause(-1, "the launcher was killed by SIGKILL", age_s=9.0)
+    assert detail(by_signal, None, end=by_signal.end) == "on a the launcher was killed by SIGKILL"
     left_early = dead_worker(3, code=0, age_s=7.0)
     lost = dead_worker(0, code=1, error=LOST.exception, age_s=5.0)
     assert detail(victim, None, workers=(left_early, lost)).startswith("rank 3 on b finished (exit code 0)")

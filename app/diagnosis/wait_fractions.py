@@ -35,7 +35,7 @@ from app.diagnosis.slow_ranks import ANYBODY, KEEP, NEW, RARELY, Laggards, Limit
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -162,6 +162,33 @@ class _Mark(NamedTuple):
         return cls(now_s, np.vstack(figures), job.lowest_step(), np.maximum(job.node_of, 0))
 
 
+class Turns:
+    """The ranks that are named as slow.
+
+    Those whose place others take are over with, until one is slow again: only then are they slow in turns, and stay
+    named after their own turn.
+
+    Attributes:
+        slow_s: When each was last slow.
+    """
+
+    def __init__(self) -> None:
+        self.slow_s: dict[int, float] = {}
+        self._replaced_s: dict[int, float] = {}
+        """The same of ranks whose place others have taken."""
+
+    def take(self, ranks: Iterable[int], now_s: float) -> None:
+        """Name the ranks that are slow now."""
+        if self.slow_s.keys().isdisjoint(ranks):
+            is_return = not self._replaced_s.keys().isdisjoint(ranks)
+            before, self._replaced_s = self._replaced_s, {} if is_return else self._replaced_s | self.slow_s
+            self.slow_s = self.slow_s | before if is_return else {}
+        self.slow_s |= dict.fromkeys(ranks, now_s)
+        for known in (self.slow_s, self._replaced_s):
+            for rank in [rank for rank, at_s in known.items() if now_s - at_s > TURN_S]:
+                del known[rank]
+
+
 class WaitFractions:
     """The sliding window of one job."""
 
@@ -195,8 +222,7 @@ class WaitFractions:
         self._followed = np.zeros((2, world_size))
         self._followed_s = -np.inf
         self._laggards: Laggards | None = None
-        self._slow_s: dict[int, float] = {}
-        """When each named rank was last slow."""
+        self._turns = Turns()
         self._slow_slots = 0
         """Number of slots for which the same ranks have been slow."""
         self._misses = 0
@@ -314,7 +340,7 @@ class WaitFractions:
         """Drop the verdict and the window: their time is over."""
         self._laggards = self.habit = self.input_frac = None
         self.trend.forget()
-        self._slow_s.clear()
+        self._turns = Turns()
         self._slow_slots = self._misses = 0
         self._num_filled, self._slot_s, self._slot_steps, self._is_slot_begun = 0, 0.0, 0, False
         self._window[:] = 0.0
@@ -381,11 +407,10 @@ class WaitFractions:
         found = self._find()
         if found is None or not self._is_sure_of(found):
             return
-        is_same = self._laggards is not None and set(found.ranks) <= self._slow_s.keys()
+        is_same = self._laggards is not None and set(found.ranks) <= self._turns.slow_s.keys()
         self._slow_slots = self._slow_slots + 1 if is_same else 0
-        self._slow_s |= dict.fromkeys(found.ranks, now_s)
-        self._slow_s = {rank: at_s for rank, at_s in self._slow_s.items() if now_s - at_s <= TURN_S}
-        ranks = tuple(sorted(self._slow_s))
+        self._turns.take(found.ranks, now_s)
+        ranks = tuple(sorted(self._turns.slow_s))
         is_in_turns = found.is_in_turns or len(ranks) > len(found.ranks)
         self._laggards = msgspec.structs.replace(found, ranks=ranks, is_in_turns=is_in_turns)
 
@@ -394,7 +419,7 @@ class WaitFractions:
 
         A rank that waits for a slow one in a broadcast, and so comes late, seems slow while few samples show its wait.
         """
-        ranks, named = set(found.ranks), self._slow_s.keys()
+        ranks, named = set(found.ranks), self._turns.slow_s.keys()
         if ranks <= named or ranks.isdisjoint(named):
             return True
         whole = self._find_exact(WINDOW_SLOTS, NEW)
@@ -456,7 +481,7 @@ class WaitFractions:
             return same is not None and same.ranks == named.ranks and same.cost_frac >= STILL * named.cost_frac
         waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
-        return recent is not None and set(recent.ranks) <= self._slow_s.keys()
+        return recent is not None and set(recent.ranks) <= self._turns.slow_s.keys()
 
 
 def _is_more_of(better: Laggards, found: Laggards) -> bool:

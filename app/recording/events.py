@@ -366,6 +366,8 @@ class EventLog:
             verdict, since_s = self._standing.pop(key)
             stood_s = self.now_s - since_s + self._silent_s.pop(key, 0.0)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
+            # Who is to blame may have become known since.
+            is_on |= not verdict.culprits and any(key[:3] == other[:3] for other in current)
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
             if verdict.cause in NO_LONGER and not is_on and not (is_seen and is_hidden) and self._may_recover(verdict):

@@ -432,8 +432,9 @@ def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequenc
     if not detail or state != "failed":
         return detail
     if root_cause is not None:
-        is_of_rank = root_cause.rank is None and not detail.startswith(root_cause.end)
-        return detail if is_of_rank else root_cause.text
+        # A launcher that ended by itself knows less than the rank that it ended with; a victim knows nothing.
+        is_launcher_s = names_lost_peer(detail) or detail.startswith(root_cause.end)
+        return root_cause.text if root_cause.rank is not None or is_launcher_s else detail
     if verdicts and verdicts[0].severity is Severity.CRITICAL:
         return sentence(verdicts[0])
     return "" if _has_unseen(job, nodes) else detail

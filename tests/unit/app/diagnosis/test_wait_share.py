@@ -10,6 +10,7 @@ from app.diagnosis.slow_ranks import find_laggards
 from app.diagnosis.wait_fractions import WINDOW_SLOTS, WaitFractions
 from app.model.job_model import JobModel
 from ddpcore.wire import Phase
+from tests.support.sim import SimCluster
 
 LIMITS = (0.45, 0.25, 0.55)
 LATE = {name: place for place, name in enumerate(LATENESS)}
@@ -367,3 +368,23 @@ def test_of_three_ranks_two_that_take_turns_are_named_and_not_a_majority_that_is
     last = (0.0, 0.5, 0.5)
     assert Watched(3).live(12, 0.4, 0.2, 0.2, lost=(0.44, 0.22, 0.22), last=last) == (1, 2)
     assert Watched(3).live(12, 0.4, 0.2, 0.2, lost=(0.44, 0.02, 0.02), last=last) == ()
+
+
+@pytest.mark.parametrize(("first", "second", "seconds"), [(2, 1, 39), (3, 0, 16)])
+def test_a_slow_rank_whose_place_another_one_takes_is_over_with_and_not_slow_in_turns(
+    first: int, second: int, seconds: int
+) -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.slow(first, 8)
+    sim.run(seconds)
+    assert [verdict.culprits for verdict in sim.verdicts()] == [[first]]
+
+    sim.slow(first, 1)
+    sim.slow(second, 8)
+    seen = []
+    for _ in range(45):
+        sim.run(1)
+        seen.append([verdict.culprits for verdict in sim.verdicts()])
+    assert {tuple(culprits) for now in seen for culprits in now} == {(first,), (second,)}
+    assert all(now == [[second]] for now in seen[25:])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from app.diagnosis.causes import Severity
+from app.diagnosis.causes import Cause, Severity
 from app.recording.events import CAUSE_GONE_S, Event, EventKind, EventLog
 from app.view.because_text import because_rows
 from app.view.view import View
@@ -93,3 +93,16 @@ def test_a_cause_that_the_past_has_is_no_news() -> None:
     quiet = EventLog()
     observe(quiet, 1000.0, has_cause=False)
     assert len(causes(own.reaching_back(quiet, 1001.0))) == 1, "it was not known before"
+
+
+def test_a_verdict_that_names_its_culprits_later_is_not_over_in_between(log: EventLog) -> None:
+    sim = simulated()
+    row = replace(sim_row(), cause=Cause.MISMATCH, because=[])
+    for now_s, culprits in ((10.0, []), (11.0, [3]), (12.0, [3])):
+        view = OneVerdict(sim.cluster, sim.diagnosis, now_s, "demo")
+        view.rows = [replace(row, culprits=culprits)]
+        log.observe(view)
+
+    told = [(event.kind, event.ranks) for event in log.latest_first() if event.kind is not EventKind.NODE]
+    assert EventKind.OVER not in {kind for kind, _ in told}
+    assert (EventKind.VERDICT, (3,)) in told

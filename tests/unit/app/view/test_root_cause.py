@@ -59,6 +59,9 @@ def test_the_detail_of_a_failed_job_names_its_root_cause_and_no_victim() -> None
     launcher = RootCause(-1, "the launcher exited with code 1", age_s=9.0)
     assert detail(None, launcher).startswith("rank 0 exited")
     by_signal = RootCause(-1, "the launcher was killed by SIGKILL", age_s=9.0)
+    assert detail(None, by_signal, end=f"rank 0 exited with code 1: {LOST.exception}") == (
+        "on b the launcher was killed by SIGKILL"
+    )
     assert detail(by_signal, None, end=by_signal.end) == "on a the launcher was killed by SIGKILL"
     left_early = dead_worker(3, code=0, age_s=7.0)
     lost = dead_worker(0, code=1, error=LOST.exception, age_s=5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,9 +111,9 @@ def replay(
 ) -> None:
     """Show evidence or a recording, as if it happened now.
 
-    Of a JOB it is the latest evidence that was kept on this machine.
+    Of a JOB it is the latest in the directory where evidence is kept without --evidence.
     """
-    kept = None if file.exists() else latest_evidence(default_directory(), str(file), since_s=0.0)
+    kept = None if os.path.lexists(file) else latest_evidence(default_directory(), str(file), since_s=0.0)
     if kept is not None:
         print_line(f"rankdeck: replaying {kept}")
     recording = _read(kept or file)

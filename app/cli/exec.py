@@ -23,7 +23,7 @@ from app.cli.run import REHEARSED_RANKS, ProgramCommand, complete_files
 from app.errors import AppError, UsageError
 from app.fleet.local_link import LocalLink
 from app.inventory.program import check_job_id
-from app.text import LINE_LIMIT, clean
+from app.text import clean
 from ddpcore.wire_launch import (
     ADOPTED_DIR,
     ENV_AGENT_DIR,
@@ -71,7 +71,7 @@ def exec_(*, name: str, rehearses: bool, invitation: Path | None, command: tuple
     if name:
         check_job_id(name)
     if shutil.which(command[0]) is None:  # no agent is started for it
-        _refuse(command[0], errno.EACCES if "/" in command[0] and Path(command[0]).exists() else errno.ENOENT)
+        _refuse(command[0], _why_not(command[0]))
     if _start_agent(invitation) and sys.stderr.isatty():
         print_line("rankdeck: the ranks of this command are watched; see them by rankdeck attach")
     _leave_mark()
@@ -112,11 +112,22 @@ def env(*, name: str, rehearses: bool) -> None:
         print_line("rankdeck: no agent runs on this machine: rankdeck up")
 
 
+def _why_not(command: str) -> int | None:
+    """Return the error number of a command that is not to be found, or is no program."""
+    if "/" not in command:
+        return errno.ENOENT
+    try:
+        Path(command).stat()
+    except OSError as error:
+        return error.errno
+    return errno.EACCES
+
+
 def _refuse(command: str, number: int | None) -> NoReturn:
     """Print why a command cannot be run, and exit as a shell does."""
-    is_program = command.endswith(".py") and Path(command).is_file()
-    hint = f" (rankdeck exec -- python3 {shlex.quote(command)})" if is_program else ""
-    print_line(clean(f"rankdeck: {command} cannot be run: {os.strerror(number or 0)}{hint}", LINE_LIMIT))
+    is_program = number == errno.ENOENT and command.endswith(".py") and os.path.lexists(command)
+    hint = f" (rankdeck exec -- python3 {clean(shlex.quote(command))})" if is_program else ""
+    print_line(f"rankdeck: {clean(command)} cannot be run: {os.strerror(number or 0)}{hint}")
     raise SystemExit(EXIT_NO_COMMAND if number == errno.ENOENT else EXIT_CANNOT_EXECUTE)
 
 

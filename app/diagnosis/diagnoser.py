@@ -489,7 +489,7 @@ def _states(facts: RankFacts, waits: list[Wait], job: JobModel, slow: list[int])
     if over := job.together.over_nodes:
         states[np.isin(job.node_of, over) & (job.process != Process.UNSEEN)] = STATE_CODE[RankState.LOST]
     if job.is_ended():
-        states[job.process == Process.UNSEEN] = STATE_CODE[RankState.ENDED]
+        states[(job.process == Process.UNSEEN) & ~facts.is_lost] = STATE_CODE[RankState.ENDED]
     if job.is_ended() and job.num_nodes > len(job.assignments):
         states[job.node_of < 0] = STATE_CODE[RankState.LOST]
     was_stopped = (job.died_badly | job.died_somehow) & (job.died_at_s >= job.stop_began_s)

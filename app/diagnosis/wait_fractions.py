@@ -35,7 +35,7 @@ from app.diagnosis.slow_ranks import ANYBODY, KEEP, NEW, RARELY, Laggards, Limit
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -177,7 +177,7 @@ class Turns:
         self._replaced_s: dict[int, float] = {}
         """The same of ranks whose place others have taken."""
 
-    def take(self, ranks: Iterable[int], now_s: float) -> None:
+    def take(self, ranks: Collection[int], now_s: float) -> None:
         """Name the ranks that are slow now."""
         if self.slow_s.keys().isdisjoint(ranks):
             is_return = not self._replaced_s.keys().isdisjoint(ranks)

@@ -76,7 +76,7 @@ def ends_of(job: JobModel) -> dict[int, Death]:
     is_over = job.is_ending | job.has_raised
     ends = {rank: death for rank, death in job.deaths.items() if not is_over[rank]}
     for rank in np.flatnonzero(is_over).tolist():
-        raised, death = _raised(job, rank), job.deaths.get(rank)
+        raised, death = raised_text(job, rank), job.deaths.get(rank)
         # The launcher may have ended it while it was exiting.
         by = int(signal.SIGINT) if raised.startswith(INTERRUPTED) else None
         end = ExitReport(signal=by, error=raised) if death is None else death.exit
@@ -91,14 +91,15 @@ def ends_of(job: JobModel) -> dict[int, Death]:
     return ends
 
 
-def _raised(job: JobModel, rank: int) -> str:
+def raised_text(job: JobModel, rank: int) -> str:
+    """Return the line of the exception that ends a rank's program; empty while there is none."""
     worker = job.worker(rank) if job.has_raised[rank] else None
     return _line_of(worker.report.raised) if worker is not None and worker.report is not None else ""
 
 
 def have_lost_peers(job: JobModel) -> set[int]:
     """Return the ranks whose programs have ended by an exception that reports the loss of another rank."""
-    return {rank for rank in np.flatnonzero(job.has_raised).tolist() if names_lost_peer(_raised(job, rank))}
+    return {rank for rank in np.flatnonzero(job.has_raised).tolist() if names_lost_peer(raised_text(job, rank))}
 
 
 def that_has_closed(job: JobModel) -> Death | None:
@@ -107,7 +108,7 @@ def that_has_closed(job: JobModel) -> Death | None:
     All others have lost a gloo connection in a call that it has not made, and it has reported since.
     """
     errors = {rank: death.exit.error_text for rank, death in job.deaths.items() if not is_clean(death)}
-    errors |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
+    errors |= {rank: raised_text(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
     lost = [rank for rank, error_text in errors.items() if GLOO_PAIR in error_text and names_lost_peer(error_text)]
     left = np.setdiff1d(np.arange(job.world_size), lost)
     if not lost or len(left) != 1 or job.is_ending[left[0]] or any(names_time_out(errors[rank]) for rank in lost):

@@ -118,7 +118,7 @@ class JobControl:
         return f"is {stopping[0].detail}" if stopping else "was asked to end"
 
     async def kill(self, job_id: str) -> str:
-        """Kill every process of a job, on every node that can be reached; return what was done.
+        """Kill every process of a job, on every node that can be reached; return what was done, or how it had ended.
 
         Raises:
             AppError: No node knows it, or one did not answer.

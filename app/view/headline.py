@@ -20,7 +20,7 @@ from app.diagnosis.rank_facts import CONNECTING
 from app.diagnosis.verdicts import ENDS
 from app.diagnosis.waits import LATE_S
 from app.model.cluster import ended_s
-from app.model.farewells import names_lost_peer, names_time_out
+from app.model.farewells import names_lost_peer, names_time_out, raised_text
 from app.model.job_model import PHASE_CODE, Process
 from app.model.unreachable_reason import UnreachableKind
 from app.text import (
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 LATE_WAIT_S = 5.0
 """Seconds of a wait before it is a warning: half-way to a stall."""
 MAX_HEADLINE = 400
+MAX_READ = 64
+"""Limit of ranks whose exceptions are read: where those are all alike, so are the others, which end at once."""
 
 
 def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None = None) -> Headline | None:
@@ -237,12 +239,13 @@ def _cut_off(job: JobModel, found: JobDiagnosis) -> Headline | None:
 
     An exception of a rank's own is a verdict at once.
     """
-    workers = map(job.worker, np.flatnonzero(job.has_raised & found.facts.is_alive).tolist())
-    texts = {one.rank: one.report.raised for one in workers if one is not None and one.report is not None}
+    raised = np.flatnonzero(job.has_raised & found.facts.is_alive).tolist()
+    texts = {rank: raised_text(job, rank) for rank in raised[:MAX_READ]}
     late = [rank for rank, text in texts.items() if names_time_out(text)]
     ranks = late or [rank for rank, text in texts.items() if names_lost_peer(text)]
     if not ranks:
         return None
+    ranks = raised if len(ranks) == MAX_READ else ranks
     have, are = ("has", "is") if len(ranks) == 1 else ("have", "are")
     if not late:
         how = f"{have} lost a connection and {are} ending; who ended first is not known yet"
@@ -433,8 +436,8 @@ def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequenc
         return detail
     if root_cause is not None:
         # A launcher that ended by itself knows less than the rank that it ended with; a victim knows nothing.
-        is_launcher_s = names_lost_peer(detail) or detail.startswith(root_cause.end)
-        return root_cause.text if root_cause.rank is not None or is_launcher_s else detail
+        is_fuller = root_cause.rank is None and not (names_lost_peer(detail) or detail.startswith(root_cause.end))
+        return detail if is_fuller else root_cause.text
     if verdicts and verdicts[0].severity is Severity.CRITICAL:
         return sentence(verdicts[0])
     return "" if _has_unseen(job, nodes) else detail

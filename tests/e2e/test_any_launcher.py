@@ -75,6 +75,8 @@ def test_a_command_is_as_without_it(house: DemoHouse, command: tuple[str, ...]) 
     [
         (["--", "no-such-command", "x"], 127, r"no-such-command cannot be run: No such file or directory\n"),
         (["/etc/passwd"], 126, r"/etc/passwd cannot be run: Permission denied\n"),
+        (["/" + "x" * 5000], 126, r"/x{254}… cannot be run: File name too long\n"),
+        (["/etc/passwd/train"], 126, r"/etc/passwd/train cannot be run: Not a directory\n"),
         ([], 2, r"exec wants a command \(rankdeck exec -- torchrun .*\)\n"),
         (["--name", "No Name!", "true"], 2, r".*No Name!.*\n"),
     ],

@@ -44,6 +44,8 @@ class BarriersView(LineView):
         self._num_ranks = 0
         self._rows: dict[int, RankRow] = {}
         self._past: Sequence[PastWait] = ()
+        self._own_past: Sequence[PastWait] = ()
+        """Those of the attempt that is shown."""
         self._attempt = 0
 
     @property
@@ -75,6 +77,7 @@ class BarriersView(LineView):
         self._past = tuple(shown.waits.over) if shown is not None else ()
         job = view.job()
         self._attempt = 0 if job is None else job.attempt
+        self._own_past = [past for past in self._past if past.key.attempt == self._attempt]
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)
         self._put_last(view)
@@ -105,7 +108,7 @@ class BarriersView(LineView):
 
     def _paint_last(self, line: Line, row: RankRow, width: int) -> None:
         look = self.look
-        for past in [one for one in self._past if one.key.attempt == self._attempt][-width:]:
+        for past in self._own_past[-width:]:
             waited_s = past.waited_by(row.rank)
             if past.is_missing(row.rank):
                 is_verdict = past.row.severity is Severity.CRITICAL
@@ -120,12 +123,12 @@ class BarriersView(LineView):
     def _put_shares(self, view: View) -> None:
         width = self.size.width
         self._num_ranks = min(view.num_ranks, MAX_SHARED_RANKS)
-        strip_width = min(MAX_STRIP_WIDTH, max(MIN_STRIP_WIDTH, width - 90)) if self._past else 0
+        strip_width = min(MAX_STRIP_WIDTH, max(MIN_STRIP_WIDTH, width - 90)) if self._own_past else 0
         frac_width = max(40, min(width - 66, 100) - strip_width)
         columns: list[Column[RankRow]] = [
             *place_columns(view),
             state_column(view),
-            *([Column("LAST WAITS", strip_width, 2, self._paint_last, is_lasting=True)] if self._past else []),
+            *([Column("LAST WAITS", strip_width, 2, self._paint_last, is_lasting=True)] if self._own_past else []),
             Column("SHARE OF THE LAST SECONDS SPENT WAITING", frac_width, 0, paint_wait_frac),
         ]
         self._table = Table(self.look, columns, width)

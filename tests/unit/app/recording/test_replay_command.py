@@ -67,6 +67,7 @@ def test_one_that_was_cut_says_so(tmp_path: Path) -> None:
     ("kind", "words"),
     [
         ("nothing", "cannot be read: No such file or directory"),
+        ("too long", "cannot be read: File name too long"),
         ("text", "cannot be replayed: it is not a recording"),
         ("empty", "cannot be replayed: it is not a recording"),
         ("pipe", "is not a file: copy what is to be replayed into one"),
@@ -74,10 +75,10 @@ def test_one_that_was_cut_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_none_is_one_line_with_exit_code_2(kind: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "it"
+    path = tmp_path / ("it" * (300 if kind == "too long" else 1))
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind != "nothing":
+    elif kind not in {"nothing", "too long"}:
         path.write_bytes({"text": b"hello", "empty": b"", "zip": b"PK\x03\x04 and no more of it than that"}[kind])
 
     failed = CliRunner().invoke(replay, [str(path), "--json"])

@@ -64,16 +64,20 @@ class Ward:
 
     def gpus(self) -> GpusReport:
         """Let a beat pass and return what a console is told."""
+        self._read()  # as an agent does, which reads what has come before it looks which samplers have ended
         began_s = time.monotonic()
         self.watch.tick()
         assert time.monotonic() - began_s < 1.0, "the event loop was held up"
+        self._read()
+        report = self.state.report(time.monotonic(), report_seq=1, jobs=[], log_seq=0, malformed_datagrams=0)
+        return report.gpus
+
+    def _read(self) -> None:
         while True:
             try:
                 self.watch.receive(decode_sample(self.inbox.recv(1 << 20)))
             except BlockingIOError:
-                break
-        report = self.state.report(time.monotonic(), report_seq=1, jobs=[], log_seq=0, malformed_datagrams=0)
-        return report.gpus
+                return
 
     def wait_until(self, condition: Callable[[GpusReport], object], what: str) -> GpusReport:
         """Return the first report that satisfies `condition`."""

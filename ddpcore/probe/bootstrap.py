@@ -21,7 +21,7 @@ import torch
 from ddpcore.env import parse_probe, parse_torchrun
 from ddpcore.probe import probe
 from ddpcore.probe.flight_recorder import FlightRecorder, count_worlds
-from ddpcore.probe.process_facts import record_uncaught_errors
+from ddpcore.probe.process_facts import record_exits, record_uncaught_errors
 from ddpcore.probe.program_calls import count_peer_calls, note_roots, peer_calls
 from ddpcore.probe.stack import code_roots
 from ddpcore.wire import ENV_PROBED_PID
@@ -53,6 +53,7 @@ def start_probe(torchrun: TorchrunEnv, env: ProbeEnv) -> None:
     os.environ[ENV_PROBED_PID] = str(os.getpid())
     roots = code_roots()
     record_uncaught_errors(roots, probe.note_uncaught)
+    record_exits(roots, probe.note_uncaught)
     probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)
     count_worlds()
     count_peer_calls()

@@ -8,11 +8,14 @@
 
 `record_uncaught_errors` leaves the exception that ends the program where torchrun looks for it, and notes it for the
 probe's last reports. The process may take seconds from there to its end: torch is taken down, memory is given back.
+`record_exits` notes the line of a `sys.exit`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -23,13 +26,13 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from ddpcore.probe.main_thread import PROGRAMS
 from ddpcore.probe.samples import Uncaught
-from ddpcore.probe.stack import CodeRoots, StackReader, sendable
+from ddpcore.probe.stack import CodeRoots, StackReader, sendable, stack_of
 from ddpcore.wire import Anomaly
 
 if TYPE_CHECKING:
@@ -309,6 +312,33 @@ def _note_at_end_of_child(roots: CodeRoots, note: Callable[[Uncaught], None]) ->
                 note(uncaught(error, roots))
 
     util.Finalize(None, at_end, exitpriority=_FIRST_AT_EXIT)
+
+
+def record_exits(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
+    """Note, as the program ends, the line that has called `sys.exit` with an error, of which no exception is printed.
+
+    The note has no text. A thread's or a forked child's exit does not end the program; an exception printed since does.
+    """
+    exit_program, pid = sys.exit, os.getpid()
+    latest: Uncaught | None = None
+
+    def at_end() -> None:
+        if latest is not None and not hasattr(sys, "last_value"):
+            note(latest)
+
+    @functools.wraps(exit_program)
+    def record(status: str | int | None = None, /) -> NoReturn:
+        nonlocal latest
+        with contextlib.suppress(Exception):
+            is_main = threading.current_thread() is threading.main_thread()
+            if os.getpid() == pid and is_main and status not in (None, 0):
+                reading = StackReader(roots).read(stack_of(threading.get_ident()))
+                if latest is None:
+                    atexit.register(at_end)
+                latest = Uncaught("", reading.place, reading.phase)
+        exit_program(status)
+
+    sys.exit = record
 
 
 def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:

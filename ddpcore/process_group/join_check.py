@@ -108,6 +108,7 @@ def join(
             with contextlib.suppress(_RenewedError):
                 return _JoinCheck(store, info, spec, timeout_s).join(deadline_s, prepare)
     except dist.DistError as error:
+        _raise_if_removed(spec)
         raise MasterUnreachableError(
             f"the store at {spec.where} is gone before all ranks had come; its host (rank 0, or torchrun on the first "
             f"node) has ended: look at its output (torch: {str(error).partition(chr(10))[0]})"
@@ -123,6 +124,11 @@ def publish_failure(store: Store, info: RankInfo, spec: RendezvousSpec, error: E
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
         _JoinCheck(store, info, spec, 0.0).fail(error)
+
+
+def _raise_if_removed(spec: RendezvousSpec) -> None:
+    if spec.path and not Path(spec.path).exists():
+        raise MasterUnreachableError(f"{spec.where} has been removed while ranks were joining: start all ranks again")
 
 
 def group_prefix(generation: int) -> str:
@@ -283,11 +289,7 @@ class _JoinCheck:
         return verdict
 
     def _is_decided(self, number: int) -> bool:
-        path = self._spec.path
-        if path and not Path(path).exists():
-            raise MasterUnreachableError(
-                f"{self._spec.where} has been removed while ranks were joining: start all ranks again"
-            )
+        _raise_if_removed(self._spec)
         return self._board.is_set(number)
 
     def _absent(self, number: int) -> list[int]:

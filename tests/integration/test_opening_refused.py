@@ -289,6 +289,30 @@ def test_a_file_removed_under_waiting_ranks_is_said_so(tmp_path: Path) -> None:
         assert "has been removed while ranks were joining" in ranks.outcomes()[1].value
 
 
+def remove_the_file_before_it_is_read(init_method: str) -> str:
+    if os.environ["RANK"] == "0":
+        return "absent"
+    is_set = join_check.VerdictBoard.is_set
+
+    def remove_and_read(board: join_check.VerdictBoard, number: int) -> bool:
+        Path(init_method.removeprefix("file://")).unlink(missing_ok=True)
+        return is_set(board, number)
+
+    join_check.VerdictBoard.is_set = remove_and_read  # type: ignore[assignment]
+    try:
+        open_process_group(init_method, join_timeout_s=3)
+    except DdpcoreError as error:
+        return str(error)
+    return "open"
+
+
+def test_a_file_removed_between_a_look_and_a_read_is_said_so_too(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/meet"
+    outcomes = [*try_ranks(remove_the_file_before_it_is_read, 2, url, env=FREE, has_group=False)]
+
+    assert "has been removed while ranks were joining" in outcomes[1].value
+
+
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("print('hello')\n")

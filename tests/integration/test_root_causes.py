@@ -91,6 +91,7 @@ import torch, torch.distributed as dist
 def extra():
     if sys.argv[1] == "crash":
         ctypes.string_at(0)
+    sys.argv[1] == "exit" and sys.exit(3)
     dist.all_reduce(torch.ones(4))
 
 dist.init_process_group("gloo")
@@ -222,13 +223,14 @@ def test_the_end_of_a_launcher_from_outside_is_the_cause_and_not_its_ranks(
         (
             "call",
             # The other rank's last report may hold its call, or may not.
-            r"rank 0 (with another size or type|ended) at train\.py:8 in extra",
+            r"rank 0 (with another size or type|ended) at train\.py:9 in extra",
             "lines differ",
         ),
+        ("exit", r"exited with code 3.* last seen at train\.py:8 in extra", "see the logs of rank 0"),
         pytest.param("crash", r"last seen at train\.py:7 in extra", "the whole traceback", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_a_fatal_signal_ends_is_shown_with_the_line_of_that_moment(
+def test_a_rank_that_ends_without_an_exception_is_shown_with_the_line_of_that_moment(
     agent: RunningAgent, spec: JobSpec, tmp_path: Path, kind: str, who: str, next_step: str
 ) -> None:
     (tmp_path / "train.py").write_text(EXTRA)
@@ -242,7 +244,8 @@ def test_a_rank_that_a_fatal_signal_ends_is_shown_with_the_line_of_that_moment(
     (verdict,) = view.verdicts()
     assert next_step in verdict.hint or "whose call differs is not known" in verdict.text
     (row,) = view.ranks([0])
-    assert row.where == ("train.py:8 in extra" if kind == "call" else "train.py:7 in extra")
+    line = {"call": 9, "exit": 8, "crash": 7}[kind]
+    assert row.where == f"train.py:{line} in extra"
 
 
 @pytest.mark.slow

@@ -98,6 +98,44 @@ def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
     assert not (tmp_path / "error.json").exists(), "torchrun takes the rank with the earliest file as the first to fail"
 
 
+EXITS = """
+import os, sys, threading
+from ddpcore.probe import process_facts
+from ddpcore.probe.stack import CodeRoots
+ROOTS = CodeRoots((), (os.path.dirname(process_facts.__file__),), (os.path.dirname(os.__file__),))
+def print_place(exited):
+    print(exited.place.line, exited.place.function, repr(exited.text), flush=True)
+process_facts.record_exits(ROOTS, print_place)
+def leave(status):
+    sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "printed", "code"),
+    [
+        ("leave(3)", ["10 leave ''"], 3),
+        ("leave('no data')", ["10 leave ''"], 1),
+        ("from sys import exit\nexit(True)", ["12 <module> ''"], 1),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])", ["12 <module> ''"], 2),
+        ("try:\n    leave(3)\nexcept SystemExit:\n    sys.exit(4)", ["14 <module> ''"], 4),
+        ("leave(0)", [], 0),
+        ("leave(None)", [], 0),
+        ("leave(False)", [], 0),
+        ("try:\n    leave(3)\nexcept SystemExit:\n    raise ValueError", [], 1),
+        ("thread = threading.Thread(target=leave, args=(3,))\nthread.start()\nthread.join()", [], 0),
+        ("if not os.fork():\n    leave(3)\nos.wait()", [], 0),
+    ],
+)
+def test_the_line_that_exits_with_an_error_is_noted(
+    tmp_path: Path, program: str, printed: list[str], code: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXITS + program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.splitlines(), done.returncode) == (printed, code)
+
+
 CHILD = """
 import multiprocessing, sys
 from ddpcore.probe.stack import CodeRoots

@@ -174,6 +174,7 @@ class Job(msgspec.Struct, dict=True):
     def status(self, now_s: float) -> JobStatus:
         """Return the job as a console sees it."""
         spec, shape = self.spec, self.round or self.spec
+        failure, is_running = self.failure, self.state is JobState.RUNNING
         return JobStatus(
             job_id=spec.job_id,
             attempt=self.attempt,
@@ -191,7 +192,7 @@ class Job(msgspec.Struct, dict=True):
             is_elastic=spec.elastic_min_nodes > 0,
             unprobed=self.unprobed,
             detail=detail(self, self._workers.values(), now_s)[:4096],
-            root_cause=self.failure.as_root_cause(now_s) if self.failure else None,
+            root_cause=failure.as_root_cause(now_s, is_running=is_running) if failure else None,
             age_s=None if self.started_s is None else max(0.0, now_s - self.started_s),
             is_past=self._is_past,
             stop_s=None if self.stop_began_s is None else max(0.0, now_s - self.stop_began_s),

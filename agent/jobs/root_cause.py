@@ -84,6 +84,9 @@ TOGETHER_S = 1.5
 """Ranks that a signal ends within this of their launcher's end from outside have ended with it. Those that SIGKILL ends
 later than this after another's failure are ended by the launcher or by the agent."""
 
+LAUNCHER_NEWS_S = 1.0
+"""Seconds within which the end of a killed launcher is known, which takes its ranks with it: they are seen first."""
+
 PASSED_ON_S = 35.0
 """Seconds that a launcher which is ended from outside leaves its ranks: it gives them 30 s."""
 MAX_END_CHARS = 1024
@@ -103,7 +106,10 @@ class Failure(msgspec.Struct, frozen=True):
     is_bare_signal: bool = False
     """A signal by which launchers and agents end ranks, and no exception before it but SIGINT's own."""
 
-    def as_root_cause(self, now_s: float) -> RootCause:
+    def as_root_cause(self, now_s: float, *, is_running: bool = False) -> RootCause | None:
+        """Return it with its age; None while the launcher `is_running`, as far as known, and may have been killed."""
+        if is_running and self.is_bare_signal and now_s - self.at_s < LAUNCHER_NEWS_S:
+            return None
         return msgspec.structs.replace(self.cause, age_s=max(0.0, now_s - self.at_s))
 
 

@@ -40,6 +40,8 @@ RING_OPS = frozenset({"all_reduce", "reduce"})
 """Operations whose data gloo sends in pieces from rank to rank, rather than whole."""
 MAX_PIECE_BYTES = 1 << 20
 """Longest piece in bytes. Source: gloo/allreduce.h, `kMaxSegmentSize`."""
+SURE_ELEMENTS = 64
+"""Elements in a piece from which its length shows the size of the whole: to one part in as many."""
 MAX_PEERS = 256
 """Limit of ranks whose reports are searched for sends, and for the sizes of an all_gather."""
 CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
@@ -166,7 +168,7 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     parts, seq = _parts_of_abort(evidence, table, past, ended)
     sides = [side_of(evidence, table, part, seq) for part in parts][:MAX_SIDES]
     is_known = len(parts) > 1 or _is_here(past, seq, ended, (parts, table))
-    num_known = len(sides)
+    num_known, known = len(sides), {rank for side in sides for rank in side.ranks}
     sides = _with_messages(sides, past, ended, table) if is_known else sides
     is_guessed = len(sides) > num_known
     sides = _with_victims(sides, victims)
@@ -174,6 +176,11 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     misfits = [rank for rank, pair in ended.items() if pair is not None and not _was_sent(pair, past, seq, table)]
     is_shown = is_known and not (is_guessed and len(unknown)) and not np.isin(misfits, unknown).any()
     culprits = _odd_in_abort(table, sides, unknown, victims) if is_shown else []
+    is_shifted = len(sides) > 1 and all(_is_usual(side, past, seq) for side in sides)
+    guessed = set(victims.tolist()) - known
+    sides = [
+        _without_rough_size(side, len(table.members)) if guessed.issuperset(side.ranks) else side for side in sides
+    ]
     sides = [_with_end_place(evidence, side, victims) for side in sides]
     job = evidence.job
     return Verdict(
@@ -189,8 +196,15 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
         step=step_of(evidence, culprits),
         sides=tuple(sides),
         counts=call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
-        is_shifted=len(sides) > 1 and all(_is_usual(side, past, seq) for side in sides),
+        is_shifted=is_shifted,
     )
+
+
+def _without_rough_size(side: Side, num_members: int) -> Side:
+    """Return a side, known by the length of a message alone, without a size of which that length is no evidence."""
+    length = max(_pieces(side, num_members), default=0)
+    is_sure = side.op not in RING_OPS or length >= SURE_ELEMENTS * DTYPE_BYTES.get(side.dtype, 0)
+    return side if is_sure else msgspec.structs.replace(side, num_elements=-1)
 
 
 def _with_end_place(evidence: Evidence, side: Side, victims: Ranks) -> Side:
@@ -289,7 +303,7 @@ def _seqs_of_messages(
     return {call.seq for call in past if lengths & _pieces(call, num_members)}
 
 
-def _pieces(call: PastCall, num_members: int) -> set[int]:
+def _pieces(call: PastCall | Side, num_members: int) -> set[int]:
     """Return the lengths of the messages in which gloo sends a call's data.
 
     Source: gloo/allreduce.cc and reduce.cc: each member has two pieces at least, all but the last of one length;

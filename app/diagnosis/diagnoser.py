@@ -18,14 +18,11 @@ from app.diagnosis.aborts import aborted
 from app.diagnosis.because.watch import CauseWatch
 from app.diagnosis.causes import CAUSE_ORDER, IMMOBILE, Cause, RankState, Severity
 from app.diagnosis.exits import (
-    LAUNCHER_END_S,
     NO_EXITS,
     ExitContext,
     LastLooks,
-    are_launchers_over,
     ended_by_gloo,
     ended_unseen,
-    ended_with_launcher,
     has_moved_on,
     is_part_of,
     is_root_of_a_hang,
@@ -36,19 +33,19 @@ from app.diagnosis.exits import (
 from app.diagnosis.joining import not_at_barrier, not_joined
 from app.diagnosis.known_phases import KnownPhases, RankPlaces
 from app.diagnosis.point_to_point import find_peer_waits
-from app.diagnosis.rank_facts import (
-    STATE_CODE,
-    RankFacts,
-    Thresholds,
-    all_nodes,
-    is_in_known_phase,
-    rank_facts,
-)
+from app.diagnosis.rank_facts import STATE_CODE, RankFacts, Thresholds, all_nodes, is_in_known_phase, rank_facts
 from app.diagnosis.slow_ranks import UsualPlace
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
-from app.model.farewells import ends_of, is_leaving, that_has_closed
+from app.model.farewells import (
+    LAUNCHER_END_S,
+    are_launchers_over,
+    ended_with_launcher,
+    ends_of,
+    is_leaving,
+    that_has_closed,
+)
 from app.model.job_model import Death, Process
 
 if TYPE_CHECKING:
@@ -262,8 +259,8 @@ class _JobDiagnoser:
         # The rank that died first may be on a node that has not reported it yet.
         deadline_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
         is_node_late = any(assignment.received_s < deadline_s for assignment in job.assignments.values())
-        is_node_late |= bool(evidence.nodes.is_late.any())
-        launcher_ended = ended_with_launcher(job)
+        is_node_late |= bool(evidence.nodes.is_late.any()) or bool(job.is_elsewhere.any())
+        launcher_ended = ended_with_launcher(job, now_s, self._thresholds.grace_s)
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
         is_long_ago = now_s - (self._exits.first_bad_s or now_s) > LAUNCHER_END_S
         is_over = are_launchers_over(job)

@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.causes import IMMOBILE, Cause, Severity
 from app.diagnosis.verdicts import Aftermath
-from app.model.farewells import REQUEST_SIGNALS, is_clean, is_of_another, names_lost_peer, names_time_out
+from app.model.farewells import (
+    LAUNCHER_END_S,
+    REQUEST_SIGNALS,
+    is_clean,
+    is_of_another,
+    names_lost_peer,
+    names_time_out,
+)
 from app.model.job_model import PHASE_CODE
 from app.model.xids import is_gpu_at_fault
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
@@ -41,12 +47,6 @@ OVERFLOW = "op.preamble.length <= op.nbytes"
 
 Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of an uncaught gloo::EnforceNotMet.
 """
-LAUNCHER_S = 1.5
-"""Seconds before their launcher's end from outside from which ranks that a signal ends have ended with it."""
-LAUNCHER_END_S = 35.0
-"""Seconds; torchrun gives ranks 30 s to end before it ends itself."""
-_PASSED_ON = "SignalException"
-"""torchrun's own exception when it was asked to end: it passes the signal on first."""
 
 ROOTS_OF_A_HANG = frozenset(
     {
@@ -260,32 +260,11 @@ def is_root_of_a_hang(verdict: Verdict) -> bool:
     return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None and not is_beside
 
 
-def ended_with_launcher(job: JobModel) -> frozenset[int]:
-    """Return the ranks that a signal ended when their launcher was ended from outside."""
-    found: set[int] = set()
-    for node in job.together.nodes_with_cause:
-        assignment = job.assignments[node]
-        cause = assignment.status.root_cause
-        if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
-            continue
-        patience_s = LAUNCHER_END_S if _PASSED_ON in cause.exception else LAUNCHER_S
-        from_s = assignment.received_s - cause.age_s - patience_s
-        deaths = [job.deaths[rank] for rank in job.ranks_of(node) if rank in job.deaths]
-        found.update(death.rank for death in deaths if death.exit.signal is not None and death.at_s >= from_s)
-    return frozenset(found)
-
-
 def ended_unseen(job: JobModel) -> dict[int, float]:
     """Return when each rank last reported of those whose end was found by an agent that had not seen them alive."""
     known_s, reported_s = job.received_s - job.seen_s, np.nan_to_num(job.report_at_s, nan=-np.inf)
     found = [rank for rank, death in job.deaths.items() if known_s[rank] > death.at_s - FOUND_DEAD_S]
     return {rank: float(reported_s[rank]) for rank in found}
-
-
-def are_launchers_over(job: JobModel) -> bool:
-    """Return whether the launchers of all dead ranks have ended; each has reported whether its end was its own."""
-    nodes = set(job.node_of[list(job.deaths)].tolist())
-    return bool(nodes) and nodes <= set(job.together.over_nodes)
 
 
 def ended_by_gloo(death: Death) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.causes import RankState
+from app.model.farewells import is_clean
 from app.model.job_model import Process, which_phases
 from ddpcore.wire import Phase
 
@@ -169,6 +170,14 @@ def is_over(job: JobModel, nodes: AllNodes) -> bool:
     """Return whether a job has ended, and no node that has never reported and is unreachable may run the rest."""
     may_go_on = job.num_nodes > len(job.assignments) and bool(nodes.is_unheard.any()) and job.state() != "succeeded"
     return job.is_ended() and not may_go_on
+
+
+def is_cause_unseen(job: JobModel, nodes: AllNodes) -> bool:
+    """Return whether a rank may have ended first on a node without reports, or without its root cause yet."""
+    dead = {int(job.node_of[rank]) for rank, death in job.deaths.items() if not is_clean(death)}
+    late = np.flatnonzero(nodes.is_late & job.may_be_on(len(nodes))).tolist()
+    is_open = bool(dead.difference(job.together.nodes_with_cause, job.together.over_nodes))
+    return is_open or not all(job.is_over_on(node) for node in late) or bool(job.is_elsewhere.any())
 
 
 def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thresholds, now_s: float) -> RankFacts:

@@ -1,4 +1,4 @@
-"""Ends that ranks announce themselves, before their processes have ended.
+"""Ends that ranks announce themselves, before their processes have ended, and those with their launcher.
 
 From its last report to the end of its process a rank may take seconds: torch is taken down, memory is given back.
 It calls nothing more in that time. So an end counts from that report, and no other rank is taken to wait for it.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire.logs import INTERRUPTED, LOST_PEER, exception_line, rank_with_problem
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LOST_PEER, exception_line, rank_with_problem
 from agent.wire.reports import ExitReport
 from app.model.job_model import Death, Process
 
@@ -36,6 +36,12 @@ TCPStore.cpp.
 """
 GLOO_PAIR = "gloo/transport/tcp/pair.cc"
 """Part of gloo's message on a lost connection. Source: torch 2.13, seen."""
+LAUNCHER_S = 1.5
+"""Seconds before their launcher's end from outside from which ranks that a signal ends have ended with it."""
+LAUNCHER_END_S = 35.0
+"""Seconds; torchrun gives ranks 30 s to end before it ends itself."""
+_PASSED_ON = "SignalException"
+"""torchrun's own exception when it was asked to end: it passes the signal on first."""
 REQUEST_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
 """Signals by which a launcher or an agent ends a rank."""
 MAX_TEXTS = 4096
@@ -135,3 +141,32 @@ def has_final_calls(job: JobModel, table: GroupTable) -> NDArray[np.bool_]:
     """Return which members of a group are known to call nothing more in it: their last report holds its state."""
     final: NDArray[np.bool_] = job.is_ending[table.members] & (table.stamp == job.stamp[table.members])
     return final
+
+
+def ended_with_launcher(job: JobModel, now_s: float, news_s: float) -> frozenset[int]:
+    """Return the ranks that a signal ended when their launcher was ended from outside.
+
+    A killed launcher takes all its ranks with it, which are seen first: for `news_s` it may have been so.
+    """
+    found: set[int] = set()
+    for node in set(job.assignments).difference(job.together.over_nodes):
+        ends = [job.deaths.get(rank) for rank in job.ranks_of(node)]
+        killed = [end for end in ends if end is not None and end.exit.signal == signal.SIGKILL]
+        if len(killed) == len(ends) and now_s - max((end.at_s for end in killed), default=-np.inf) < news_s:
+            found.update(end.rank for end in killed)
+    for node in job.together.nodes_with_cause:
+        assignment = job.assignments[node]
+        cause = assignment.status.root_cause
+        if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
+            continue
+        patience_s = LAUNCHER_END_S if _PASSED_ON in cause.exception else LAUNCHER_S
+        from_s = assignment.received_s - cause.age_s - patience_s
+        deaths = [job.deaths[rank] for rank in job.ranks_of(node) if rank in job.deaths]
+        found.update(death.rank for death in deaths if death.exit.signal is not None and death.at_s >= from_s)
+    return frozenset(found)
+
+
+def are_launchers_over(job: JobModel) -> bool:
+    """Return whether the launchers of all dead ranks have ended; each has reported whether its end was its own."""
+    nodes = set(job.node_of[list(job.deaths)].tolist())
+    return bool(nodes) and nodes <= set(job.together.over_nodes)

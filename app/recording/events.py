@@ -331,8 +331,10 @@ class EventLog:
         if (known is None or known.state != job.state) and not is_left:
             attempt = f", {attempt_text(job.attempt)}" if job.attempt else ""
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
+            is_unexplained = job.state == "failed" and job.root_cause is None and not view.verdicts()
+            why = f": {job.detail}" if is_unexplained and job.detail else ""
             self.add_event(
-                f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}", at_s, EventKind.JOB, severity
+                f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}{why}", at_s, EventKind.JOB, severity
             )
         cause = job.root_cause
         # A verdict that is as new, and has the same sentence, is an event itself.

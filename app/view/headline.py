@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from app.diagnosis.causes import Cause, Severity
-from app.diagnosis.rank_facts import CONNECTING
+from app.diagnosis.rank_facts import CONNECTING, is_cause_unseen
 from app.diagnosis.verdicts import ENDS
 from app.diagnosis.waits import LATE_S
 from app.model.cluster import ended_s
@@ -411,7 +411,7 @@ def root_cause_row(
     parts = [one for one in parts if one[0] < job.stop_began_s or not one[2].is_consequence]
     own = [one for one in parts if not one[2].is_consequence]
     # When something else is to blame, such as a rank that left early, its victims are not the cause.
-    candidates = own or ([] if verdicts or _has_unseen(job, nodes) else parts)
+    candidates = own or ([] if verdicts or is_cause_unseen(job, nodes) else parts)
     if not candidates:
         return None
     culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}
@@ -421,18 +421,12 @@ def root_cause_row(
     return _row(cause, clean_name(node_names[node]))
 
 
-def _has_unseen(job: JobModel, nodes: AllNodes) -> bool:
-    """Return whether a rank may have ended first on a node that does not report, and has not reported its end."""
-    late = np.flatnonzero(nodes.is_late & job.may_be_on(len(nodes))).tolist()
-    return not all(job.is_over_on(node) for node in late)
-
-
 def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequence[Verdict], nodes: AllNodes) -> str:
     """Return what a job waits for, or why it failed: its root cause, of which the first node's failure may follow."""
     detail, state = job.together.detail, job.state()
     if state == "stopped" and names_lost_peer(detail):
         return ""  # of ranks that the stop did not reach, and that lost those that it did
-    if not detail or state != "failed":
+    if state != "failed" or not (detail or is_cause_unseen(job, nodes)):
         return detail
     if root_cause is not None:
         # A launcher that ended by itself knows less than the rank that it ended with; a victim knows nothing.
@@ -440,7 +434,16 @@ def job_detail(job: JobModel, root_cause: RootCauseRow | None, verdicts: Sequenc
         return detail if is_fuller else root_cause.text
     if verdicts and verdicts[0].severity is Severity.CRITICAL:
         return sentence(verdicts[0])
-    return "" if _has_unseen(job, nodes) else detail
+    return _unseen_detail(job) if is_cause_unseen(job, nodes) else detail
+
+
+def _unseen_detail(job: JobModel) -> str:
+    """Return what is known of a failure where ranks that no node has reported may have ended first."""
+    elsewhere = np.flatnonzero(job.is_elsewhere).tolist()
+    lost = sorted(rank for rank, death in job.deaths.items() if names_lost_peer(death.exit.error_text))
+    if not (elsewhere and lost):
+        return ""
+    return f"{ranks_text(lost)} lost a connection; how {ranks_text(elsewhere)} ended is not known"
 
 
 def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:

@@ -332,8 +332,8 @@ def _mismatch(verdict: Verdict) -> list[str]:
 
 
 def _shifted(verdict: Verdict) -> str:
-    """Return that ranks whose calls differ made the same ones before, in the same order."""
-    if not verdict.is_shifted:
+    """Return that ranks whose calls differ made the same ones before, in the same order, where all calls are known."""
+    if not verdict.is_shifted or any(side.num_elements < 0 for side in verdict.sides):
         return ""
     whose = ranks_text(verdict.culprits) if len(verdict.culprits) == 1 else "one of them"
     return f"all ranks make both calls: {whose} has left out or doubled one"

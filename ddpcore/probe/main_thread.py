@@ -19,7 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ddpcore.probe.samples import NOTHING, MainLook
-from ddpcore.probe.stack import MAX_FRAMES, current_frames, sendable
+from ddpcore.probe.stack import MAX_FRAMES, current_frames, no_collection, sendable
 from ddpcore.wire import (
     DEFAULT_GROUP,
     MONITORED_BARRIER,
@@ -82,6 +82,10 @@ class MainWaits:
         """Return where the main thread stands now; unless it `is_still`, only sends and receives are looked at."""
         if not (is_still or self._peer_calls.is_used):
             return NOTHING
+        with no_collection:
+            return self._look(is_still=is_still)
+
+    def _look(self, *, is_still: bool) -> MainLook:
         innermost = current_frames().get(self._thread_id)
         if innermost is None:
             return NOTHING

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ddpcore.probe.samples import CallArguments
-from ddpcore.probe.stack import current_frames, sendable
+from ddpcore.probe.stack import current_frames, no_collection, sendable
 from ddpcore.wire import PeerCall
 
 if TYPE_CHECKING:
@@ -54,14 +54,15 @@ _FUNCTIONS = frozenset({"all_reduce", "broadcast", "gather", "reduce", "reduce_s
 
 def arguments_of(thread_id: int) -> CallArguments | None:
     """Return the arguments of the collective that a thread stands in, None where it stands in none of these."""
-    frame: FrameType | None = current_frames().get(thread_id)
-    for _ in range(MAX_DEPTH):
-        if frame is None:
-            return None
-        code = frame.f_code
-        if code.co_name in _FUNCTIONS and code.co_filename.endswith(_FILE):
-            return _arguments(code.co_name, frame.f_locals)
-        frame = frame.f_back
+    with no_collection:
+        frame: FrameType | None = current_frames().get(thread_id)
+        for _ in range(MAX_DEPTH):
+            if frame is None:
+                break
+            code = frame.f_code
+            if code.co_name in _FUNCTIONS and code.co_filename.endswith(_FILE):
+                return _arguments(code.co_name, frame.f_locals)
+            frame = frame.f_back
     return None
 
 

@@ -15,6 +15,7 @@ import re
 import site
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -221,7 +222,8 @@ def _match(rules: tuple[_Rule, ...], path: str, function: str) -> tuple[int, Pha
 MAX_FRAMES = 200
 """Innermost frames looked at: a deep recursion is not walked to its root ten times a second."""
 
-_COLLECTION_CAN_DEADLOCK = sys.version_info < (3, 11, 9)
+_COLLECTS_IN_CALLS = sys.version_info < (3, 12)
+"""Whether garbage may be collected wherever an object is made; from Python 3.12 on it is between two instructions."""
 
 _SILENT = FrameKind(0, Phase.OTHER, is_user=False, file="", function="")
 """Kind of every frame that shows nothing, so that most need no look at what they are."""
@@ -280,9 +282,47 @@ def is_own(file: str) -> bool:
     return file.startswith(_OWN) and not file.startswith(_OWN_EXAMPLES)
 
 
+class _NoCollection:
+    """Holds collections of garbage off in a block, in all threads, where they could end the process; may be nested.
+
+    A collection may let other threads run, amid a call that reads frames: `f_back` then follows a pointer into a stack
+    that is gone (a segmentation fault), and `sys._current_frames` can wait for ever for a lock that it holds itself.
+    Source: https://github.com/python/cpython/issues/106883; Objects/frameobject.c of Python 3.11, `PyFrame_GetBack`.
+    The threshold does it, not `gc.disable`: programs often ask whether the collector is on, and leave it as it was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._held: list[int] = []
+        """Thresholds of before, the outermost block's first."""
+        if _COLLECTS_IN_CALLS:
+            # A forked child would have no thread that ends the block.
+            os.register_at_fork(
+                before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
+            )
+
+    def __enter__(self) -> None:
+        if _COLLECTS_IN_CALLS:
+            self._lock.acquire()
+            self._held.append(gc.get_threshold()[0])
+            gc.set_threshold(0)
+
+    def __exit__(self, *_: object) -> None:
+        if _COLLECTS_IN_CALLS:
+            held = self._held.pop()
+            if gc.get_threshold()[0] == 0:
+                gc.set_threshold(held)
+            self._lock.release()
+
+
+no_collection = _NoCollection()
+"""Block in which frames of other threads are read: `with no_collection:`."""
+
+
 def stack_of(thread_id: int) -> list[StackLine]:
     """Return a thread's innermost frames. No frame is kept: it would keep the program's tensors alive."""
-    return _lines(current_frames().get(thread_id))
+    with no_collection:
+        return _lines(current_frames().get(thread_id))
 
 
 class StackWalk:
@@ -301,6 +341,10 @@ class StackWalk:
 
     def read(self, thread_id: int) -> Reading:
         """Return phase and place of a thread. No frame is kept."""
+        with no_collection:
+            return self._read(thread_id)
+
+    def _read(self, thread_id: int) -> Reading:
         innermost = frame = current_frames().get(thread_id)
         known = self._kinds.get
         phase, weight = Phase.OTHER, 0
@@ -352,31 +396,21 @@ def all_stacks(max_frames: int) -> dict[int, tuple[list[StackLine], bool]]:
     Functions have their class before them. The threads keep running, so each stack is of its own moment.
     """
     stacks: dict[int, tuple[list[StackLine], bool]] = {}
-    for thread_id, innermost in current_frames().items():
-        stack: list[StackLine] = []
-        frame: FrameType | None = innermost
-        while frame is not None and len(stack) < max_frames:
-            code = frame.f_code
-            stack.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
-            frame = frame.f_back
-        stacks[thread_id] = stack, frame is not None
+    with no_collection:
+        for thread_id, innermost in current_frames().items():
+            stack: list[StackLine] = []
+            frame: FrameType | None = innermost
+            while frame is not None and len(stack) < max_frames:
+                code = frame.f_code
+                stack.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
+                frame = frame.f_back
+            stacks[thread_id] = stack, frame is not None
     return stacks
 
 
 def current_frames() -> dict[int, FrameType]:
-    """Return each thread's innermost frame.
-
-    Source: https://github.com/python/cpython/issues/106883. Before Python 3.11.9 a garbage collection within the call
-    can stop the whole process for ever: it may let another thread run, which may begin or end a third one, and for that
-    needs a lock that this call holds.
-    """
-    if not _COLLECTION_CAN_DEADLOCK or not gc.isenabled():
-        return sys._current_frames()  # noqa: SLF001 - the documented way
-    gc.disable()
-    try:
-        return sys._current_frames()  # noqa: SLF001 - the documented way
-    finally:
-        gc.enable()
+    """Return each thread's innermost frame; call it, and read them, in a block of `no_collection`."""
+    return sys._current_frames()  # noqa: SLF001 - the documented way
 
 
 def _spellings(directory: Path) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ START_S = 1000.0
 SIGKILL = 9
 KILL_S = 10.0
 """From SIGTERM, which a frozen rank does not take, to SIGKILL; seen of torchrun 2.13."""
+LAUNCHER_NEWS_S = 0.5
+"""From the ends of the ranks of a killed launcher to its own, as an agent may see them."""
 SAMPLE_S = 0.2
 """Between two looks at the workers."""
 
@@ -76,13 +78,15 @@ class SimNode:
         self.with_facts: Callable[[SimRank, ExitReport, float], ExitReport] | None = None
         """Adds to a rank's end what its agent finds out; None of an agent that finds nothing."""
         self._failure: Failure | None = None
+        self._launcher_end: tuple[float, LauncherFailed] | None = None
+        """When the end of a launcher that was ended from outside is noticed, and how it ended."""
         self._cpu_s = {rank.rank: 0.0 for rank in ranks}
 
     def admit(self, job_id: str, attempt: int, now_s: float) -> None:
         """Take part in a job."""
         self.job = (job_id, attempt)
         self._seen, self._ended, self._bad_s, self.exit_code = set(), set(), None, None
-        self._failure, self._launcher_code = None, 1
+        self._failure, self._launcher_code, self._launcher_end = None, 1, None
         self.go(JobState.PREPARED, now_s)
         self._core.apply(JobAdmitted(self.status(now_s)), now_s)
 
@@ -119,7 +123,9 @@ class SimNode:
         exception = f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: {signal}"
         found = None if signal == SIGKILL else left(exception, rank=LAUNCHER_RANK)
         self._launcher_code = -SIGKILL if signal == SIGKILL else 1
-        self._failure = failure_of_launcher(LauncherFailed(self._launcher_code, found), now_s)
+        # The end of a killed one is noticed after those of its ranks.
+        known_s = now_s + (LAUNCHER_NEWS_S if signal == SIGKILL else 0.0)
+        self._launcher_end = known_s, LauncherFailed(self._launcher_code, found)
 
     @property
     def has_news(self) -> bool:
@@ -178,6 +184,9 @@ class SimNode:
                     found = left(error, rank=rank.rank) if error else None
                     failure = failure_of_worker(WorkerExited(rank.rank, code, signal, found), now_s, self._failure)
                     self._failure = first_of(self._failure, failure)
+        if self._launcher_end is not None and now_s >= self._launcher_end[0]:
+            self._failure = first_of(self._failure, failure_of_launcher(self._launcher_end[1], now_s))
+            self._launcher_end = None
         if self._bad_s is not None:
             self._end_the_others(now_s - self._bad_s)
         if len(self._ended) == len(self.ranks) and self.state in (JobState.RUNNING, JobState.STOPPING):
@@ -203,6 +212,7 @@ class SimNode:
     def status(self, now_s: float) -> JobStatus:
         """Return what this node has to say of the job."""
         world_size, num_nodes = self._shape
+        failure, is_running = self._failure, self.state is JobState.RUNNING
         return JobStatus(
             job_id=self.job[0],
             attempt=self.job[1],
@@ -214,7 +224,7 @@ class SimNode:
             first_rank=self.ranks[0].rank,
             local_world_size=len(self.ranks),
             exit_code=self.exit_code,
-            root_cause=self._failure.as_root_cause(now_s) if self._failure else None,
+            root_cause=failure.as_root_cause(now_s, is_running=is_running) if failure else None,
         )
 
     def publish(self, now_s: float, others: Sequence[JobStatus] = (), *, is_last: bool = False) -> bytes:

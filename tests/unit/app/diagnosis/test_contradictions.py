@@ -226,6 +226,8 @@ def ended(num_ranks: int, groups: dict[int, GroupReport], aborted: int, lengths:
 
 LARGE: Made = ("all_reduce", 22, "Float")
 SMALL: Made = ("all_reduce", 1, "Float")
+HUGE: Made = ("all_reduce", 4_160, "Float")
+LARGER: Made = ("all_reduce", 41_600, "Float")
 
 
 def test_a_rank_that_gloo_has_ended_is_a_victim_of_the_odd_one() -> None:
@@ -326,25 +328,29 @@ def lost(rank: int, num_ranks: int, calls: list[Made], phase: Phase = Phase.BARR
 
 
 @pytest.mark.parametrize(
-    ("made", "expected", "size", "is_shifted"),
+    ("made", "lengths", "size", "is_shifted"),
     [
-        ([LARGE, SMALL, LARGE], 4, 1, True),
-        ([SMALL, SMALL, LARGE], 4, 1, False),
-        ([LARGE, LARGE, LARGE], 4, None, False),
+        # With three ranks up to six elements come in pieces of one.
+        ([LARGE, SMALL, LARGE], "16 vs 4", -1, True),
+        ([SMALL, SMALL, LARGE], "16 vs 4", -1, False),
+        ([LARGER, HUGE, LARGER], "27736 vs 2776", 4_160, True),
+        ([LARGE, LARGE, LARGE], "16 vs 4", None, False),
     ],
-    ids=["usual calls", "a first large one", "a call that nobody else makes"],
+    ids=["usual calls", "a first large one", "pieces of one size of calls", "a call that nobody else makes"],
 )
 def test_the_lengths_of_the_messages_tell_what_a_dead_rank_had_called(
-    made: list[Made], expected: int, size: int | None, *, is_shifted: bool
+    made: list[Made], lengths: str, size: int | None, *, is_shifted: bool
 ) -> None:
-    overflow = OVERFLOW.replace("88 vs 4", f"16 vs {expected}. Received data size doesn't match expected size.")
+    overflow = OVERFLOW.replace("88 vs 4", f"{lengths}. Received data size doesn't match expected size.")
     dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
     verdict = only(judged(lost(0, 3, made), dead, lost(2, 3, made), looks=3))
 
     assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.op) == ((1,), (1,), 22, "all_reduce")
-    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), size), ((0, 2), 22)][size is None :]
+    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), size), ((0, 2), made[-1][1])][
+        size is None :
+    ]
     assert verdict.is_shifted is is_shifted
-    assert ("has left out or doubled one" in sentence(verdict)) is is_shifted
+    assert ("has left out or doubled one" in sentence(verdict)) is (is_shifted and size != -1)
 
 
 def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() -> None:

@@ -210,16 +210,26 @@ def test_many_lost_nodes_are_told_in_one_sentence() -> None:
 
 def test_many_deaths_of_one_kind_are_told_in_one_sentence() -> None:
     watched = Watched(num_nodes=12)
-    diagnosis = watched.receive(*[dead_worker(rank, signal=9) for rank in range(24)])
+    diagnosis = watched.receive(*[dead_worker(rank, signal=11) for rank in range(24)])
 
     (verdict,) = diagnosis.verdicts
     assert verdict.culprits == tuple(range(24))
 
 
+def test_ranks_that_are_killed_with_all_others_of_their_node_are_named_once_their_launcher_is_known_to_live() -> None:
+    watched = Watched()
+    killed = [dead_worker(rank, signal=9) for rank in (0, 1)]
+
+    assert causes(watched.receive(*killed, watched.tick(2), watched.tick(3))) == set()
+    watched.now_s += 1.1
+    aged = [dead_worker(rank, signal=9, age_s=1.1) for rank in (0, 1)]
+    assert causes(watched.receive(*aged, watched.tick(2), watched.tick(3))) == {(Cause.EXITED, (0, 1))}
+
+
 def test_deaths_of_different_kinds_are_told_apart() -> None:
     watched = Watched()
     diagnosis = watched.receive(
-        dead_worker(0, signal=9), dead_worker(1, signal=9), dead_worker(2, code=1, error="E: x")
+        dead_worker(0, signal=11), dead_worker(1, signal=11), dead_worker(2, code=1, error="E: x")
     )
 
     assert causes(diagnosis) == {(Cause.EXITED, (0, 1)), (Cause.EXITED, (2,))}

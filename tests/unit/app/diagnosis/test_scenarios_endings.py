@@ -8,6 +8,7 @@ import pytest
 
 from agent.wire.jobs import JobState
 from app.diagnosis.causes import Cause, Severity
+from app.recording.events import EventLog
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
@@ -114,9 +115,14 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(signal: int) -> None:
     sim = SimCluster()
     sim.run_to_step(30)
     sim.end_launcher(1, signal)
-    sim.run(15)
+    events = EventLog()
+    for _ in range(75):
+        sim.run(0.2)
+        events.observe(sim.view())
 
     assert blamed(sim) == set()
+    roots = [event.text for event in events.latest_first() if event.text.startswith("root cause")]
+    assert [root.partition("launcher")[0] for root in roots] == ["root cause: on demo-1 the "]
     cause = root_cause(sim)
     assert (cause.rank, cause.node, cause.is_consequence) == (None, "demo-1", False)
 

@@ -134,6 +134,27 @@ def test_what_was_seen_of_a_node_that_could_not_be_asked_for_its_past_stays_and_
     assert past.view().notes()["unknown"] == "ranks 2-3: nothing came from demo-1"
 
 
+@pytest.mark.parametrize("unread", ["demo-0", "demo-1"])
+def test_who_lost_a_rank_of_a_node_that_could_not_be_asked_is_not_the_root_cause(unread: str) -> None:
+    sim = SimCluster()
+    sim.run(20)
+    sim.kill(2 if unread == "demo-1" else 1)
+    sim.run(20)
+    past = ReplayModel([node.name for node in sim.nodes], Thresholds(), is_excerpt=True)
+    for at_s, node, frame in sim.heard:
+        if node != unread:
+            past.receive(node, decode_frame(frame), at_s)
+            past.look(at_s)
+
+    bad = [event.text for event in past.events.latest_first() if event.severity is Severity.CRITICAL]
+    lost, others = ("0-1", "2-3") if unread == "demo-1" else ("2-3", "0-1")
+    why = f"ranks {lost} lost a connection; how ranks {others} ended is not known"
+    assert bad == [f"job demo: failed, exit code 1: {why}"]
+    job = past.view().job()
+    assert job is not None
+    assert (job.root_cause, job.detail) == (None, why)
+
+
 def test_a_verdict_that_stands_at_the_attach_keeps_its_begin_and_ends_once() -> None:
     sim = SimCluster()
     sim.run(20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import site
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from ddpcore.probe import stack as code_places
-from ddpcore.probe.stack import CodeRoots, StackReader, StackWalk, caller_line, code_roots, stack_of
+from ddpcore.probe.stack import CodeRoots, StackReader, StackWalk, caller_line, code_roots, no_collection, stack_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,9 +49,86 @@ watcher.join()
 """
 """Stops for ever within a second where a collection may run inside `sys._current_frames` (CPython issue 106883)."""
 
+DIVE = """
+import gc, os, sys, threading, time
+from ddpcore.probe.stack import {names}
+
+def dive(depth):
+    return dive(depth - 1) if depth else os.stat("/")
+
+def run():
+    while True:
+        dive(5)
+        dive(700)
+
+gc.callbacks.append(lambda *_: time.sleep(0.002))
+gc.set_threshold(20)
+thread = threading.Thread(target=run, daemon=True)
+thread.start()
+end_s = time.monotonic() + 2.0
+while time.monotonic() < end_s:
+    {read}
+    garbage = [[] for _ in range(50)]
+print(gc.get_threshold()[0], flush=True)
+os._exit(0)
+"""
+"""Python 3.11 dies of a segmentation fault where a collection may let a thread go on whose frames are read."""
+
 
 def test_a_watched_process_that_begins_threads_and_collects_garbage_goes_on() -> None:
     subprocess.run([sys.executable, "-c", CHURN], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        ("stack_of", "stack_of(thread.ident)"),
+        ("StackWalk, CodeRoots", "StackWalk(CodeRoots((), (), ())).read(thread.ident)"),
+        ("all_stacks", "all_stacks(100)"),
+    ],
+)
+def test_a_watched_process_whose_stack_shrinks_amid_a_collection_lives_on(names: str, read: str) -> None:
+    argv = [sys.executable, "-c", DIVE.format(names=names, read=read)]
+    done = subprocess.run(argv, timeout=60, check=True, capture_output=True, text=True)
+    assert done.stdout == "20\n"
+
+
+def test_collections_go_on_after_stacks_are_read_and_as_the_program_wants_them() -> None:
+    before = gc.get_threshold()
+    with no_collection, no_collection:
+        assert gc.isenabled()
+        assert sys.version_info >= (3, 12) or gc.get_threshold()[0] == 0
+    assert gc.get_threshold() == before
+    with no_collection:
+        gc.set_threshold(123)
+    assert gc.get_threshold()[0] == 123
+    gc.set_threshold(*before)
+
+
+FORK = """
+import gc, os, threading
+from ddpcore.probe.stack import no_collection
+
+reading, let_go = threading.Event(), threading.Event()
+
+def read():
+    with no_collection:
+        reading.set()
+        let_go.wait(0.2)
+
+before = gc.get_threshold()[0]
+threading.Thread(target=read).start()
+reading.wait()
+child = os.fork()
+if not child:
+    os._exit(gc.get_threshold()[0] != before)
+let_go.set()
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_amid_a_look_collects_its_garbage() -> None:
+    subprocess.run([sys.executable, "-c", FORK], timeout=60, check=True)
 
 
 def test_a_stack_holds_the_lines_of_another_thread_innermost_first() -> None:

@@ -59,6 +59,8 @@ _THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>
 _TEARDOWN = "terminate called without an active exception"
 """Text of a gloo thread that may come while Python ends, whatever it ends of. Source: torch 2.13, seen."""
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<text>.*)$")
+_PROBE = "/ddpcore/probe/"
+"""Part of the path of the probe's own code, which runs in threads of its own."""
 _FATAL = re.compile(r"Fatal Python error: .+$")
 _NATIVE_THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 _OF_COLLECTIVE = re.compile(r"(?P<gloo>gloo::)|nccl|Dist\w+Error", re.IGNORECASE)
@@ -189,13 +191,16 @@ def failure_in(text: str, signal: int | None = None) -> FailureText | None:
     block.exceptions = [one for one in block.exceptions if one.text]
     root, outer = _root(block.exceptions), _outermost(block.exceptions)
     exception, last = block.exceptions[root].line, block.exceptions[outer].line
+    frames = block.exceptions[root].frames
+    if block.is_native and frames and _PROBE in frames[-1].file and not any(frame.is_own for frame in frames):
+        exception = last = f"{exception}, in a thread of rankdeck's probe"
     body = "\n".join(_RANK_PREFIX.sub("", line, count=1) for line in lines[block.start : block.end])
     return FailureText(
         exception=cleaned(exception).expandtabs(1)[:MAX_EXCEPTION_CHARS],
         outer=cleaned(last).expandtabs(1)[:MAX_EXCEPTION_CHARS] if last != exception else "",
         where=cleaned(_where(block, root)).expandtabs(1)[:MAX_WHERE_CHARS],
         traceback=shortened(cleaned(body), MAX_TRACEBACK_BYTES),
-        place=_place(block.exceptions[root].frames) if block.is_native and signal in FATAL_SIGNALS else None,
+        place=_place(frames) if block.is_native and signal in FATAL_SIGNALS else None,
     )
 
 

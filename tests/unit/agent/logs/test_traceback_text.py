@@ -300,6 +300,30 @@ def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:
     assert "\ufffd]52;c;x\ufffdloss.backward()" in found.traceback
 
 
+PROBE = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f5d2b7fe6c0 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/ddpcore/probe/stack.py", line 319 in read
+  File "/venv/lib/python3.11/site-packages/ddpcore/probe/probe.py", line 266 in _run
+  File "/venv/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f5d31c00740 (most recent call first):
+  File "/home/me/train.py", line 8 in step
+  File "/home/me/train.py", line 20 in <module>
+"""
+
+
+def test_a_crash_in_the_probe_is_not_the_program_s() -> None:
+    found = failure_in(PROBE, 11)
+    assert found is not None
+    assert found.exception == "Fatal Python error: Segmentation fault, in a thread of rankdeck's probe"
+    assert (found.outer, found.place) == ("", None)
+    program = PROBE.replace("/venv/lib/python3.11/threading.py", "/home/me/train.py")
+    below_a_wrapper = failure_in(program, 11)
+    assert below_a_wrapper is not None
+    assert below_a_wrapper.exception == "Fatal Python error: Segmentation fault"
+
+
 @pytest.mark.parametrize(
     ("text", "signal", "place"),
     [

@@ -10,6 +10,7 @@ from app.errors import ExitCode
 from app.text import bytes_text, json_value
 from app.view.nodes import ended_jobs_text
 from app.view.rows import SCHEMA, SEVERITY_TEXTS
+from app.view.verdict_hints import failure_hint
 
 if TYPE_CHECKING:
     from app.view.view import View
@@ -37,9 +38,11 @@ def headline_text(view: View) -> str:
 
 
 def headline_hint(view: View) -> str:
-    """Return what to do about the verdict that the first line names; empty when it names none."""
-    verdicts = view.verdicts()
-    return verdicts[0].hint if verdicts and view.headline().text.startswith(verdicts[0].text) else ""
+    """Return what to do about the verdict, or the failure, that the first line names; empty when it names none."""
+    verdicts, job = view.verdicts(), view.job()
+    if not verdicts:
+        return "" if job is None else failure_hint(job)
+    return verdicts[0].hint if view.headline().text.startswith(verdicts[0].text) else ""
 
 
 def summary_object(view: View) -> dict[str, Any]:

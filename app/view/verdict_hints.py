@@ -21,6 +21,7 @@ from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_COMMUNICATOR, NEW_G
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Side, Verdict
+    from app.view.rows import JobRow
     from ddpcore.wire import PeerCall, Place
 
 ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
@@ -185,6 +186,20 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
         int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
         int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
     }.get(number, logs)
+
+
+def failure_hint(job: JobRow) -> str:
+    """Return what to do about a failed job on which no verdict stands; empty while its root cause is not known."""
+    cause = job.root_cause
+    if cause is None or job.state != "failed":
+        return ""
+    if cause.rank is not None:
+        return f"see the logs of rank {cause.rank}: rankdeck logs {job.job_id} --rank {cause.rank}"
+    if "was killed" in cause.end:
+        return f"somebody on {cause.node} did it, or a memory guard; if nobody did, see dmesg for the kernel"
+    if "got signal" in cause.exception:
+        return f"somebody on {cause.node}, or a scheduler, asked it to end"
+    return f"see its output: rankdeck logs {job.job_id} --rank launcher"
 
 
 def _memory_hint(verdict: Verdict, on_node: str) -> str:

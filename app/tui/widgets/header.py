@@ -17,6 +17,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.widgets.drawing import in_step_order, step_style, wrapped
 from app.tui.widgets.line_view import LineView
 from app.view.rows import OLD_S, SEVERITY_TEXTS
+from app.view.verdict_hints import failure_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,9 @@ class Header(LineView):
             return self._band(Severity.QUIET, self.ui.opening.text, self._how_to_answer())
         headline: Headline = view.headline()
         verdicts = view.verdicts()
-        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
+        job = view.job()
+        own = self._how_to_begin() if job is None else failure_hint(job)
+        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else own
         return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
 
     def _how_to_answer(self) -> str:

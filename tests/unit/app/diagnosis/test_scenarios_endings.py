@@ -9,6 +9,7 @@ import pytest
 from agent.wire.jobs import JobState
 from app.diagnosis.causes import Cause, Severity
 from app.recording.events import EventLog
+from app.view.summary import headline_hint
 from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
@@ -125,6 +126,8 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(signal: int) -> None:
     assert [root.partition("launcher")[0] for root in roots] == ["root cause: on demo-1 the "]
     cause = root_cause(sim)
     assert (cause.rank, cause.node, cause.is_consequence) == (None, "demo-1", False)
+    did = "somebody on demo-1 did it, or a memory guard" if signal == SIGKILL else "somebody on demo-1, or a scheduler"
+    assert headline_hint(sim.view()).startswith(did)
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (1, 2), (1, 3)])

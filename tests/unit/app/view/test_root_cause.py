@@ -11,7 +11,7 @@ from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.view.summary import status_object
+from app.view.summary import headline_hint, status_object
 from app.view.view import View
 from tests.support.node_reports import dead_worker, job_status, node_report
 
@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 
 OWN = RootCause(1, "exited with code 1", "ValueError: x", "RuntimeError: y", "train.py:3 in f", "one\n\ttwo", age_s=2.0)
 LOST = RootCause(3, "exited with code 1", "RuntimeError: Connection closed by peer", is_consequence=True, age_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "next_step"),
+    [
+        (OWN, JobState.FAILED, "see the logs of rank 1: rankdeck logs job --rank 1"),
+        (RootCause(-1, "the launcher exited with code 2"), JobState.FAILED, "rankdeck logs job --rank launcher"),
+        (RootCause(-1, "the launcher was killed by SIGKILL"), JobState.FAILED, "somebody on a did it, or a memory"),
+        (None, JobState.FAILED, ""),
+        (OWN, JobState.RUNNING, ""),
+    ],
+)
+def test_a_failure_without_a_verdict_has_a_next_step(cause: RootCause | None, state: JobState, next_step: str) -> None:
+    cluster = Cluster(["a"])
+    status = msgspec.structs.replace(job_status(0), state=state, root_cause=cause)
+    cluster.apply("a", node_report(1, workers=[], jobs=[status]), 100.0)
+    found = headline_hint(View(cluster, Diagnoser().observe(cluster, 100.0), 100.0))
+    assert (next_step in found, bool(found)) == (True, bool(next_step)), found
 
 
 def told(first: RootCause | None, second: RootCause | None, *workers: Any) -> RootCauseRow | None:

@@ -38,6 +38,7 @@ from app.diagnosis.slow_ranks import UsualPlace
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_fractions import WaitFractions
 from app.diagnosis.waits import LATE_S, Wait, find_waits, follow, held_ranks
+from app.model.cluster import settling_s
 from app.model.farewells import (
     LAUNCHER_END_S,
     are_launchers_over,
@@ -80,9 +81,6 @@ BUDDING_S = 1.0
 
 GAP_S = 2.0
 """Seconds an end stays named without its evidence: the reports of an end come one after the other."""
-
-SETTLED_S = LAUNCHER_END_S + 5.0
-"""Seconds from the last news of a job that is over until it is no longer judged: a node may hold many such jobs."""
 
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """Causes that stand until the next attempt: they cannot be undone."""
@@ -212,7 +210,7 @@ class _JobDiagnoser:
         key = (job.deaths_version, job.together) if job.is_ended() else None
         if key is None or key != self._over_key:
             self._over_key, self._over_since_s, self._over = key, now_s, None
-        if self._over is None or now_s - self._over_since_s < SETTLED_S:
+        if self._over is None or now_s - self._over_since_s < settling_s(job, now_s):
             self._over = self._look(job, cluster, nodes, now_s)
         return self._over
 

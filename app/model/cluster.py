@@ -18,7 +18,8 @@ import numpy as np
 from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.machine import GpuCondition
-from app.model.job_model import AssignmentSummary, JobModel
+from app.model.farewells import LAUNCHER_END_S
+from app.model.job_model import AssignmentSummary, JobModel, Process
 from app.model.new_nodes import NewNodes
 from app.model.rank_batch import RankBatch
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
@@ -41,6 +42,10 @@ of it by its ranks' next reports."""
 CROWDED_LOAD = 2.0
 """Runnable threads per CPU above which a healthy probe is late. A gloo rank on two CPUs was 2.3 s late at a load of 7.5
 per CPU."""
+SETTLED_S = LAUNCHER_END_S + 5.0
+"""Seconds from the latest news of a job that is over until none is awaited: a node may hold many such jobs."""
+OLD_SETTLED_S = 5.0
+"""The same for a job that was over for longer when it became known."""
 MAX_CROWDING = 4.0
 """Upper bound on a node's crowding; more load is not taken to make probes later still."""
 MAX_OLD_EPOCHS = 8
@@ -242,8 +247,10 @@ class Cluster:
             names = [self.node_names[index] for index in batch.nodes.tolist()]
             for name, num in zip(names, np.bincount(batch.place[whose < 0], minlength=len(names)), strict=True):
                 self.nodes[name].num_ignored += int(num)
+        now_s = float(batch.at_s.max(initial=0))
         for place, job in enumerate(jobs):
-            job.put_ranks(batch, np.flatnonzero(whose == place))
+            if not _is_settled(job, now_s):
+                job.put_ranks(batch, np.flatnonzero(whose == place))
 
     def current_job(self) -> JobModel | None:
         """Return the job to show where none is asked for: under way before ended, a later start or a later end first.
@@ -344,3 +351,18 @@ def _still(thing: Thing) -> Thing:
 def ended_s(job: JobModel) -> float:
     """Return when the last node of an ended job ended it, as the nodes report."""
     return max((assignment.began_s for assignment in job.assignments.values()), default=0.0)
+
+
+def settling_s(job: JobModel, now_s: float) -> float:
+    """Return the seconds from the latest news of an ended job until there is none to come: fewer for an old end."""
+    return OLD_SETTLED_S if now_s - ended_s(job) > SETTLED_S else SETTLED_S
+
+
+def _is_settled(job: JobModel, now_s: float) -> bool:
+    """Return whether nothing new can come of a job's ranks: nodes report their ended jobs again and again."""
+    is_over = job.is_ended() and bool(((job.process == Process.EXITED) | (job.process == Process.UNSEEN)).all())
+    known = (job.deaths_version, job.together) if is_over else None
+    if known is None or job.latest_news is None or job.latest_news[0] != known:
+        job.latest_news = None if known is None else (known, now_s)
+        return False
+    return now_s - job.latest_news[1] >= settling_s(job, now_s)

@@ -119,6 +119,9 @@ class RankColumns:
         died_somehow: Whether it has ended, and it is not known how.
     """
 
+    latest_news: tuple[object, float] | None = None
+    """What was known of the job's end when there was news of it, and when; None while it has not ended."""
+
     def __init__(self, job_id: str, attempt: int, world_size: int) -> None:
         self.job_id = job_id
         self.attempt = attempt

@@ -11,11 +11,11 @@ from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from agent.wire.reports import ProcessState
 from app.diagnosis.causes import Cause, RankState, Severity
-from app.diagnosis.diagnoser import SETTLED_S, Diagnoser, Diagnosis, JobDiagnosis
+from app.diagnosis.diagnoser import Diagnoser, Diagnosis, JobDiagnosis
 from app.diagnosis.rank_facts import STATES, Thresholds
 from app.diagnosis.verdicts import Aftermath
 from app.manual import markdown
-from app.model.cluster import Cluster
+from app.model.cluster import SETTLED_S, Cluster
 from app.view.view import View
 from ddpcore.wire import PastCall, PeerCall, PeerWait, Phase, Place, StepCalls
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from agent.wire.jobs import JobState, JobStatus
@@ -13,15 +14,18 @@ from agent.wire.logs import RootCause
 from agent.wire.reports import ExitReport, ProcessState, WorkerReport
 from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
-from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
+from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, OLD_SETTLED_S, SETTLED_S, Cluster
 from app.model.group_table import MAX_CALLS
+from app.model.job_model import JobModel
 from app.view.ranks import rank_row
 from app.view.view import View
 from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
-    from app.model.job_model import JobModel
+    from numpy.typing import NDArray
+
+    from app.model.rank_batch import RankBatch
 
 
 def make(*nodes: str) -> Cluster:
@@ -556,6 +560,45 @@ def test_a_node_without_a_report_has_the_other_ranks_only_where_they_must_be_its
     cluster = make("a", "b")
     apply(cluster, 1, full(seq=9), jobs=[adopted(0)])
     assert cluster.unreported_of(job_of(cluster)) == ()
+
+
+@pytest.mark.parametrize(("age_s", "news_s"), [(0.0, SETTLED_S), (600.0, OLD_SETTLED_S)])
+def test_ended_ranks_that_are_reported_again_and_again_are_not_taken_again(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, news_s: float
+) -> None:
+    taken: list[float] = []
+
+    def put(job: JobModel, batch: RankBatch, rows: NDArray[np.int64]) -> None:
+        taken.extend(set(batch.at_s[batch.place[rows]].tolist()))
+        take(job, batch, rows)
+
+    take = JobModel.put_ranks
+    monkeypatch.setattr(JobModel, "put_ranks", put)
+    cluster = make()
+
+    def report(seq: int, node: str, now_s: float) -> None:
+        first = 0 if node == "a" else 2
+        ended = [dead_worker(rank, signal=9, age_s=age_s + now_s - 10.0) for rank in (first, first + 1)]
+        status = job_status(first, state=JobState.FAILED, state_s=age_s + now_s - 10.0)
+        apply(cluster, seq, *ended, node=node, now_s=now_s, jobs=[status])
+
+    for second in range(60):
+        report(second + 1, "a", 10.0 + second)
+    assert max(taken) - 10.0 <= news_s + 1.0, taken
+
+    # The other node may come only now.
+    report(1, "b", 71.0)
+    assert sorted(job_of(cluster).deaths) == [0, 1, 2, 3]
+
+
+def test_a_rank_that_lives_on_after_the_end_of_its_job_is_followed() -> None:
+    cluster = make()
+    for second in range(60):
+        status = job_status(0, state=JobState.FAILED, state_s=600.0 + second)
+        workers = [dead_worker(0, signal=9, age_s=600.0 + second), worker_report(1)]
+        apply(cluster, second + 1, *workers, now_s=10.0 + second, jobs=[status])
+    apply(cluster, 61, dead_worker(1, signal=9), now_s=71.0, jobs=[job_status(0, state=JobState.FAILED)])
+    assert sorted(job_of(cluster).deaths) == [0, 1]
 
 
 @pytest.mark.parametrize(("state", "state_s"), [(JobState.RUNNING, 65.0), (JobState.SUCCEEDED, 45.0)])

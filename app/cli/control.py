@@ -94,14 +94,12 @@ def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, is_beside: bool,
 
     It ends in an orderly way, and starts with the same options.
     """
-    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        try:
-            done, begun = asyncio.run(_restart(_session(hosts), job_id, is_beside=is_beside, **how))
-        except HostsBusyError as error:
-            if is_json or not agrees_to_share(job_id, error):
-                raise
-            done, begun = asyncio.run(_restart(_session(hosts), job_id, is_beside=True, **how))
-        watch = hosts.command("attach")
+    try:
+        done, begun, watch = _restart_once(wanted, job_id, is_beside=is_beside, **how)
+    except HostsBusyError as error:
+        if is_json or not agrees_to_share(job_id, error):
+            raise
+        done, begun, watch = _restart_once(wanted, job_id, is_beside=True, **how)
     if is_json:
         fields = {"job_id": begun.job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
         print_json({"hosts": wanted.names, **fields})
@@ -212,6 +210,13 @@ async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobSta
         if time.monotonic() > deadline_s:
             raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
         await asyncio.sleep(POLL_S)
+
+
+def _restart_once(wanted: HostsWanted, job_id: str, **how: Any) -> tuple[str, JobStatus, str]:
+    """Return what `_restart` does, and the command that watches it, over connections of its own."""
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
+        return done, begun, hosts.command("attach")
 
 
 async def _restart(

@@ -84,6 +84,11 @@ def test_the_second_of_two_consoles_is_told_what_runs_and_asked(desk: Desk) -> N
     code, stdout, stderr = desk.run("restart", "two", *HOSTS)
     assert (code, stdout, stderr.splitlines()[-1]) == (2, "", f"rankdeck: {said}")
     assert desk.run("restart", "two", "--beside", *HOSTS)[0] == 0
+    assert desk.run("kill", "two", *HOSTS)[0] == 0
+    terminal = desk.terminal("again", "restart", "two", *HOSTS)
+    terminal.until_it_shows("Start two there too? [y/N]", END_S)
+    terminal.keys("y", "Enter")
+    terminal.until_it_shows("watch it: rankdeck attach", END_S)
 
     terminal = desk.terminal("third", "run", *HOSTS, "--no-doctor", "--no-probe", "--name", "three", "stay.py")
     terminal.until_it_shows("Start three there too? [y/N]", END_S)

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from agent.wire.jobs import JobState, JobStatus
@@ -23,6 +22,7 @@ from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from app.model.rank_batch import RankBatch
@@ -569,7 +569,7 @@ def test_ended_ranks_that_are_reported_again_and_again_are_not_taken_again(
     taken: list[float] = []
 
     def put(job: JobModel, batch: RankBatch, rows: NDArray[np.int64]) -> None:
-        taken.extend(set(batch.at_s[batch.place[rows]].tolist()))
+        taken.extend(set(batch.at_s[rows].tolist()))
         take(job, batch, rows)
 
     take = JobModel.put_ranks

@@ -16,6 +16,7 @@ import numpy as np
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, DOWN, LOST, NODE_STATES, STALE
+from app.diagnosis.verdicts import ENDS
 from app.text import LINE_LIMIT, attempt_text, clean, nodes_text, ranks_text, seconds_text
 from app.view.summary import end_text
 
@@ -337,9 +338,11 @@ class EventLog:
                 f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}{why}", at_s, EventKind.JOB, severity
             )
         cause = job.root_cause
-        # A verdict that is as new, and has the same sentence, is an event itself.
+        # A verdict that is as new, and has the same sentence, is an event itself; so is one on an end without words.
         is_verdict = cause is not None and any(
-            verdict.text == cause.text and _key(verdict) not in self._standing for verdict in view.verdicts()
+            (verdict.text == cause.text and _key(verdict) not in self._standing)
+            or (verdict.cause in ENDS and cause.rank in verdict.culprits and not cause.exception)
+            for verdict in view.verdicts()
         )
         if cause is not None and (known is None or known.root_cause is None) and not is_verdict:
             ranks = () if cause.rank is None else (cause.rank,)

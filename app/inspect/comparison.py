@@ -2,7 +2,7 @@
 
 A rank's looks are first made one `Standing`; `finding_of` compares those. It names only a rank that no other rank
 explains. A rank that moves may save, evaluate or prepare data: others rightly wait for it, and it is no alarm. One that
-only changes its line within one function is, once the others have waited long: its loop may not end.
+only runs within one function, where no step number rises, is, once the others have waited long: its loop may not end.
 
 Source of the functions: torch 2.1 to 2.13, torch/distributed/distributed_c10d.py and torch/nn/parallel/distributed.py.
 """
@@ -57,7 +57,14 @@ BUSY = 0.2
 SPINS = 0.8
 """Fraction of a core from which a rank may wait for its GPU: CUDA polls."""
 MAX_SWITCHES_HZ = 3.0
-"""A main thread that stands gives up its core less often; one that trains does so at each step."""
+"""A main thread that stands gives up its core less often; one that trains does so at each step.
+
+One that computes does, too, beside a thread of Python such as rankdeck's probe: it waits until that has had the GIL.
+"""
+COMPUTES = 0.5
+"""Fraction of the time that a main thread has run, or waited for a core, from which it does not sleep in turns."""
+RISES = 0.55
+"""Part of the looks in which a step number has to rise: of twelve numbers in any order, about five do."""
 MOVED_BYTES_HZ = 1 << 18
 """A rank that reads or writes more than this is at work, even if its stack stays."""
 START_S = 60.0
@@ -124,11 +131,16 @@ class Standing(msgspec.Struct, frozen=True):
     """Innermost line of the user's program."""
     is_moving: bool
     is_in_loop: bool
-    """Whether it moves, and its looks differ by nothing but their line within one function of the program."""
+    """Whether it moves, and its looks differ by nothing but their line within one function of the program.
+
+    A line that stays is in a loop as well where its main thread computes, and gives up its core again and again.
+    """
+    is_in_function: bool
+    """Whether it may be in a loop, or stands, as far as two looks show: whether numbers only rise takes more."""
     busy_frac: float
     """Cores that it has used between its looks."""
     steps: tuple[str, str]
-    """Its first and last step, as `i=54`; empty where no loop shows one."""
+    """Its first and last step, as `i=54`, of the outermost loop that goes on; empty where no loop shows one."""
     phase: str
     trouble: str
 
@@ -179,7 +191,8 @@ def standing_of(rank: SeenRank) -> Standing:
     busy_frac = max(0.0, (looks[-1].cpu_s - looks[0].cpu_s) / seconds) if looks else 0.0
     kinds = [_kind_of(look) for look in rank.looks]
     kind, op, place = kinds[-1]
-    steps = (_step(rank.looks[0].frames), _step(last.frames))
+    outer = (_step(rank.looks[0].frames), _step(last.frames))
+    steps = (outer if outer[0] != outer[1] else _risen(rank.looks)) or outer
     is_moving = len({_lines(look) for look in looks}) > 1 or steps[0] != steps[1]
     if not last.state or last.state in "ZX":
         kind = Kind.ENDED
@@ -196,13 +209,14 @@ def standing_of(rank: SeenRank) -> Standing:
         kind = Kind.ENDING
     elif kind is Kind.ELSEWHERE and not op and not is_moving and _may_wait_for_gpu(rank, busy_frac):
         kind = Kind.DEVICE
-    is_in_loop = kind is Kind.ELSEWHERE and is_moving and steps[0] == steps[1] and _is_one_function(rank.looks)
+    is_inside = kind is Kind.ELSEWHERE and outer[0] == outer[1] and _is_one_function(rank.looks)
     if kind in (Kind.ELSEWHERE, Kind.BLOCKED) and _hz(looks, "io_bytes", seconds) > MOVED_BYTES_HZ:
-        is_moving, is_in_loop = True, False
+        is_moving, is_inside = True, False
     if kind in (Kind.WAITS, Kind.DEVICE, Kind.ELSEWHERE) and _hz(looks, "switches", seconds) > MAX_SWITCHES_HZ:
-        is_moving, is_in_loop = True, False
+        is_moving, is_inside = True, is_inside and _hz(looks, "wanted_s", seconds) > COMPUTES
+    is_in_loop = is_inside and is_moving and steps[0] == steps[1]
     phase = next((name for name, files in PHASES if any(files.search(frame.file) for frame in last.frames)), "")
-    return Standing(rank, kind, op, place, is_moving, is_in_loop, busy_frac, steps, phase, last.trouble)
+    return Standing(rank, kind, op, place, is_moving, is_in_loop, is_inside, busy_frac, steps, phase, last.trouble)
 
 
 def _may_wait_for_gpu(rank: SeenRank, busy_frac: float) -> bool:
@@ -259,6 +273,29 @@ def _step(frames: Sequence[SeenFrame]) -> str:
         if found and not LIBRARY.search(frame.file):
             return " ".join(found)
     return ""
+
+
+def _risen(looks: Sequence[Look]) -> tuple[str, str] | None:
+    """Return from where to where the outermost step number has risen; None where none has.
+
+    One that falls as well may be that of a short loop within one without an end. Some looks show something else, since
+    nothing pauses the rank: they may read an integer that has just been freed.
+    """
+    for frames in zip(*(reversed(look.frames) for look in looks), strict=False):
+        for name in STEP_ORDER if not LIBRARY.search(frames[0].file) else ():
+            values = [frame.numbers[name] for frame in frames if name in frame.numbers]
+            rise = values if values == sorted(values) else _longest_rise(values)
+            if len(rise) >= max(2.0, RISES * len(looks)) and rise[0] < rise[-1]:
+                return f"{name}={rise[0]}", f"{name}={rise[-1]}"
+    return None
+
+
+def _longest_rise(values: Sequence[int]) -> list[int]:
+    """Return the most values of which each is larger than the one before, in their order."""
+    rises: list[list[int]] = []
+    for value in values:
+        rises.append([*max((rise for rise in rises if rise[-1] < value), key=len, default=[]), value])
+    return max(rises, key=len)
 
 
 def finding_of(job: SeenJob, standings: Sequence[Standing], behind: Container[int] = ()) -> Finding:

@@ -56,7 +56,7 @@ class Following:
         for look in seen.looks:
             pair = standing_of(msgspec.structs.replace(seen, looks=[*looks[-1:], look]))
             here = here + 1 if looks and not pair.is_moving else 1
-            inside = inside + 1 if looks and (not pair.is_moving or pair.is_in_loop) else 1
+            inside = inside + 1 if looks and (not pair.is_moving or pair.is_in_function) else 1
             stay = here if here >= SURE_LOOKS else inside
             looks = [*looks, look][-min(MAX_LOOKS, max(MIN_LOOKS, stay)) :]
         self._stays[process_of(seen)] = here, inside

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.diagnosis.causes import Severity
-from app.inspect.comparison import Kind, What
+from app.inspect.comparison import SURE_LOOP_S, Kind, What
 from app.inspect.nccl_ras import ras_lines
 from app.text import LINE_LIMIT, clean, clean_name, nodes_text, percent_text, place_text, ranks_text, seconds_text
 
@@ -50,6 +50,8 @@ def sentence(job: SeenJob, finding: Finding, *, is_followed: bool = False) -> st
         parts.append("NCCL may know which rank is behind: --nccl")
     if finding.num_looks and not is_followed:
         parts.append(f"no alarm yet; to be sure, look longer: --looks {finding.num_looks}")
+    elif _moves_while_others_wait_long(finding) and not is_followed:
+        parts.append("inspect again in some minutes: a rank that is still there then may never come")
     return clean("; ".join(filter(None, parts)), 2 * LINE_LIMIT)
 
 
@@ -155,6 +157,13 @@ def _excuse(finding: Finding, it: str, has: str) -> str:
     return "and may have work there" if finding.num_looks else f"and {it} {has} just started"
 
 
+def _moves_while_others_wait_long(finding: Finding) -> bool:
+    """Return whether ranks that move are no alarm, however long one looks, though others have waited long for them."""
+    waited_s = min((one.asleep_s for group in finding.waiting for one in group), default=0.0)
+    is_warning = finding.what is What.ELSEWHERE and finding.severity is Severity.WARNING
+    return is_warning and waited_s >= SURE_LOOP_S and all(one.is_moving for one in finding.culprits)
+
+
 def _at(place: Place | None) -> str:
     return f" at {place_text(place)}" if place is not None else ""
 
@@ -176,7 +185,8 @@ def _stands_text(group: Sequence[Standing], pronoun: str = "") -> str:
     one = group[0]
     verb = ("is" if one.is_moving else "stands") if len(group) == 1 else "are" if one.is_moving else "stand"
     if one.is_in_loop:
-        verb = f"{'runs' if len(group) == 1 else 'run'} within one function,"
+        where = "the script itself" if one.place is not None and one.place.function == "<module>" else "one function"
+        verb = f"{'runs' if len(group) == 1 else 'run'} within {where},"
     inner = (
         f", calling {clean_name(one.op)}" if one.op and one.place is not None and one.op != one.place.function else ""
     )
@@ -215,7 +225,7 @@ def facts_text(group: Sequence[Standing]) -> str:
 
 def _steps(one: Standing) -> str:
     first, last = (clean(step) for step in one.steps)
-    return last if first == last else f"{first} to {last}"
+    return f"{first} to {last}" if first and last and first != last else last or first
 
 
 def _child_text(child: SeenChild) -> str:

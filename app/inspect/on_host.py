@@ -332,6 +332,12 @@ def asleep_s(pid: int, core: int) -> float | None:
     return None if now_ms is None or ran_ms is None else max(0.0, (now_ms - ran_ms) / 1000)
 
 
+def wanted_s(pid: int) -> float | None:
+    """Return how long a process's main thread has run or waited for a core, so far; None where it is not counted."""
+    ran_ns, waited_ns, *_ = [*read(pid, f"task/{pid}/schedstat").split(), b"0", b"0"]
+    return (int(ran_ns) + int(waited_ns)) / 1e9 or None
+
+
 def look_at(pid: int, spy: str) -> dict[str, Any]:
     """Return a process's stack, and what its main thread does by the kernel."""
     stack = stack_of(pid, spy)
@@ -346,6 +352,7 @@ def look_at(pid: int, spy: str) -> dict[str, Any]:
         cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_HZ if fields else 0.0,
         switches=int(switches[1]) if switches else None,
         io_bytes=moved_bytes(pid),
+        wanted_s=wanted_s(pid),
         asleep_s=asleep_s(pid, int(fields[36])) if fields and fields[0] in (b"S", b"D") else None,
         wchan="" if wchan == "0" else wchan[:MAX_TEXT],
     )

@@ -61,6 +61,8 @@ class Look(msgspec.Struct, frozen=True):
     """Bytes that it has read and written so far; None where the kernel does not count them."""
     asleep_s: float | None = None
     """Seconds since its main thread last ran; None where that is not known, or it runs."""
+    wanted_s: float | None = None
+    """Seconds in which its main thread has run or waited for a core, so far; None where the kernel does not count."""
 
 
 class SeenChild(Look, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ def rank(number: int, *stacks: list[SeenFrame], state: str = "S", seconds: int =
             wchan=fields.get("wchan", "hrtimer_nanosleep"),
             io_bytes=fields.get("io_hz", 0) * second,
             asleep_s=fields.get("asleep_s"),
+            wanted_s=None if fields.get("wanted_frac") is None else fields["wanted_frac"] * second,
         )
         for second in range(seconds + 1)
     ]

@@ -88,6 +88,73 @@ def test_a_loop_that_reads_or_sleeps_again_and_again_is_no_alarm(how: dict[str, 
     assert "no alarm while it moves" in text
 
 
+GIVES_UP_THE_GIL: dict[str, Any] = {"switches_hz": 15, "wanted_frac": 0.97, "cpu_s": 0.49, "state": "R"}
+"""A loop beside a thread of Python, as rankdeck's probe is one, on a busy machine."""
+IN_SCRIPT = [SeenFrame("/home/u/tl.py", 9, "<module>", {})]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "where"),
+    [
+        ([at(14)], "it runs within one function, at load.py:14 in read (runs, 49 % CPU, step=57)"),
+        (LOOP, "it runs within one function, at load.py:16 in read (runs, 49 % CPU, step=57)"),
+        ([IN_SCRIPT], "it runs within the script itself, at tl.py:9 in <module> (runs, 49 % CPU)"),
+    ],
+)
+def test_a_loop_that_hands_the_gil_to_other_threads_is_an_alarm(stacks: list[list[SeenFrame]], where: str) -> None:
+    sure, text = found(rank(0, *stacks, seconds=11, **GIVES_UP_THE_GIL), rank(1, WAITS, asleep_s=48.0, seconds=11))
+    assert (sure.severity, culprits(sure)) == (Severity.CRITICAL, [0])
+    assert where in text
+
+    early, text = found(rank(0, *stacks, seconds=11, **GIVES_UP_THE_GIL), rank(1, WAITS, asleep_s=20.0, seconds=11))
+    assert (early.severity, culprits(early)) == (Severity.WARNING, [0])
+    assert text.endswith("no alarm yet; to be sure, look longer: --looks 25")
+
+
+COUNTS = [[SeenFrame("/home/u/load.py", 3, "parse", {"i": number}), MAIN, MODULE] for number in range(40)]
+MISREAD = [COUNTS[3] if number % 4 == 2 else COUNTS[number] for number in range(33)] + [COUNTS[1]]
+"""Where a quarter of the looks has read an integer that was freed meanwhile."""
+IN_LIBRARY = [SeenFrame(f"{TORCH}/serialization.py", 9, "save", {}), *at(15)]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "how"),
+    [
+        ([at(14)], {**GIVES_UP_THE_GIL, "wanted_frac": 0.3}),
+        ([at(14)], {**GIVES_UP_THE_GIL, "wanted_frac": None}),
+        ([at(14)], {**GIVES_UP_THE_GIL, "io_hz": 1 << 20}),
+        ([IN_LIBRARY], GIVES_UP_THE_GIL),
+        (COUNTS, GIVES_UP_THE_GIL),
+        (COUNTS, {"state": "R", "cpu_s": 1.0}),
+        (MISREAD, GIVES_UP_THE_GIL),
+    ],
+)
+def test_a_rank_that_may_go_on_is_no_alarm_and_a_later_look_tells_more(
+    stacks: list[list[SeenFrame]], how: dict[str, Any]
+) -> None:
+    finding, text = found(rank(0, *stacks, seconds=33, **how), rank(1, WAITS, asleep_s=90.0, seconds=33))
+
+    assert (finding.severity, culprits(finding)) == (Severity.WARNING, [0])
+    assert "rank 0 has not come to it, no alarm while it moves" in text
+    assert text.endswith("; inspect again in some minutes: a rank that is still there then may never come")
+    _, text = found(rank(0, *stacks, seconds=33, **how), rank(1, WAITS, asleep_s=20.0, seconds=33))
+    assert "inspect again" not in text
+
+
+def test_a_number_that_rises_in_an_inner_loop_is_shown_and_one_that_falls_as_well_is_a_loop() -> None:
+    _, text = found(rank(0, *COUNTS, seconds=33, state="R"), rank(1, WAITS, asleep_s=90.0, seconds=33))
+    assert "(runs, 0 % CPU, i=0 to i=33)" in text
+
+    falls = [COUNTS[number % 7] for number in range(33)] + [COUNTS[9]]
+    finding, text = found(rank(0, *falls, seconds=33, cpu_s=1.0), rank(1, WAITS, asleep_s=90.0, seconds=33))
+    assert (finding.severity, culprits(finding)) == (Severity.CRITICAL, [0])
+
+
+def test_a_step_that_not_every_look_has_shown_is_told_without_a_gap() -> None:
+    _, text = found(rank(0, at(14), SAVES[:1], seconds=9), rank(1, WAITS, asleep_s=9.0, seconds=9))
+    assert "0 % CPU, step=57)" in text
+
+
 def test_a_loop_beside_another_rank_that_moves_is_no_alarm() -> None:
     ranks = [rank(0, *LOOP, seconds=40), rank(1, *HELPED, seconds=40), rank(2, WAITS, seconds=40)]
     finding, _ = found(*ranks)

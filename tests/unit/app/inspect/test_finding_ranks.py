@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from app.inspect.on_host import (
     program_of,
     set_ancestors,
     spy_of,
+    wanted_s,
     without_pools,
 )
 from app.inspect.seen import HostSeen, Look, SeenRank, jobs_of
@@ -281,3 +283,18 @@ def test_two_jobs_that_share_a_key_are_kept_apart_by_their_ranks() -> None:
 def test_the_directory_of_a_process_is_that_in_which_it_runs() -> None:
     assert directory_of(os.getpid()) == str(Path.cwd())
     assert directory_of(2**30) == "", "there is no such process"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count it")
+def test_how_long_a_main_thread_has_wanted_a_core_is_what_it_has_computed_and_not_what_it_has_slept() -> None:
+    before_s = wanted_s(os.getpid())
+    assert before_s is not None
+    time.sleep(0.2)
+    slept_s = (wanted_s(os.getpid()) or 0.0) - before_s
+    until_s = time.process_time() + 0.2
+    while time.process_time() < until_s:
+        pass
+
+    assert slept_s < 0.15
+    assert (wanted_s(os.getpid()) or 0.0) - before_s - slept_s > 0.15
+    assert wanted_s(2**30) is None

@@ -8,12 +8,12 @@ import msgspec
 
 from app.inspect.comparison import Kind, standing_of
 from app.inspect.following import MAX_LOOKS, MIN_LOOKS, SURE_LOOKS, Following, job_now
-from app.inspect.seen import HostSeen, SeenJob
+from app.inspect.seen import HostSeen, SeenFrame, SeenJob
 from tests.support.seen_ranks import WAITS, at, rank
 
 if TYPE_CHECKING:
     from app.inspect.comparison import Standing
-    from app.inspect.seen import SeenFrame, SeenRank
+    from app.inspect.seen import SeenRank
 
 
 class House:
@@ -60,6 +60,13 @@ def test_a_rank_that_stays_within_one_function_is_seen_longer_with_each_look_unt
     assert (looping.is_in_loop, looping.seen_s) == (True, 39.0)
     standing = house.stand(at(16), SURE_LOOKS - 1)
     assert (standing.is_moving, standing.seen_s) == (False, SURE_LOOKS - 1)
+
+
+def test_a_loop_with_a_short_one_within_is_seen_longer_with_each_look() -> None:
+    house = House()
+    stacks = [[SeenFrame("/home/u/load.py", 3 + i % 2, "parse", {"i": i}), *at(9)] for i in (1, 4, 3, 5, 6) * 4]
+    looping = [house.stand(stack, 1) for stack in stacks]
+    assert (looping[-1].is_in_loop, looping[-1].seen_s) == (True, 19.0)
 
 
 def test_a_rank_that_came_back_to_its_line_has_moved() -> None:

@@ -28,6 +28,11 @@ echo '{"python": "3.11.9", "torch": "%s", "is_imported": true, "num_gpus": 0}'
 pytestmark = pytest.mark.timeout(400)
 
 
+def beside_waits(stderr: str) -> list[str]:
+    """Return the lines but those on whom the doctor waits for: a busy machine may need the 5 s for one."""
+    return [line for line in stderr.splitlines() if "rankdeck doctor looks at " not in line]
+
+
 class Desk:
     """A directory with an inventory, in which a person calls the command."""
 
@@ -66,7 +71,7 @@ class Desk:
             timeout=150,
             check=False,
         )
-        assert done.stderr == ""
+        assert beside_waits(done.stderr) == []
         return done.returncode, done.stdout
 
 
@@ -133,5 +138,5 @@ def test_the_doctor_of_this_machine_needs_no_ssh(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, beside_waits(done.stderr)) == (0, [])
     assert "  ok    torch            2.13.0" in done.stdout.splitlines()

@@ -216,7 +216,7 @@ def _restart_once(wanted: HostsWanted, job_id: str, **how: Any) -> tuple[str, Jo
     """Return what `_restart` does, and the command that watches it, over connections of its own."""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
-        return done, begun, hosts.command("attach")
+        return done, begun, hosts.command(f"attach {begun.job_id}")
 
 
 async def _restart(

@@ -296,13 +296,19 @@ class _Table(NamedTuple):
 def _list(
     table: _Table, *, is_json: bool, is_watching: bool, settings: Settings, wanted: HostsWanted, job_id: str
 ) -> None:
-    """Print rows, and end with the exit code of `status`; what it stands for is printed on standard error."""
+    """Print rows, and end with the exit code of `status`; what it stands for is printed on standard error.
+
+    So is, where no job was named, which of several jobs the rows are of.
+    """
     widths: dict[str, int] = {}
-    headline = ""
+    headline = chosen = ""
 
     def show(view: View) -> None:
-        nonlocal headline
+        nonlocal headline, chosen
         found, headline = table.rows(view), headline_text(view)
+        before, chosen = chosen, view.other_jobs_text.replace("rankdeck attach", f"rankdeck {table.name}", 1)
+        if not (job_id or is_json) and chosen not in ("", before):
+            print_line(f"rankdeck: {chosen}")
         if is_json:
             print_json({"job_id": view.job_id, table.name: json_value(found)})
         elif view.job() is None:

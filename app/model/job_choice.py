@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NEVER = 2**63
 """Attempt of a job that has not been started yet."""
+LEAVES_S = 3.0
+"""Seconds after its end for which a job that was watched is shown before another one: its end and cause are seen."""
 TOGETHER_S = 1.0
 """Seconds between two ends between which neither is taken for the later one."""
 
@@ -36,7 +38,7 @@ class JobChoice:
         self._shown = ""
         self._has_seen_run = False
 
-    def choose(self, cluster: Cluster) -> str:
+    def choose(self, cluster: Cluster, now_s: float) -> str:
         """Return the id of the job to show now; empty where there is none."""
         if self.wanted:
             job = cluster.jobs.get(self.wanted)
@@ -45,7 +47,7 @@ class JobChoice:
         if (
             shown is None
             or not (self._has_seen_run or _ended_together(shown, best))
-            or self._is_followed_by(shown, best)
+            or self._is_followed_by(shown, best, now_s)
         ):
             shown = best
         if shown is None:
@@ -56,9 +58,9 @@ class JobChoice:
         self._shown = shown.job_id
         return self._shown
 
-    def _is_followed_by(self, shown: JobModel, best: JobModel | None) -> bool:
-        """Return whether another job was started after the one shown has ended."""
-        if self.stays or best is None or not shown.is_ended():
+    def _is_followed_by(self, shown: JobModel, best: JobModel | None, now_s: float) -> bool:
+        """Return whether another job, started later, runs a while after the one shown has ended."""
+        if self.stays or best is None or not shown.is_ended() or now_s - ended_s(shown) < LEAVES_S:
             return False
         return best.is_under_way() and best.started_s > shown.started_s
 

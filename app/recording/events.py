@@ -326,17 +326,22 @@ class EventLog:
         """Compare a job with what was known of it; one that is new here has been in its state for a while."""
         before, self._job = self._job, job
         known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
-        at_s = self.now_s - (_past_s(view) if known is None else 0.0)
+        past_s = _past_s(view) if known is None else 0.0
+        at_s = self.now_s - past_s
+        if before is not None and before.job_id != job.job_id:
+            text = f"from here on events are of job {job.job_id}, no longer of job {before.job_id}"
+            self.add_event(text, self.now_s, EventKind.NOTE, Severity.QUIET)
         # A node that a stop has not reached yet, and that reports again, starts nothing.
         is_left = known is not None and known.state in {"stopping", "stopped"} and job.state == "running"
         if (known is None or known.state != job.state) and not is_left:
             attempt = f", {attempt_text(job.attempt)}" if job.attempt else ""
+            # An agent that has launched a job knows when, but not when the ranks had come to their process group.
+            is_launch = past_s > 0 and job.state == "running" and not job.is_adopted
+            state = "started" if is_launch else end_text(job.state, job.exit_code)
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
             is_unexplained = job.state == "failed" and job.root_cause is None and not view.verdicts()
             why = f": {job.detail}" if is_unexplained and job.detail else ""
-            self.add_event(
-                f"job {job.job_id}{attempt}: {end_text(job.state, job.exit_code)}{why}", at_s, EventKind.JOB, severity
-            )
+            self.add_event(f"job {job.job_id}{attempt}: {state}{why}", at_s, EventKind.JOB, severity)
         cause = job.root_cause
         # A verdict that is as new, and has the same sentence, is an event itself; so is one on an end without words.
         is_verdict = cause is not None and any(

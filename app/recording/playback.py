@@ -274,12 +274,12 @@ class ReplayModel:
 
     def view(self) -> View:
         """Return the rows of that moment."""
-        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster), attach="")
+        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster, self.at_s), attach="")
 
     @property
     def verdicts(self) -> list[Verdict]:
         """Verdicts on the job that is shown, the worst first."""
-        found = self.diagnosis.jobs.get(self._choice.choose(self.cluster))
+        found = self.diagnosis.jobs.get(self._choice.choose(self.cluster, self.at_s))
         return [] if found is None else found.verdicts
 
     def _fold(self) -> None:

@@ -277,7 +277,7 @@ class Session:
             raise IncompatibleAgentError(node, detail)
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
-        shown = self.choice.choose(self._cluster)
+        shown = self.choice.choose(self._cluster, now_s)
         if self._incident_recorder is not None:
             live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
             found = diagnosis.jobs.get(shown)

@@ -136,7 +136,11 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
     ]
     code, printed, _ = desk.run("status", *HERE)
     assert code == 0, "the one that was started last is shown"
-    assert "job second is shown; also on these nodes: job first, frozen rank 1; rankdeck attach first" in printed
+    beside = "job second is shown; also on these nodes: job first, frozen rank 1; rankdeck"
+    assert f"{beside} attach first" in printed
+    for verb in ("ranks", "barriers"):
+        assert f"rankdeck: {beside} {verb} first" in desk.run(verb, *HERE)[2]
+        assert "is shown" not in desk.run(verb, "second", *HERE)[2], "it was asked for"
     for verb in ("status", "attach"):
         code, _, said = desk.run(verb, "secund", *HERE, "--headless" if verb == "attach" else "--json")
         assert code == 2, said

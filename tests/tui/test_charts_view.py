@@ -245,7 +245,10 @@ async def test_a_job_that_tells_nothing_says_so() -> None:
     async with desk(source, (120, 35)) as console:
         await console.show("charts")
         assert "nothing to draw yet" in console.text()
+        source.reading = "reading what happened before on demo-0"
         await console.press("down", "plus", "end", "pageup")
+        assert "CHARTS   reading what happened before on demo-0" in console.text()
+        source.reading = ""
         await console.play(source, 12)
         assert re.search(r"^ no loss yet +no rate known in this time", console.text(), re.MULTILINE)
 

@@ -46,7 +46,8 @@ class ChartsView(LineView):
         is_unknown = self.ui.view is not None and bool(self.ui.view.why_unknown)
         if is_unknown or history is None or history.begun_s is None:
             self._drawn, self.lines, self.foot = None, [], []
-            self.head = [self.heading(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
+            why = self.ui.source.reading or "nothing to draw yet"
+            self.head = [self.heading(self.line().put(f" CHARTS   {why}", self.look.palette.heading))]
             if is_unknown:
                 self.head = self.nothing_yet("CHARTS", "")
             return

@@ -13,7 +13,7 @@ from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import ExitCode
 from app.model.cluster import Cluster
-from app.model.job_choice import NEVER, JobChoice
+from app.model.job_choice import LEAVES_S, NEVER, JobChoice
 from app.recording.events import EventKind, EventLog
 from app.view.nodes import is_about_other_jobs
 from app.view.rows import Headline
@@ -43,7 +43,7 @@ class Watched:
         self.cluster.apply("n0", node_report(self.seq, jobs, workers), self.now_s)
         diagnosis = self.diagnoser.observe(self.cluster, self.now_s)
         diagnosis.validate()
-        shown = self.choice.choose(self.cluster) if job_id is None else job_id
+        shown = self.choice.choose(self.cluster, self.now_s) if job_id is None else job_id
         return View(self.cluster, diagnosis, self.now_s, shown)
 
 
@@ -289,13 +289,34 @@ def test_who_looks_on_stays_with_a_job_while_it_runs_and_until_another_is_starte
     later = job("c", 1.0)
     ended = failed("b", 50.0)
     assert shown(watched.look([job("a", 60.0), ended], [])) == "b", "how it ended is not hidden by an earlier one"
+    assert shown(watched.look([job("a", 60.0), ended, later], [])) == "b", "its end is seen for a while"
+    ended = failed("b", 50.0, LEAVES_S + 0.1)
     assert shown(watched.look([job("a", 60.0), ended, later], [])) == "c"
     assert shown(watched.look([job("a", 60.0), ended, later, job("d", 0.1)], [])) == "c", "it runs"
 
     watched = Watched()
     watched.choice.stays = True
     assert shown(watched.look([job("b", 50.0)], [])) == "b"
-    assert shown(watched.look([failed("b", 50.0), later], [])) == "b", "a printed console ends with its job"
+    ended = failed("b", 50.0, LEAVES_S + 0.1)
+    assert shown(watched.look([ended, later], [])) == "b", "a printed console ends with its job"
+
+
+def test_events_have_the_end_of_a_job_and_then_those_of_the_one_that_was_started_beside_it() -> None:
+    watched, log = Watched(), EventLog()
+    begun_s = watched.now_s
+    log.observe(watched.look([job("a", 20.0, state_s=20.0)], well("a")))
+    while watched.now_s < begun_s + 10:
+        age_s = watched.now_s - begun_s
+        log.observe(watched.look([job("a", 20.0 + age_s, state_s=20.0 + age_s), job("b", age_s, state_s=age_s)], []))
+    while watched.now_s < begun_s + 14:
+        age_s = watched.now_s - begun_s
+        log.observe(watched.look([failed("a", 20.0 + age_s, age_s - 10), job("b", age_s, state_s=age_s)], well("b")))
+
+    told = [(event.text, round(event.at_s - begun_s)) for event in log.latest_first() if event.kind is EventKind.JOB]
+    assert told[::-1] == [("job a: started", -20), ("job b: started", 0), ("job a: failed, exit code 1", 10)]
+    change = next(event for event in log.latest_first() if event.text.startswith("from here on"))
+    assert change.text == "from here on events are of job b, no longer of job a"
+    assert change.at_s == pytest.approx(begun_s + 10 + LEAVES_S, abs=0.5)
 
 
 def test_the_first_look_does_not_hold_what_only_one_node_has_told_of() -> None:

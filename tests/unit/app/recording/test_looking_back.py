@@ -368,14 +368,14 @@ class Attached(Session):
 
 
 @pytest.mark.parametrize(
-    ("age_s", "came_up"),
+    ("age_s", "came_up", "how"),
     [
-        pytest.param(40, [], id="agents older than what is remembered"),
-        pytest.param(15, ["node demo-0: up", "node demo-1: up"], id="agents that began in it"),
+        pytest.param(40, [], "started", id="agents older than what is remembered"),
+        pytest.param(15, ["node demo-0: up", "node demo-1: up"], "running", id="agents that began in it"),
     ],
 )
 async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_seen(
-    age_s: int, came_up: list[str], monkeypatch: pytest.MonkeyPatch
+    age_s: int, came_up: list[str], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "SETTLE_S", 3600.0)
     monkeypatch.setattr(hosts, "STATUS_REPORTS_S", 0.0)
@@ -389,7 +389,8 @@ async def test_events_are_printed_once_the_nodes_remember_what_the_command_has_s
     await session.close()
 
     assert [event.text for event in found if event.kind is EventKind.NODE] == came_up
-    assert sum(event.text == "job demo: running" for event in found) == 1
+    assert [event.text for event in found if event.kind is EventKind.JOB][-1] == f"job demo: {how}"
+    assert len({event.text for event in found}) == len(found), "each once"
     assert [event.at_s for event in found] == sorted(event.at_s for event in found)
     assert not [event for event in found if MARK in event.text], "it is no event of the job"
     assert session.events.seam is not None

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import os
-import re
 import sys
 import time
 from functools import partial
@@ -20,12 +19,19 @@ from agent.wire.logs import LAUNCHER_RANK
 from app.cli.chosen_hosts import HostsWanted, takes_hosts
 from app.cli.headless import CAUSE_PATIENCE_S, print_line, waiting_for
 from app.cli.hosts import POLL_S, first_view, look, looking_on
-from app.cli.options import follow_one_job, job_argument, json_option, print_json, watch_option
+from app.cli.options import (
+    follow_one_job,
+    follow_option,
+    grep_option,
+    job_argument,
+    json_option,
+    print_json,
+    rank_option,
+    since_option,
+    watch_option,
+)
 from app.cli.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
-from app.filters.language import read_filter
-from app.filters.lines import LOG_KEYS
-from app.filters.terms import NumberTerm, WrongFilter
 from app.recording.events import SEAM_S, EventKind
 from app.session.log_files import FilesWish, LogFiles
 from app.session.log_pulls import AttemptMarks, in_time_order
@@ -36,8 +42,10 @@ from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import ENDED, headline_text, is_over, no_job_text
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from app.filters.terms import NumberTerm
     from app.recording.events import Event
     from app.session.log_pulls import Begun, DatedLine
     from app.session.remote_session import RemoteSession
@@ -50,55 +58,6 @@ LAST_LINES_S = 0.5
 SILENT_S = 5.0
 """Seconds to wait for lines that a node announced; the node may have gone."""
 NO_ROW = "nothing is known of these ranks yet"
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def _ranks(context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
-    """Return the chosen ranks: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
-    if value is None:
-        return None
-    found = read_filter(f"rank={value}", LOG_KEYS)
-    if isinstance(found, WrongFilter) or len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
-        launcher = " or launcher" if context.command.name == "logs" else ""
-        raise click.BadParameter(f"'{clean(value)}' is no rank: numbers and ranges, as in 0,3-5{launcher}")
-    return found.terms[0]
-
-
-def _pattern(_context: click.Context, _parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if value is None else re.compile(value)
-    except re.error as error:
-        raise click.BadParameter(f"{clean(value or '')}: {error}") from error
-
-
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds of `90s`, `10m` or `1h30m`."""
-    if value is None:
-        return None
-    if re.fullmatch(r"([0-9]{1,9}[smhd])+", value) is None:
-        raise click.BadParameter(f"{clean(value)} is no time, as 90s, 10m, 1h30m or 2d")
-    return float(sum(int(number) * UNITS_S[unit] for number, unit in re.findall(r"(\d+)(\D)", value)))
-
-
-def _complete_duration(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    if typed.isdecimal():
-        return [f"{typed}{unit}" for unit in UNITS_S]
-    return [text for text in ("1m", "10m", "1h", "1d") if text.startswith(typed)]
-
-
-rank_option = click.option(
-    "--rank", "wanted_ranks", callback=_ranks, metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
-)
-
-follow_option = click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
-since_option = click.option(
-    "--since",
-    "max_age_s",
-    callback=_duration,
-    shell_complete=_complete_duration,
-    metavar="TIME",
-    help="Only what is no older, as 90s, 10m or 2h",
-)
 
 
 def _json_option(help_text: str) -> Callable[..., Any]:
@@ -179,7 +138,8 @@ def events(
 ) -> None:
     """Print what has happened, as far as the agents remember.
 
-    Verdicts, nodes, checkpoints, actions; without JOB also which other jobs run there.
+    Verdicts, nodes, checkpoints, actions; without JOB those of all jobs, each with its job. With -f new ones are of the
+    job that `status` shows.
     """
     wish = _EventWish(is_json, job_id, max_age_s)
     with looking_on(wanted, job_id, settings) as session:
@@ -190,7 +150,7 @@ class _EventWish(NamedTuple):
     """The events that the user wants, and whether as JSON.
 
     Attributes:
-        job_id: Job that was named: lines about other jobs are left out then; empty for whichever is shown.
+        job_id: Job that was named; empty where events of all jobs are wanted.
     """
 
     is_json: bool
@@ -198,16 +158,17 @@ class _EventWish(NamedTuple):
     max_age_s: float | None
 
     def among(self, found: Iterable[Event]) -> list[Event]:
-        """Return the events that are wanted, in their order."""
+        """Return the events that are wanted, in their order: of no job that is listed, a line beside another one."""
         from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
-        recent = (event for event in found if event.at_s >= from_s)
-        return [event for event in recent if not (self.job_id and is_about_other_jobs(event.text, self.job_id))]
+        recent = [event for event in found if event.at_s >= from_s]
+        is_listed = bool(self.job_id) or _are_of_several(recent)
+        return [event for event in recent if not (is_listed and is_about_other_jobs(event.text, event.job_id))]
 
 
 @click.command()
 @follow_option
 @rank_option
-@click.option("--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found")
+@grep_option
 @since_option
 @click.option(
     "-n",
@@ -215,7 +176,7 @@ class _EventWish(NamedTuple):
     "num_last",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Only the last N, of all ranks together [all]",
+    help="Only the last N of all ranks together, of log files N of each [all]",
 )
 @partial(lists_rows, json_option=_json_option("One JSON object for each line"))
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
@@ -225,7 +186,7 @@ def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) ->
     are merged by time. Older ones, and those of a job that ended before its agent began, are read from the files, rank
     after rank, since files have no times. A line is as old as an agent has known it.
     """
-    wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set())
+    wish = _LineWish(how["is_json"], how["wanted_ranks"], how["pattern"], how["max_age_s"], set(), job_id)
     with looking_on(wanted, job_id, settings) as session:
         asyncio.run(_logs(session, wish, num_last=how["num_last"], is_following=how["is_following"]))
 
@@ -235,6 +196,7 @@ class _LineWish(NamedTuple):
 
     Attributes:
         untimed: Nodes whose agents report no line ages; all their lines are printed.
+        job_id: Job that was named; empty for whichever is shown.
     """
 
     is_json: bool
@@ -242,6 +204,7 @@ class _LineWish(NamedTuple):
     pattern: re.Pattern[str] | None
     max_age_s: float | None
     untimed: set[str]
+    job_id: str = ""
 
     def among(self, lines: Iterable[DatedLine], job_id: str) -> Iterator[DatedLine]:
         """Yield the lines of a job that match."""
@@ -306,7 +269,7 @@ def _list(
     def show(view: View) -> None:
         nonlocal headline, chosen
         found, headline = table.rows(view), headline_text(view)
-        before, chosen = chosen, view.other_jobs_text.replace("rankdeck attach", f"rankdeck {table.name}", 1)
+        before, chosen = chosen, _beside_text(view, table.name)
         if not (job_id or is_json) and chosen not in ("", before):
             print_line(f"rankdeck: {chosen}")
         if is_json:
@@ -321,6 +284,11 @@ def _list(
     if code is not ExitCode.WELL and not is_json:
         print_line(f"rankdeck: exit code {int(code)}: {headline}")
     raise SystemExit(code)
+
+
+def _beside_text(view: View, verb: str) -> str:
+    """Return the line about other jobs, with the command that prints the same of one of them; empty without any."""
+    return view.other_jobs_text.replace("rankdeck attach", f"rankdeck {verb}", 1)
 
 
 def _chosen(view: View, wanted: NumberTerm | None) -> list[int] | None:
@@ -363,10 +331,10 @@ async def _events(session: RemoteSession, wish: _EventWish, *, is_following: boo
     if is_following:
         follow_one_job(session)
     try:
-        found = await _past_events(session)
+        found = await _past_events(session, is_of_all=not wish.job_id)
         if not (wanted := wish.among(found)) and wish.max_age_s is not None:
             print_line(f"rankdeck: no event in the last {seconds_text(wish.max_age_s)}")
-        _print_events(session, wanted, wish)
+        _print_events(session, wanted, is_json=wish.is_json, names_jobs=_are_of_several(wanted))
         if (seam := session.events.seam) is not None:
             reach = seam.text.removeprefix("attached; ")
             print_line(f"rankdeck: {reach if wish.max_age_s is None else reach.replace('above are', 'of', 1)}")
@@ -376,12 +344,12 @@ async def _events(session: RemoteSession, wish: _EventWish, *, is_following: boo
         await session.close()
 
 
-async def _past_events(session: RemoteSession) -> list[Event]:
+async def _past_events(session: RemoteSession, *, is_of_all: bool = False) -> list[Event]:
     """Connect, and return the events that the nodes remember; the caller closes the session."""
     await first_view(session, replays=False)  # what the nodes remember is replayed once, for the events
     reported_s = (event.at_s for event in session.events.latest_first() if event.kind is EventKind.NODE)
     with waiting_for(lambda: session.reading or session.title):
-        await session.reach_back(max(reported_s, default=0.0) + SEAM_S)
+        await session.reach_back(max(reported_s, default=0.0) + SEAM_S, is_of_all=is_of_all)
     return [event for event in session.events.latest_first() if event is not session.events.seam][::-1]
 
 
@@ -396,12 +364,17 @@ async def _follow_events(session: RemoteSession, wish: _EventWish, seen: set[Eve
         news = [event for event in fresh if event not in seen][::-1]
         seen.update(news)
         if wanted := wish.among(news):
-            _print_events(session, wanted, wish)
+            _print_events(session, wanted, is_json=wish.is_json, names_jobs=_are_of_several(seen))
         await asyncio.sleep(POLL_S)
 
 
-def _print_events(session: RemoteSession, found: Sequence[Event], wish: _EventWish) -> None:
-    if wish.is_json:
+def _are_of_several(events: Iterable[Event]) -> bool:
+    """Return whether events are of more than one job."""
+    return len({event.job_id for event in events if event.job_id}) > 1
+
+
+def _print_events(session: RemoteSession, found: Sequence[Event], *, is_json: bool, names_jobs: bool) -> None:
+    if is_json:
         now_s = time.monotonic()
         rows = [{"age_s": round(now_s - event.at_s, 1), **msgspec.structs.asdict(event)} for event in found]
         clocks = {"at_s", "wall_offset_s"}
@@ -410,7 +383,9 @@ def _print_events(session: RemoteSession, found: Sequence[Event], wish: _EventWi
     times = [session.time_text(event) for event in found]
     width = max(map(len, times), default=0)
     for event, at in zip(found, times, strict=True):
-        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {event.text}")
+        whose = f"job {event.job_id}"
+        is_bare = names_jobs and event.job_id and not event.text.startswith(whose)
+        click.echo(f"{at:{width}}  {SEVERITY_TEXTS[event.severity]:<8}  {f'{whose}: ' if is_bare else ''}{event.text}")
     sys.stdout.flush()
 
 
@@ -423,6 +398,8 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not (job_id := view.job_id):
             print_line(f"rankdeck: {no_job_text(view, session.attach_command, 'logs')}")
             return
+        for sentence in _before_lines(view, wish):
+            print_line(f"rankdeck: {sentence}")
         there = await _lines_there(session, wish, job_id)
         marks, merged = AttemptMarks(), in_time_order(wish.among(there, job_id))
         is_past = is_over(session.view())
@@ -440,15 +417,29 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             _print_lines(found, wish)
         elif not merged and is_past and not wish.chooses and not older.failures:
             print_line(f"rankdeck: no line of job {job_id} is known: it has printed nothing, or its files are gone")
-        if wish.untimed and wish.max_age_s is not None:
-            whose = nodes_text(sorted(wish.untimed))
-            print_line(f"rankdeck: the agent on {whose} does not know how old its lines are: all are printed")
-        if (job := session.view().job()) is not None and job.is_adopted:
-            print_line(f"rankdeck: what the ranks of {job_id} print stays where their launcher puts it")
+        for sentence in _after_lines(session.view(), wish, is_past=is_past):
+            print_line(f"rankdeck: {sentence}")
         if is_following:
             await _follow_lines(session, wish, job_id, marks)
     finally:
         await session.close()
+
+
+def _before_lines(view: View, wish: _LineWish) -> Iterator[str]:
+    """Yield whose lines these are, where no job was named and several run."""
+    if (beside := _beside_text(view, "logs")) and not (wish.job_id or wish.is_json):
+        yield beside
+
+
+def _after_lines(view: View, wish: _LineWish, *, is_past: bool) -> Iterator[str]:
+    """Yield what the lines do not show: how old they are, where others are, why the job failed."""
+    if wish.untimed and wish.max_age_s is not None:
+        yield f"the agent on {nodes_text(sorted(wish.untimed))} does not know how old its lines are: all are printed"
+    job = view.job()
+    if job is not None and job.is_adopted:
+        yield f"what the ranks of {job.job_id} print stays where their launcher puts it"
+    elif job is not None and job.state == "failed" and is_past and not wish.is_json:
+        yield headline_text(view)
 
 
 async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, marks: AttemptMarks) -> None:

@@ -1,15 +1,18 @@
 """The options that several commands share: how hosts are reached, relays, and how an answer is printed.
 
 `reaches` and `link_by` are for commands that reach a host. `relay_options` and `through_relay` are for a relay and the
-nodes behind it. `audit_log` is the log of what commands do to jobs and agents (`app.session.audit`).
+nodes behind it. `audit_log` is the log of what commands do to jobs and agents (`app.session.audit`). Options such as
+`since_option` choose among rows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 import sys
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -21,6 +24,9 @@ from app.cli.headless import print_line, waiting_for
 from app.cli.inventory_file import SSH_CONFIG_VARIABLE, load_inventory
 from app.cli.presenting import is_served, is_terminal, print_session, show_session
 from app.errors import AppError, HostsBusyError, SessionError, UsageError
+from app.filters.language import read_filter
+from app.filters.lines import LOG_KEYS
+from app.filters.terms import NumberTerm, WrongFilter
 from app.fleet.local_link import LocalLink
 from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
 from app.inventory.program import check_job_id
@@ -56,6 +62,7 @@ def print_trouble(audit: AuditLog) -> None:
         print_line(f"rankdeck: {notice}")
 
 
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 HEADLESS_PATIENCE_S = 600.0
 """Seconds for which a script retries a lost connection; the screen retries without end."""
 _access_options = (
@@ -341,3 +348,59 @@ def refuse_relay(action: str) -> None:
             "agents behind a relay begin and end with what starts them: "
             "srun --ntasks-per-node=1 python -P -m agent serve --relay INVITATION",
         )
+
+
+def _ranks(context: click.Context, _parameter: click.Parameter, value: str | None) -> NumberTerm | None:
+    """Return the chosen ranks: `0,3-5`, `8-` or `launcher`, as in the console's filters."""
+    if value is None:
+        return None
+    found = read_filter(f"rank={value}", LOG_KEYS)
+    if isinstance(found, WrongFilter) or len(found.terms) != 1 or not isinstance(found.terms[0], NumberTerm):
+        launcher = " or launcher" if context.command.name == "logs" else ""
+        raise click.BadParameter(f"'{clean(value)}' is no rank: numbers and ranges, as in 0,3-5{launcher}")
+    return found.terms[0]
+
+
+def _pattern(_context: click.Context, _parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{clean(value or '')}: {error}") from error
+
+
+def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of `90s`, `10m` or `1h30m`, or since the last `14:05` or `14:05:30` by the clock here."""
+    if value is None:
+        return None
+    if re.fullmatch(r"([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?", value) is not None:
+        hours, minutes, seconds = map(int, f"{value}:0".split(":")[:3])
+        now = datetime.now().astimezone()
+        since_s = (now - now.replace(hour=hours, minute=minutes, second=seconds, microsecond=0)).total_seconds()
+        return since_s if since_s >= 0 else since_s + UNITS_S["d"]
+    if re.fullmatch(r"([0-9]{1,9}[smhd])+", value) is None:
+        raise click.BadParameter(f"{clean(value)} is no time, as 90s, 10m, 1h30m, 2d or 14:05")
+    return float(sum(int(number) * UNITS_S[unit] for number, unit in re.findall(r"(\d+)(\D)", value)))
+
+
+def _complete_duration(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    if typed.isdecimal():
+        return [f"{typed}{unit}" for unit in UNITS_S]
+    return [text for text in ("1m", "10m", "1h", "1d") if text.startswith(typed)]
+
+
+rank_option = click.option(
+    "--rank", "wanted_ranks", callback=_ranks, metavar="RANKS", help="Only these, as 0,3-5 or 8- [all]"
+)
+
+follow_option = click.option("-f", "--follow", "is_following", is_flag=True, help="Go on until the job has ended")
+since_option = click.option(
+    "--since",
+    "max_age_s",
+    callback=_duration,
+    shell_complete=_complete_duration,
+    metavar="TIME",
+    help="Only what is no older, as 90s, 10m or 2h, or since 14:05",
+)
+grep_option = click.option(
+    "--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found"
+)

@@ -35,7 +35,8 @@ class JobChoice:
         self.stays = False
         """Whether the first job seen under way is kept, whatever is started after it."""
         self._attempt = attempt
-        self._shown = ""
+        self.shown = ""
+        """Id of the last choice among all jobs; empty where there was none."""
         self._has_seen_run = False
 
     def choose(self, cluster: Cluster, now_s: float) -> str:
@@ -43,7 +44,7 @@ class JobChoice:
         if self.wanted:
             job = cluster.jobs.get(self.wanted)
             return "" if job is None or job.attempt < self._attempt else self.wanted
-        best, shown = cluster.current_job(), cluster.jobs.get(self._shown)
+        best, shown = cluster.current_job(), cluster.jobs.get(self.shown)
         if (
             shown is None
             or not (self._has_seen_run or _ended_together(shown, best))
@@ -51,12 +52,12 @@ class JobChoice:
         ):
             shown = best
         if shown is None:
-            self._shown, self._has_seen_run = "", False
+            self.shown, self._has_seen_run = "", False
             return ""
-        self._has_seen_run &= shown.job_id == self._shown
+        self._has_seen_run &= shown.job_id == self.shown
         self._has_seen_run |= shown.is_under_way() and _are_all_known(cluster)
-        self._shown = shown.job_id
-        return self._shown
+        self.shown = shown.job_id
+        return self.shown
 
     def _is_followed_by(self, shown: JobModel, best: JobModel | None, now_s: float) -> bool:
         """Return whether another job, started later, runs a while after the one shown has ended."""

@@ -55,9 +55,9 @@ LATE_S = 5.0
 MAX_S = 300.0
 """Timeout in seconds of all answers: no user waits for them."""
 LOOK_S = 0.5
-SLICE_S = 0.004
-"""Seconds of work at a time; then keys and reports have their turn for three times as long."""
-PAUSE_S = 0.012
+SLICE_S = 0.008
+"""Seconds of work at a time, half a frame; then keys and reports have their turn for as long."""
+PAUSE_S = 0.008
 
 
 class Plan(NamedTuple):
@@ -111,24 +111,40 @@ class NodePast:
             return
 
 
+class PastWish(NamedTuple):
+    """What a console wants of the past.
+
+    Attributes:
+        shown: Returns the id of the job that the events are of, once the reports are here; None is whichever was to be
+            shown at each moment.
+        is_of_all: Whether the events of the other jobs are kept, too.
+        until_s: By this console's clock: the nodes are asked as soon as they remember that, and no pauses are made.
+    """
+
+    shown: Callable[[], str] | None = None
+    is_of_all: bool = False
+    until_s: float | None = None
+
+
+AS_SHOWN = PastWish()
+
+
 async def replayed(
     fleet: Fleet,
     nodes: Sequence[str],
     thresholds: Thresholds,
-    job_id: str = "",
+    wish: PastWish = AS_SHOWN,
     on_read: Callable[[str], object] = lambda _node: None,
-    until_s: float | None = None,
 ) -> ReplayModel | None:
     """Return the model that has replayed the nodes' reports up to just now; None where no node has any.
 
-    Nodes that cannot be asked, or use another version, are left out. Events are those of the job with that id, or of
-    whichever was to be shown. `on_read` is called with each node whose reports are here, or cannot be had. With
-    `until_s`, by this console's clock, the nodes are asked as soon as they remember that, and no pauses are made.
+    Nodes that cannot be asked, or use another version, are left out. `on_read` is called with each node whose reports
+    are here, or cannot be had.
     """
     wanted = plan(len(nodes))
     if wanted is None:
         return None
-    remembered_s = math.inf if until_s is None else until_s + wanted.period_s + ON_DISK_S
+    remembered_s = math.inf if wish.until_s is None else wish.until_s + wanted.period_s + ON_DISK_S
     await asyncio.sleep(min(SETTLE_S, remembered_s - time.monotonic()))
     pasts = await _pull_all(fleet, nodes, wanted, on_read)
     if not pasts:
@@ -136,9 +152,10 @@ async def replayed(
     # Reports of different nodes are further apart than live ones: a contradiction that lasts no longer is no event.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
     slower, figures = msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s)
-    replay = ReplayModel(nodes, slower, figures, job_id, is_excerpt=True)
+    job_id = "" if wish.shown is None else wish.shown()
+    replay = ReplayModel(nodes, slower, figures, job_id, is_excerpt=True, is_of_all=wish.is_of_all)
     work = looks(replay, [past.reports() for past in pasts], min(past.last_s for past in pasts))
-    await in_slices(work, PAUSE_S if until_s is None else 0.0)
+    await in_slices(work, PAUSE_S if wish.until_s is None else 0.0)
     return replay
 
 

@@ -45,6 +45,7 @@ CAUSE_GONE_S = 600.0
 REPEAT_AFTER_S = 60.0
 """Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
+_REMEMBERED = "only starts and ends of jobs are known from before this moment"
 _NOT_REACHED = "not reached"
 _JUDGED_WITHOUT = ": verdicts of that time are judged from the other nodes alone"
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
@@ -94,6 +95,9 @@ class EventKind(StrEnum):
     """An action of a user or of the session."""
 
 
+_OF_JOB = frozenset({EventKind.VERDICT, EventKind.OVER, EventKind.CAUSE, EventKind.JOB, EventKind.CHECKPOINT})
+
+
 class Event(msgspec.Struct, frozen=True):
     """Something that happened."""
 
@@ -107,11 +111,8 @@ class Event(msgspec.Struct, frozen=True):
     """Ranks that it is about."""
     wall_offset_s: float = 0.0
     """Seconds from that clock to the wall clock when the event was added."""
-
-    @property
-    def rank(self) -> int | None:
-        """The first rank."""
-        return self.ranks[0] if self.ranks else None
+    job_id: str = ""
+    """The job that it is about, clean; empty of nodes, GPUs and actions."""
 
 
 class NoteWatch:
@@ -188,12 +189,13 @@ class EventLog:
         copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
         return copied
 
-    def reaching_back(self, past: EventLog, began_s: float) -> EventLog:
+    def reaching_back(self, past: EventLog, began_s: float, beside: Sequence[Event] = ()) -> EventLog:
         """Return these events behind those of before, to be continued.
 
         Args:
             past: What happened up to its last view, which is later than `began_s`: up to there it prevails.
             began_s: When this log began.
+            beside: Events of other jobs, in any order, that are wanted among them.
         """
         whole, offset_s = EventLog(self._wall_offset), self._wall_offset()
         own = list(self._news_since(past))
@@ -203,7 +205,9 @@ class EventLog:
             sentence = f"attached; above are the nodes' last {seconds_text(reach_s)}{missing}"
             whole.seam = Event(began_s, EventKind.NOTE, Severity.QUIET, sentence, wall_offset_s=offset_s)
             own.append(whole.seam)
-        before = (msgspec.structs.replace(event, wall_offset_s=offset_s) for event in past._events)
+        before = [msgspec.structs.replace(event, wall_offset_s=offset_s) for event in (*past._events, *beside)]
+        if past.begun_s is not None and any(event.at_s < past.begun_s for event in before):
+            own.append(Event(past.begun_s, EventKind.NOTE, Severity.QUIET, _REMEMBERED, wall_offset_s=offset_s))
         events = sorted((*before, *own), key=lambda event: event.at_s)
         whole._events.extend(events)
         whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
@@ -268,12 +272,14 @@ class EventLog:
         kind: EventKind = EventKind.DONE,
         severity: Severity = Severity.OK,
         ranks: Sequence[int] = (),
+        job_id: str = "",
     ) -> Event:
         """Add an action, as a sentence, or another event; return it."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
         is_late = bool(self._events) and now_s < self._events[-1].at_s
-        event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks), self._wall_offset())
+        whose = self._job.job_id if self._job is not None and kind in _OF_JOB else job_id
+        event = Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks), self._wall_offset(), whose)
         self._events.append(event)
         if is_late:
             self.num_late += 1
@@ -291,7 +297,7 @@ class EventLog:
                 ended_s = _past_s(view)  # so are the verdicts on it, which are new here
             self._watch_job(job, view)
             for note in self._notes.news(view.remarks(), view.now_s):
-                self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET)
+                self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET, job_id=job.job_id)
         self._watch_gpus(view.broken_gpus())
         # The verdicts of another job are not over: they are no longer shown.
         shown = "" if job is None else job.job_id
@@ -381,9 +387,10 @@ class EventLog:
             is_seen = not self._is_unseen(verdict)
             is_hidden = verdict.cause is Cause.STRAGGLER and (self._is_done() or _is_hung(verdict.job, verdicts))
             if verdict.cause in NO_LONGER and not is_on and not (is_seen and is_hidden) and self._may_recover(verdict):
-                text = _over_text(verdict, stood_s, is_seen=is_seen)
-                severity = Severity.OK if is_seen else Severity.QUIET
-                self.add_event(text, self.now_s, EventKind.OVER, severity, verdict.culprits)
+                how = Severity.OK if is_seen else Severity.QUIET
+                self.add_event(
+                    _over_text(verdict, stood_s, is_seen=is_seen), self.now_s, EventKind.OVER, how, verdict.culprits
+                )
         if self.now_s > self._reached_back_s + REPEAT_AFTER_S:
             self._reported_before_s.clear()
         for key, verdict in current.items():

@@ -16,13 +16,13 @@ import msgspec
 from agent.wire.codec import MalformedMessageError
 from agent.wire.digest import decode_frame
 from app.diagnosis.diagnoser import Diagnoser
-from app.model.cluster import Cluster
+from app.model.cluster import SETTLED_S, Cluster, ended_s
 from app.model.job_choice import JobChoice
 from app.recording.events import EventLog
 from app.recording.history import History
 from app.recording.records import LinesRecord, NoticeRecord, Recording, ReportRecord, StacksRecord
 from app.stacks.groups import NodeStacks
-from app.text import LINE_LIMIT, clean
+from app.text import LINE_LIMIT, clean, clean_name
 from app.view.verdict_text import sentence
 from app.view.view import View
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
     from app.diagnosis.verdicts import Verdict
+    from app.recording.events import Event
     from app.recording.records import Record
 
 LOOK_S = 0.2
@@ -233,6 +234,7 @@ class ReplayModel:
         job_id: str = "",
         *,
         is_excerpt: bool = False,
+        is_of_all: bool = False,
     ) -> None:
         """Start before the first diagnosis.
 
@@ -242,6 +244,7 @@ class ReplayModel:
             history: Figures are added to it; None begins one.
             job_id: The job to show; empty is whichever is to be shown.
             is_excerpt: Whether the reports begin in the middle of what the nodes' agents have sent.
+            is_of_all: Whether the events of the other jobs are kept, too.
         """
         self.at_s = 0.0
         self.events = EventLog(comes_up=self._has_begun if is_excerpt else None)
@@ -249,6 +252,7 @@ class ReplayModel:
         self.cluster = Cluster(nodes)
         self.diagnoser = Diagnoser(thresholds)
         self._choice = JobChoice(job_id)
+        self._beside: dict[str, EventLog] | None = {} if is_of_all else None
         self._received: dict[str, tuple[str, NodeFrame, float]] = {}
         """Reports still to be folded in, by node: together it is cheaper."""
 
@@ -266,6 +270,24 @@ class ReplayModel:
         view = self.view()
         self.events.observe(view)
         self.history.observe(view)
+        if self._beside is not None:
+            self._look_beside(self._beside, view.job_id)
+
+    def _look_beside(self, logs: dict[str, EventLog], shown: str) -> None:
+        """Update the events of the other jobs, of each until a while after its end."""
+        for job_id, job in self.cluster.jobs.items():
+            is_long_over = job.is_ended() and self.at_s - ended_s(job) > SETTLED_S
+            if job_id != shown and not is_long_over:
+                view = View(self.cluster, self.diagnosis, self.at_s, job_id, attach="")
+                logs.setdefault(job_id, EventLog()).observe(view)
+
+    @property
+    def events_beside(self) -> list[Event]:
+        """The events of the jobs that are not shown, in no order."""
+        logs = {} if self._beside is None else self._beside
+        return [
+            event for job_id, log in logs.items() for event in log.latest_first() if event.job_id == clean_name(job_id)
+        ]
 
     def _has_begun(self, node: str) -> bool:
         """Return whether a node's agent has begun just now, by the number of its first report."""

@@ -26,7 +26,7 @@ from app.fleet.start_progress import Milestones
 from app.fleet.telemetry import Telemetry
 from app.model.cluster import Cluster
 from app.model.job_choice import JobChoice
-from app.recording.backfill import replayed
+from app.recording.backfill import PastWish, replayed
 from app.recording.bundle import masked
 from app.recording.events import EventKind, EventLog
 from app.recording.evidence import Answers, ask_agents, put_together
@@ -222,17 +222,19 @@ class Session:
         """Extend events and history back in time, in the background; after `connect`."""
         self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-backfill"))
 
-    async def reach_back(self, until_s: float | None = None) -> None:
+    async def reach_back(self, until_s: float | None = None, *, is_of_all: bool = False) -> None:
         """Extend events and history back to what the nodes remember; after `connect`. See `backfill.replayed`."""
-        nodes, unread = list(self._directories), dict.fromkeys(self._directories)
-        self._unread = unread
+        nodes = list(self._directories)
+        self._unread = unread = dict.fromkeys(nodes)
+        wish = PastWish(lambda: self.choice.wanted or self.choice.shown, is_of_all, until_s)
         try:
-            before = await replayed(self._fleet, nodes, self._thresholds, self.choice.wanted, unread.pop, until_s)
+            before = await replayed(self._fleet, nodes, self._thresholds, wish, unread.pop)
         finally:
             self._unread = None
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
-            self.events = self.events.reaching_back(before.events, self._listening_since_s)
+            own, began_s = self.events, self._listening_since_s
+            self.events = own.reaching_back(before.events, began_s, before.events_beside)
 
     @property
     def reading(self) -> str:

@@ -141,6 +141,14 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
     for verb in ("ranks", "barriers"):
         assert f"rankdeck: {beside} {verb} first" in desk.run(verb, *HERE)[2]
         assert "is shown" not in desk.run(verb, "second", *HERE)[2], "it was asked for"
+    events = desk.json("events")[1]["events"]
+    found = {(event["job_id"], event["kind"], event["severity"]) for event in events}
+    assert {("first", "verdict", "critical"), ("first", "job", "quiet"), ("second", "job", "quiet")} <= found
+    assert not [event for event in events if "also on these nodes" in event["text"]]
+    printed = desk.run("events", *HERE)[1]
+    assert "  CRITICAL  job first: rank 1 on " in printed
+    assert "  INFO      job second: starting" in printed
+    assert {event["job_id"] for event in desk.json("events", "second")[1]["events"]} <= {"", "second"}
     for verb in ("status", "attach"):
         code, _, said = desk.run(verb, "secund", *HERE, "--headless" if verb == "attach" else "--json")
         assert code == 2, said

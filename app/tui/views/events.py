@@ -48,7 +48,7 @@ class EventsView(FilteredView):
 
     @property
     def selected_rank(self) -> int | None:
-        return None if self.event is None else self.event.rank
+        return None if self.event is None else next(iter(self.event.ranks), None)
 
     @property
     def copied(self) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
         (["logs", "--since", "10min"], "as 90s, 10m"),
         (["logs", "--since", ""], "as 90s, 10m"),
         (["events", "--since", "10min"], "as 90s, 10m"),
+        (["events", "--since", "24:00"], "2d or 14:05"),
+        (["events", "--since", "9:60"], "2d or 14:05"),
         (["completion", "tcsh"], "tcsh"),
         (["record"], "FILE"),
     ],
@@ -109,6 +112,16 @@ def test_lines_are_wanted_by_how_old_they_are(since: str | None, found: list[str
     assert wish.untimed == {"gpu1"}
 
 
+@pytest.mark.parametrize("ago_s", [0, 1, 61, 3_599, 43_200, 86_399])
+def test_a_time_of_the_clock_is_the_last_one(ago_s: int) -> None:
+    (option,) = [one for one in logs.params if one.name == "max_age_s"]
+    now = datetime.now().astimezone()
+
+    max_age_s = option.process_value(click.Context(logs), f"{now - timedelta(seconds=ago_s):%H:%M:%S}")
+
+    assert max_age_s == pytest.approx(ago_s + now.microsecond / 1e6, abs=0.5)
+
+
 class Looked(SimSource):
     """A session on some hosts."""
 
@@ -122,9 +135,10 @@ class Printed(Looked):
     has_all_lines = True
     fleet = Fleet({})
 
-    def __init__(self) -> None:
-        sim = SimCluster(num_nodes=1, ranks_per_node=2)
-        sim.run_to_step(3)
+    def __init__(self, sim: SimCluster | None = None) -> None:
+        if sim is None:
+            sim = SimCluster(num_nodes=1, ranks_per_node=2)
+            sim.run_to_step(3)
         super().__init__(sim.view)
         self._begun_s = time.monotonic() - 60.0
         texts = {-30.0: "loss 5", -20.0: "loss 4", 10.0: "loss 3"}
@@ -187,6 +201,25 @@ async def test_rows_of_json_are_lines_of_ranks_alone(
 
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == ["loss 5", "loss 4", "loss 3"]
+
+
+async def test_the_lines_of_a_job_that_has_failed_end_with_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def first_view(session: Printed, *, replays: bool) -> View:
+        return session.view()
+
+    monkeypatch.setattr(listing, "first_view", first_view)
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(3)
+    sim.kill(1)
+    sim.run_until(lambda: is_over(sim.view()), 60.0, "its end")
+    for is_json in (False, True):
+        wish = _LineWish(is_json, None, None, None, set())
+        await listing._logs(cast("RemoteSession", Printed(sim)), wish, num_last=None, is_following=False)
+
+        is_told = "rankdeck: CRITICAL  rank 1 on demo-0 was killed by SIGKILL" in capsys.readouterr().err
+        assert is_told is not is_json
 
 
 @pytest.fixture
@@ -308,6 +341,7 @@ class Remembered(SimSource):
         self._sim.run_to_step(3)
         super().__init__(self._sim.view)
         self._later = [f"later {number}" for number in range(num_later)]
+        self.has_asked_for_all: bool | None = None
 
     def view(self) -> View:
         self.num_views += 1
@@ -318,11 +352,12 @@ class Remembered(SimSource):
             self._sim.run_until(lambda: is_over(self._sim.view()), 60.0, "its end")
         return self._make_view()
 
-    async def reach_back(self, _until_s: float) -> None:
+    async def reach_back(self, _until_s: float, *, is_of_all: bool) -> None:
         """Remember."""
+        self.has_asked_for_all = is_of_all
         now_s = time.monotonic()
         for text, age_s in (("old", 90.0), (OTHERS, 60.0), (f"job demo is shown; also {OTHERS}", 30.0), ("new", 5.0)):
-            self.events.add_event(text, now_s - age_s, EventKind.NOTE, Severity.QUIET)
+            self.events.add_event(text, now_s - age_s, EventKind.NOTE, Severity.QUIET, job_id="demo")
 
 
 @pytest.mark.parametrize(
@@ -337,10 +372,12 @@ class Remembered(SimSource):
 def test_events_are_of_the_job_that_is_named_and_as_old_as_wanted(
     argv: list[str], found: list[str], looked_at: Callable[[SimSource], None]
 ) -> None:
-    looked_at(Remembered())
+    session = Remembered()
+    looked_at(session)
 
     printed = CliRunner().invoke(rankdeck, ["events", *argv], standalone_mode=False, catch_exceptions=False).stdout
 
+    assert session.has_asked_for_all is ("demo" not in argv)
     assert [re.split(r"  INFO +", line)[1] for line in printed.splitlines()] == found
 
 

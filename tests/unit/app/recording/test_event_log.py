@@ -166,7 +166,7 @@ def test_an_event_is_about_all_ranks_that_it_names(witness: Witness) -> None:
     both = [event for event in witness.events if "2-3" in event.text]
     assert {event.kind for event in both} == {EventKind.VERDICT, EventKind.OVER}
     assert {event.ranks for event in both} == {(2, 3)}
-    assert {event.rank for event in both} == {2}
+    assert {event.ranks[0] for event in both} == {2}
 
 
 def test_a_note_is_told_once_with_the_ranks_that_come_together() -> None:

@@ -229,7 +229,7 @@ async def _restart(
     """
     try:
         await session.connect()
-        job_id, control = await job_under_way(session, job_id), session.job_control
+        job_id, control = await job_under_way(session, job_id, "restart"), session.job_control
         statuses, reports = await control.statuses(job_id), await session.reports(needs_all=False)
         check_room(job_id, {node: reports[node] for node in statuses if node in reports}, is_beside=is_beside)
         if num_ranks is not None:

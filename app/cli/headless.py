@@ -21,7 +21,7 @@ import click
 
 from app.diagnosis.causes import Cause
 from app.errors import ExitCode
-from app.recording.events import NoteWatch
+from app.recording.note_watch import NoteWatch
 from app.view.summary import exit_code, headline_hint, headline_text, is_over
 from ddpcore.wire import FaultKind
 
@@ -51,7 +51,7 @@ EXPLANATION_PATIENCE_S = 8.0
 CAUSE_PATIENCE_S = 2.0
 """Seconds to wait likewise where the nodes know why the job failed: a verdict on a death comes within this time."""
 END_PATIENCE_S = 5.0
-"""Seconds after a rank ended, for torchrun to end the others and for the job to have an exit code."""
+"""Seconds after a rank ended, for torchrun to end the others on all nodes and for the job to have an exit code."""
 
 CAUSES_OF_FAULT = {
     FaultKind.FREEZE: frozenset({Cause.FROZEN}),
@@ -144,7 +144,7 @@ class Headless:
         self._progress.clear()
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
-        for note in self._notes.news(view.remarks(), now_s):
+        for note in self._notes.news({**view.remarks(), **{text: text for text in view.beside()}}, now_s):
             print_line(f"{elapsed}  note: {note}")
         is_waiting = view.job() is None and headline_text(view) == self._line
         if not is_waiting and now_s - self._printed_at_s >= (
@@ -191,11 +191,13 @@ class Headless:
         return named_s > SETTLE_S and has_ended
 
     def _is_explained(self, view: View, now_s: float) -> bool:
-        """Return whether the job has ended, and after a failure whether the reason is known."""
+        """Return whether the job has ended on all nodes, and after a failure whether the reason is known."""
         if not is_over(view, self._followed.watched_job) or self._named_at_s is not None:
             return False
         if self._over_at_s is None:
             self._over_at_s = now_s
+        if not view.is_over_everywhere and now_s - self._over_at_s < END_PATIENCE_S:
+            return False
         if exit_code(view) is not ExitCode.JOB_FAILED:
             return True
         job = view.job()

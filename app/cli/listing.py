@@ -36,7 +36,6 @@ from app.recording.events import SEAM_S, EventKind
 from app.session.log_files import FilesWish, LogFiles
 from app.session.log_pulls import AttemptMarks, in_time_order
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text, seconds_text
-from app.view.nodes import is_about_other_jobs
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import ENDED, headline_text, is_over, no_job_text
@@ -158,11 +157,13 @@ class _EventWish(NamedTuple):
     max_age_s: float | None
 
     def among(self, found: Iterable[Event]) -> list[Event]:
-        """Return the events that are wanted, in their order: of no job that is listed, a line beside another one."""
+        """Return the events that are wanted, in their order: without lines about jobs whose own events are there."""
         from_s = -math.inf if self.max_age_s is None else time.monotonic() - self.max_age_s
         recent = [event for event in found if event.at_s >= from_s]
-        is_listed = bool(self.job_id) or _are_of_several(recent)
-        return [event for event in recent if not (is_listed and is_about_other_jobs(event.text, event.job_id))]
+        if self.job_id:
+            return [event for event in recent if event.job_id in ("", clean_name(self.job_id))]
+        own = {event.job_id for event in recent if event.kind is not EventKind.BESIDE}
+        return [event for event in recent if event.kind is not EventKind.BESIDE or event.job_id not in own]
 
 
 @click.command()

@@ -17,11 +17,12 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, DOWN, LOST, NODE_STATES, STALE
 from app.diagnosis.verdicts import ENDS
+from app.recording.note_watch import NoteWatch
 from app.text import LINE_LIMIT, attempt_text, clean, nodes_text, ranks_text, seconds_text
 from app.view.summary import end_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,9 +33,6 @@ MAX_EVENTS = 10_000
 MAX_CHANGES_KEPT = 64
 MAX_NODES_NAMED = 4
 """Limit of nodes named when several change alike at one moment."""
-
-NOTE_SETTLES_S = 1.5
-"""Seconds until a note is complete: ranks come one by one, agents report twice a second at most."""
 
 SEAM_S = 1.0
 """Seconds by which two consoles may differ on the time of an event; within them, the same event is not repeated."""
@@ -93,6 +91,8 @@ class EventKind(StrEnum):
     """A limit of what can be seen of the ranks, or a setting that slows them down."""
     DONE = "done"
     """An action of a user or of the session."""
+    BESIDE = "beside"
+    """How a job stands that is not shown."""
 
 
 _OF_JOB = frozenset({EventKind.VERDICT, EventKind.OVER, EventKind.CAUSE, EventKind.JOB, EventKind.CHECKPOINT})
@@ -113,29 +113,6 @@ class Event(msgspec.Struct, frozen=True):
     """Seconds from that clock to the wall clock when the event was added."""
     job_id: str = ""
     """The job that it is about, clean; empty of nodes, GPUs and actions."""
-
-
-class NoteWatch:
-    """Reports each note of a job once, with the ranks that have come together: not again for one that joins later."""
-
-    def __init__(self) -> None:
-        self._standing: dict[str, tuple[str, float]] = {}
-        self._noted: set[str] = set()
-
-    def news(self, notes: Mapping[str, str], now_s: float) -> list[str]:
-        """Return the notes to report now, out of those that stand, given by what they are about."""
-        self._noted &= notes.keys()
-        self._standing = {
-            about: before if (before := self._standing.get(about)) and before[0] == note else (note, now_s)
-            for about, note in notes.items()
-        }
-        news = {
-            about: note
-            for about, (note, since_s) in self._standing.items()
-            if about not in self._noted and now_s - since_s >= NOTE_SETTLES_S
-        }
-        self._noted.update(news)
-        return list(news.values())
 
 
 class EventLog:
@@ -178,7 +155,7 @@ class EventLog:
         """Nodes that have not reported and cannot be reached."""
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
-        self._notes = NoteWatch()
+        self._notes, self._besides = NoteWatch(), NoteWatch()
         self._reported_before_s: dict[tuple[Hashable, ...], float] = {}
         """Verdicts that stood before, and since when: they may need a while to be found again."""
         self._reached_back_s = 0.0
@@ -215,7 +192,8 @@ class EventLog:
         whole.begun_s = self.begun_s if past.begun_s is None else past.begun_s
         whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
         whole._node_names, whole._not_reached = self._node_names, self._not_reached
-        whole._notes, whole._caused_s = self._notes, past._caused_s | self._caused_s
+        whole._notes, whole._besides = self._notes, self._besides
+        whole._caused_s = past._caused_s | self._caused_s
         whole._silent_s = self._silent_s | past._silent_s
         since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
         whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
@@ -296,6 +274,9 @@ class EventLog:
             if self._job is None and job.state in ENDED_STATES:
                 ended_s = _past_s(view)  # so are the verdicts on it, which are new here
             self._watch_job(job, view)
+            beside = view.beside()
+            for sentence in self._besides.news({sentence: sentence for sentence in beside}, view.now_s):
+                self.add_event(sentence, self.now_s, EventKind.BESIDE, Severity.QUIET, job_id=beside[sentence])
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET, job_id=job.job_id)
         self._watch_gpus(view.broken_gpus())

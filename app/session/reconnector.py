@@ -7,6 +7,7 @@ the same way.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -161,11 +162,11 @@ class Reconnector:
             error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
-                what = (
-                    "connection" if self.unreachable_reason.unreachable_kind is UnreachableKind.CONNECTION else "agent"
-                )
+                is_connection = self.unreachable_reason.unreachable_kind is UnreachableKind.CONNECTION
+                # How long an agent was away its reports show: they stopped before it was looked for.
+                what = f"connection is back after {seconds_text(away_s)}" if is_connection else "agent is back"
                 self.unreachable_reason, self.failure, self.error = None, None, None
-                self._notify(f"{host}: the {what} is back after {seconds_text(away_s)}")
+                self._notify(f"{host}: the {what}")
                 if was_forwarded and not self._link.is_forwarded:
                     self._notify(no_forwarding_notice(host))
                 return
@@ -179,9 +180,17 @@ class Reconnector:
                 self._settle()
             if is_hopeless and not self.wants_answer:
                 return
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), None if is_hopeless else pause_s)
+            await self._pause(math.inf if is_hopeless else pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait until an attempt is wanted, the pause is over, or an agent whose reports had stopped reports again."""
+        loop, was_unheard = asyncio.get_running_loop(), self._is_unheard()
+        end_s = loop.time() + pause_s
+        while (left_s := end_s - loop.time()) > 0 and not (was_unheard and not self._is_unheard()):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(left_s, LOOK_S))
+                return
 
     async def _reconnect(self) -> AppError | None:
         """Try to connect; return the error, or None if there is a connection."""

@@ -154,6 +154,8 @@ def _have_come(new_nodes: NewNodes) -> str:
 
 
 MAX_JOBS_NAMED = 3
+JUST_ENDED_S = 10.0
+"""Seconds for which the end of a job that is not shown is news."""
 MAX_ENDED_NAMED = 8
 _BAD_ENDS = frozenset({"failed", "lost"})
 _URGENT = frozenset({Severity.WARNING, Severity.CRITICAL})
@@ -238,10 +240,15 @@ def ended_jobs_text(ended: Iterable[tuple[str, str]], attach: str, verb: str = "
     return "; ".join(filter(None, (f"ended: {', '.join(named[:MAX_ENDED_NAMED])}{more}", command)))
 
 
-def is_about_other_jobs(text: str, shown: str) -> bool:
-    """Return whether a text is such a line, whether or not a job was shown yet."""
-    head, here, _ = text.partition("on these nodes: ")
-    return bool(here) and head in {"", f"job {shown} is shown; also "}
+def beside_sentences(others: Sequence[OtherJobRow], shown: str, attach: str) -> dict[str, str]:
+    """Return `job b, frozen rank 2, beside job a; rankdeck attach b` of each job, and its id, those not well first."""
+    where = f", beside job {shown}" if shown else ""
+    urgent_first = sorted(others, key=lambda row: row.severity not in _URGENT)[:MAX_JOBS_NAMED]
+    commands = {row.job_id: attach.replace("JOB", row.job_id) for row in urgent_first}
+    return {
+        clean("; ".join(filter(None, (f"{row.text}{where}", commands[row.job_id]))), LINE_LIMIT): row.job_id
+        for row in urgent_first
+    }
 
 
 def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:

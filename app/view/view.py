@@ -15,7 +15,7 @@ import numpy as np
 from agent.wire.machine import GpuWatchState
 from agent.wire.reports import epoch_of
 from app.diagnosis.causes import Severity
-from app.model.cluster import still_cluster
+from app.model.cluster import ended_s, still_cluster
 from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
 from app.view.because_text import because_rows, differing_rows
 from app.view.end_causes import end_row
@@ -30,7 +30,9 @@ from app.view.headline import (
 from app.view.job_figures import job_figures, mean_of
 from app.view.memory import JobMemory, growth_row, memory_findings
 from app.view.nodes import (
+    JUST_ENDED_S,
     are_well,
+    beside_sentences,
     clean_names,
     disbelief_text,
     job_severity,
@@ -205,6 +207,11 @@ class View:
         """Seconds for which the job has been in its state; 0 where that is not known."""
         return 0.0 if self._job is None else self._job.state_s(self.now_s)
 
+    @property
+    def is_over_everywhere(self) -> bool:
+        """Whether the job has ended on every node that has reported it: a failure on one is a failure of the job."""
+        return self._job is None or self._job.is_ended()
+
     def notes(self) -> dict[str, str]:
         """Return the notes of the job by topic; a note's text changes with each rank that joins."""
         notes = {} if self._job is None else self._job.notes(self._cluster.unreported_of(self._job))
@@ -238,11 +245,18 @@ class View:
         return lines if self._job is None else [f"also {line}" for line in lines]
 
     def remarks(self) -> dict[str, str]:
-        """Return the sentences to report once, by topic: the job's notes, and the line about other jobs."""
-        notes, others = self.notes(), self.other_jobs_text
+        """Return the notes of the job to report once, by topic."""
+        notes = self.notes()
         if self._job is not None and self._cluster.unreported_of(self._job):
             notes.pop("unknown", None)  # the node's own events tell of it
-        return {**notes, others: others} if others else notes
+        return notes
+
+    def beside(self) -> dict[str, str]:
+        """Return a sentence about each other job that runs, or has just ended, and its id: to report once."""
+        ended = (job for job in self._cluster.jobs.values() if job.is_ended())
+        over_s = {clean_name(job.job_id): self.now_s - ended_s(job) for job in ended}
+        rows = [row for row in self._other_jobs if over_s.get(row.job_id, 0.0) < JUST_ENDED_S]
+        return beside_sentences(rows, "" if self._job is None else clean_name(self._job.job_id), self._attach)
 
     def progress(self) -> Progress:
         """Return the progress of the job."""

@@ -144,7 +144,7 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
     events = desk.json("events")[1]["events"]
     found = {(event["job_id"], event["kind"], event["severity"]) for event in events}
     assert {("first", "verdict", "critical"), ("first", "job", "quiet"), ("second", "job", "quiet")} <= found
-    assert not [event for event in events if "also on these nodes" in event["text"]]
+    assert not [event for event in events if event["kind"] == "beside"], "their own events are there"
     printed = desk.run("events", *HERE)[1]
     assert "  CRITICAL  job first: rank 1 on " in printed
     assert "  INFO      job second: starting" in printed

@@ -70,6 +70,7 @@ def shown(cluster: Cluster, diagnoser: Diagnoser, now_s: float) -> View:
         view.other_jobs(),
         view.company_texts,
         view.remarks(),
+        view.beside(),
         view.broken_gpus(),
         view.job(),
     ]

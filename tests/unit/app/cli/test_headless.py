@@ -16,6 +16,7 @@ import click
 import msgspec
 import pytest
 
+from agent.wire.jobs import JobState
 from app.cli import headless, hosts
 from app.cli.headless import Headless, asking, print_line, waiting_for, with_progress
 from app.cli.hosts import _print_status, status
@@ -137,6 +138,37 @@ async def test_a_stopped_job_is_no_success_for_the_command_that_started_it(must_
     view, _ = await asyncio.wait_for(Headless(SuddenEnd()).run(), 30)
 
     assert exit_code(view, must_succeed=must_succeed) is code
+
+
+class FailsOnOneNode(SuddenEnd):
+    """What is followed fails on its second node; on the first one it ends while it is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = SimCluster(num_nodes=2, ranks_per_node=2)
+        SimSource.__init__(self, self.sim.view)
+        self.sim.run_to_step(5)
+        for rank in (0, 1):
+            self.sim.freeze(rank)
+        self.sim.kill(3)
+        self.sim.run_until(lambda: self.sim.nodes[1].state is JobState.FAILED, 60)
+        self.states: list[str] = []
+
+    def view(self) -> View:
+        if len(self.states) == 9:
+            for rank in (0, 1):
+                self.sim.thaw(rank)
+        self.sim.run(0.5)
+        self.states.append(str(self.sim.nodes[0].state))
+        return self._make_view()
+
+
+async def test_a_job_that_failed_on_one_node_is_summed_up_when_it_has_ended_on_all() -> None:
+    followed = FailsOnOneNode()
+    view, _ = await asyncio.wait_for(Headless(followed).run(), 30)
+
+    assert (followed.states[0], followed.states[-1]) == ("running", "failed"), "there it was under way at first"
+    assert {row.state for row in view.ranks()} == {"exited"}
 
 
 async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:

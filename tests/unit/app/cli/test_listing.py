@@ -330,7 +330,7 @@ def test_of_a_job_that_has_ended_barriers_says_so(
     assert ("no rank waits any more; rankdeck events demo shows what happened" in printed) is how.startswith("job")
 
 
-OTHERS = "on these nodes: job boom, starting; rankdeck attach boom"
+OTHERS = "job boom, starting, beside job demo; rankdeck attach boom"
 
 
 class Remembered(SimSource):
@@ -356,15 +356,20 @@ class Remembered(SimSource):
         """Remember."""
         self.has_asked_for_all = is_of_all
         now_s = time.monotonic()
-        for text, age_s in (("old", 90.0), (OTHERS, 60.0), (f"job demo is shown; also {OTHERS}", 30.0), ("new", 5.0)):
-            self.events.add_event(text, now_s - age_s, EventKind.NOTE, Severity.QUIET, job_id="demo")
+        for text, age_s, kind in (
+            ("old", 90.0, EventKind.NOTE),
+            (OTHERS, 60.0, EventKind.BESIDE),
+            ("new", 5.0, EventKind.NOTE),
+        ):
+            job_id = "demo" if kind is EventKind.NOTE else "boom"
+            self.events.add_event(text, now_s - age_s, kind, Severity.QUIET, job_id=job_id)
 
 
 @pytest.mark.parametrize(
     ("argv", "found"),
     [
-        ([], ["old", OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
-        (["--since", "1m10s"], [OTHERS, f"job demo is shown; also {OTHERS}", "new"]),
+        ([], ["job demo: old", OTHERS, "job demo: new"]),
+        (["--since", "1m10s"], [OTHERS, "job demo: new"]),
         (["demo"], ["old", "new"]),
         (["demo", "--since", "1m"], ["new"]),
     ],

@@ -15,7 +15,6 @@ from app.errors import ExitCode
 from app.model.cluster import Cluster
 from app.model.job_choice import LEAVES_S, NEVER, JobChoice
 from app.recording.events import EventKind, EventLog
-from app.view.nodes import is_about_other_jobs
 from app.view.rows import Headline
 from app.view.summary import exit_code, headline_hint, headline_text, status_object, summary_lines, summary_object
 from app.view.view import View
@@ -53,6 +52,9 @@ def job(job_id: str, age_s: float | None = 60.0, **fields: Any) -> JobStatus:
 
 def failed(job_id: str, age_s: float = 60.0, state_s: float = 1.0, **fields: Any) -> JobStatus:
     return job(job_id, age_s, state=JobState.FAILED, state_s=state_s, exit_code=1, **fields)
+
+
+ENDED: dict[str, Any] = {"state": JobState.FAILED, "state_s": 800.0, "exit_code": 1}
 
 
 def well(job_id: str) -> list[WorkerReport]:
@@ -115,8 +117,7 @@ def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, 
     how = "running" if is_hurt else "frozen rank 1"
     line = f"job {job_id} is shown; also on these nodes: job {other}, {how}; rankdeck attach {other}"
     assert view.other_jobs_text == line
-    assert is_about_other_jobs(line, job_id)
-    assert is_about_other_jobs(line.partition("; also ")[2], job_id), "as while no job is shown"
+    assert view.beside() == {f"job {other}, {how}, beside job {job_id}; rankdeck attach {other}": other}
     (row,) = status_object(view)["other_jobs"]
     assert (row["cause"], row["culprits"]) == ((None, []) if is_hurt else ("frozen", [1]))
     assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())
@@ -173,6 +174,20 @@ def test_several_other_jobs_are_one_line_and_those_that_ended_long_ago_are_not_i
         "rankdeck attach JOB"
     )
     assert [row.job_id for row in view.other_jobs()] == ["b", "c", "d", "e", "f", "old"]
+
+
+def test_a_job_beside_the_one_that_is_shown_is_an_event_at_each_change_and_at_its_end() -> None:
+    watched, log = Watched("a"), EventLog()
+    for number in range(200):
+        age_s = number * 0.2
+        how: dict[str, Any] = {"state": JobState.STOPPED, "state_s": age_s - 20} if age_s > 20 else {}
+        ranks = [*well("a"), *([] if how else frozen("b") if age_s > 10 else well("b"))]
+        log.observe(watched.look([job("a"), job("b", age_s, **how), job("old", 900.0, **ENDED)], ranks))
+
+    found = [event for event in reversed(list(log.latest_first())) if event.kind is EventKind.BESIDE]
+    assert [(event.text, event.job_id) for event in found] == [
+        (f"job b, {how}, beside job a; rankdeck attach b", "b") for how in ("running", "frozen rank 1", "stopped")
+    ]
 
 
 def test_shorter_lines_about_other_jobs_keep_the_whole_command() -> None:
@@ -335,9 +350,8 @@ def test_a_verdict_of_a_job_that_is_no_longer_shown_is_not_told_as_over() -> Non
     log.observe(watched.look(jobs, frozen("a"), job_id="b"))
 
     assert [event.kind for event in log.latest_first() if event.kind is EventKind.OVER] == []
-    assert any(
-        "job a, frozen rank 1" in note for note in watched.look(jobs, frozen("a"), job_id="b").remarks().values()
-    )
+    view = watched.look(jobs, frozen("a"), job_id="b")
+    assert "job a, frozen rank 1, beside job b; rankdeck attach a" in view.beside()
 
 
 def test_a_printed_line_has_the_severity_how_many_more_there_are_and_what_to_do() -> None:

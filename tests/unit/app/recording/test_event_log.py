@@ -14,7 +14,8 @@ from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
-from app.recording.events import MAX_EVENTS, NEWS_S, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
+from app.recording.events import MAX_EVENTS, NEWS_S, EventKind, EventLog
+from app.recording.note_watch import NOTE_SETTLES_S, NoteWatch
 from app.view.summary import summary_lines, summary_object
 from app.view.view import View
 from ddpcore.wire import Anomaly

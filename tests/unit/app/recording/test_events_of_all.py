@@ -56,7 +56,8 @@ def remembered(job_id: str, *, is_of_all: bool = True) -> ReplayModel:
 
 def told(events: list[Event], job_id: str) -> list[tuple[EventKind, Severity, int]]:
     """Return kinds, severities and times of a job's events, but for notes."""
-    of_it = [event for event in events if event.job_id == job_id and event.kind is not EventKind.NOTE]
+    notes = {EventKind.NOTE, EventKind.BESIDE}
+    of_it = [event for event in events if event.job_id == job_id and event.kind not in notes]
     return [(event.kind, event.severity, round(event.at_s - BEGIN_S)) for event in of_it]
 
 
@@ -84,4 +85,5 @@ def test_without_the_wish_the_events_are_of_the_job_that_is_shown_alone() -> Non
     past = remembered("next", is_of_all=False)
 
     assert past.events_beside == []
-    assert {event.job_id for event in past.events.latest_first()} <= {"", "next"}
+    of_first = [event for event in past.events.latest_first() if event.job_id == "first"]
+    assert {event.kind for event in of_first} == {EventKind.BESIDE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +13,21 @@ import pytest
 from agent.wire.codec import REPORTS_SOCKET
 from app.cli import hosts as commands
 from app.diagnosis.causes import Severity
-from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError
+from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError, NoAgentError
 from app.fleet.agent_link import AgentPlace
 from app.fleet.host_link import Access, HostLink
 from app.fleet.start_progress import NodeStage, StartProgress
 from app.inventory.inventory import HostEntry
 from app.model.unreachable_reason import UnreachableKind, UnreachableReason
 from app.recording.events import EventKind
+from app.session import reconnector
 from app.session.hosts import Connections, Hosts
 from app.session.reconnector import Reconnector
 from app.session.remote_session import RemoteSession
 from app.session.session import Session
 from app.ssh.connection import ForwardingRefusedError
 from tests.support.sim import SimCluster
+from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,6 +256,37 @@ async def test_a_lost_connection_is_a_warning_among_the_events_and_its_return_is
     session.drain_notices()
     latest = next(iter(session.events.latest_first()))
     assert (latest.kind, latest.severity) == (EventKind.DONE, Severity.OK)
+
+
+class Returning(Link):
+    """A link whose agent is found at the second look; its reports come again after the first."""
+
+    def __init__(self) -> None:
+        super().__init__("h2", is_alive=False)
+        self.num_looks = 0
+
+    def find(self) -> None:
+        raise NoAgentError("h2", "no agent runs there")
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - as the link's
+        self.num_looks += 1
+        if self.num_looks == 1:
+            raise NoAgentError("h2", "no agent runs there")
+
+
+async def test_an_agent_whose_reports_come_again_is_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnector, "FIRST_PAUSE_S", 3600.0)
+    session, link = Noticing({}), Returning()
+    keeper = Reconnector(cast("Kept", link), session.take, 3600.0, is_unheard=lambda: link.num_looks == 0 or not heard)
+    heard = False
+    running = asyncio.create_task(keeper.run())
+    try:
+        await until_async(lambda: link.num_looks == 1, 30.0, "it is looked for")
+        heard = True
+        await until_async(lambda: "h2: the agent is back" in session.drain_notices(), 30.0, "it is found")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("how", ["in the console", "by a command"])

@@ -276,7 +276,8 @@ class EventLog:
             self._watch_job(job, view)
             beside = view.beside()
             for sentence in self._besides.news({sentence: sentence for sentence in beside}, view.now_s):
-                self.add_event(sentence, self.now_s, EventKind.BESIDE, Severity.QUIET, job_id=beside[sentence])
+                other = beside[sentence]
+                self.add_event(sentence, self.now_s, EventKind.BESIDE, other.severity, job_id=other.job_id)
             for note in self._notes.news(view.remarks(), view.now_s):
                 self.add_event(note, self.now_s, EventKind.NOTE, Severity.QUIET, job_id=job.job_id)
         self._watch_gpus(view.broken_gpus())

@@ -240,13 +240,13 @@ def ended_jobs_text(ended: Iterable[tuple[str, str]], attach: str, verb: str = "
     return "; ".join(filter(None, (f"ended: {', '.join(named[:MAX_ENDED_NAMED])}{more}", command)))
 
 
-def beside_sentences(others: Sequence[OtherJobRow], shown: str, attach: str) -> dict[str, str]:
-    """Return `job b, frozen rank 2, beside job a; rankdeck attach b` of each job, and its id, those not well first."""
+def beside_sentences(others: Sequence[OtherJobRow], shown: str, attach: str) -> dict[str, OtherJobRow]:
+    """Return `job b, frozen rank 2, beside job a; rankdeck attach b` of each job, those that are not well first."""
     where = f", beside job {shown}" if shown else ""
     urgent_first = sorted(others, key=lambda row: row.severity not in _URGENT)[:MAX_JOBS_NAMED]
     commands = {row.job_id: attach.replace("JOB", row.job_id) for row in urgent_first}
     return {
-        clean("; ".join(filter(None, (f"{row.text}{where}", commands[row.job_id]))), LINE_LIMIT): row.job_id
+        clean("; ".join(filter(None, (f"{row.text}{where}", commands[row.job_id]))), LINE_LIMIT): row
         for row in urgent_first
     }
 

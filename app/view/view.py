@@ -251,8 +251,8 @@ class View:
             notes.pop("unknown", None)  # the node's own events tell of it
         return notes
 
-    def beside(self) -> dict[str, str]:
-        """Return a sentence about each other job that runs, or has just ended, and its id: to report once."""
+    def beside(self) -> dict[str, OtherJobRow]:
+        """Return a sentence about each other job that runs, or has just ended, with its row: to report once."""
         ended = (job for job in self._cluster.jobs.values() if job.is_ended())
         over_s = {clean_name(job.job_id): self.now_s - ended_s(job) for job in ended}
         rows = [row for row in self._other_jobs if over_s.get(row.job_id, 0.0) < JUST_ENDED_S]

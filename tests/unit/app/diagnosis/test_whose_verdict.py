@@ -117,7 +117,9 @@ def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, 
     how = "running" if is_hurt else "frozen rank 1"
     line = f"job {job_id} is shown; also on these nodes: job {other}, {how}; rankdeck attach {other}"
     assert view.other_jobs_text == line
-    assert view.beside() == {f"job {other}, {how}, beside job {job_id}; rankdeck attach {other}": other}
+    assert {sentence: row.job_id for sentence, row in view.beside().items()} == {
+        f"job {other}, {how}, beside job {job_id}; rankdeck attach {other}": other
+    }
     (row,) = status_object(view)["other_jobs"]
     assert (row["cause"], row["culprits"]) == ((None, []) if is_hurt else ("frozen", [1]))
     assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())
@@ -185,8 +187,9 @@ def test_a_job_beside_the_one_that_is_shown_is_an_event_at_each_change_and_at_it
         log.observe(watched.look([job("a"), job("b", age_s, **how), job("old", 900.0, **ENDED)], ranks))
 
     found = [event for event in reversed(list(log.latest_first())) if event.kind is EventKind.BESIDE]
-    assert [(event.text, event.job_id) for event in found] == [
-        (f"job b, {how}, beside job a; rankdeck attach b", "b") for how in ("running", "frozen rank 1", "stopped")
+    told = [("running", Severity.OK), ("frozen rank 1", Severity.CRITICAL), ("stopped", Severity.QUIET)]
+    assert [(event.text, event.job_id, event.severity) for event in found] == [
+        (f"job b, {how}, beside job a; rankdeck attach b", "b", severity) for how, severity in told
     ]
 
 

@@ -43,7 +43,7 @@ CAUSE_GONE_S = 600.0
 REPEAT_AFTER_S = 60.0
 """Seconds after which a verdict from before has been found again, also one that needs a longer watch."""
 
-_REMEMBERED = "only starts and ends of jobs are known from before this moment"
+_REMEMBERED = "from before this moment only the start or end of a job's latest attempt is known"
 _NOT_REACHED = "not reached"
 _JUDGED_WITHOUT = ": verdicts of that time are judged from the other nodes alone"
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}

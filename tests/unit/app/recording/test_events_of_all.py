@@ -77,7 +77,7 @@ def test_each_job_has_its_own_events_whichever_is_shown() -> None:
         assert [event.at_s for event in events] == sorted(event.at_s for event in events)
         assert (told(events, "first"), told(events, "next")) == (first, following), shown
         assert "old" not in {event.job_id for event in events}, "what ended long before is no event of this time"
-        (begun,) = [event for event in events if event.text.startswith("only starts and ends of jobs are known")]
+        (begun,) = [event for event in events if event.text.startswith("from before this moment")]
         assert begun.at_s - BEGIN_S < 1
 
 

@@ -207,7 +207,11 @@ class DirectWidget(Widget):
             return super().render_lines(crop)
         # Until the widget is rebuilt for a new size, its old lines are fitted to it.
         is_current = len(self._rendered) == self.size.height and self._rendered_width == self.size.width
-        rendered = [self._rendered[y] if is_current else self.render_line(y) for y in crop.line_range]
+        rendered = [
+            self._rendered[y] if is_current else self.render_line(y) for y in crop.line_range if y < self.size.height
+        ]
+        # A region of the layout may be higher than a widget that has not got its new size yet.
+        rendered += [Strip.blank(self.size.width)] * (crop.height - len(rendered))
         if crop.x == 0 and crop.width == self.size.width:
             return rendered
         return [strip.crop(crop.x, crop.right) for strip in rendered]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from textual.geometry import Region
 from textual.widgets import Button, OptionList
 
 from app.inspect.outside_view import Target
 from app.inventory.program import Program
 from app.ssh.questions import Question
+from app.tui.actions import VIEW_NAMES
 from app.tui.dialogs.program_form import ProgramScreen
 from app.tui.dialogs.questions import QuestionScreen
 from app.tui.dialogs.signals import SignalScreen
 from app.tui.widgets.footer import MIN_HEIGHT, MIN_WIDTH
+from app.tui.widgets.line_view import LineView
 from tests.support.consoles import SimStarter, TalkingSource, desk, frozen_source
 
 if TYPE_CHECKING:
@@ -96,3 +99,16 @@ async def test_a_long_question_of_a_host_is_scrolled_and_its_field_is_seen_first
         await console.press("x")
         await console.press("pagedown", "pagedown", "pagedown", "pagedown")
         assert is_seen(console, screen.query_one("#answer"))
+
+
+@pytest.mark.parametrize("view", VIEW_NAMES)
+async def test_a_layout_that_is_higher_than_a_view_whose_new_size_is_still_to_come_gets_blank_lines(view: str) -> None:
+    async with desk(frozen_source(), (80, 24)) as console:
+        await console.show(view)
+        shown = console.console.query_one(f"#{view}", LineView)
+        width, height = shown.size
+
+        painted = shown.render_lines(Region(0, height - 2, width, 5))
+
+        assert [strip.cell_length for strip in painted] == [width] * 5
+        assert [strip.text.strip() for strip in painted[2:]] == [""] * 3

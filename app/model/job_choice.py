@@ -1,7 +1,7 @@
 """Which job is shown: the one that is asked for, else the one under way that was started last, else the last to end.
 
 A session asks for the job that it has started. A console that only watches stays with the job shown while that runs,
-until another one is started after it.
+and a few seconds longer; then one follows that was started after it.
 """
 
 from __future__ import annotations

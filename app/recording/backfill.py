@@ -56,7 +56,7 @@ MAX_S = 300.0
 """Timeout in seconds of all answers: no user waits for them."""
 LOOK_S = 0.5
 SLICE_S = 0.008
-"""Seconds of work at a time, half a frame; then keys and reports have their turn for as long."""
+"""Seconds of work at a time; then keys and reports have their turn for as long."""
 PAUSE_S = 0.008
 
 

@@ -89,8 +89,8 @@ class LogFiles:
         self.failures: dict[str, AppError] = {}
         self.cut_bytes = 0
         self.attempts: list[int] = []
-        self._first = 0
-        """First attempt that is read: those before it belong to earlier starts, or are too many."""
+        self._unread: tuple[str, int, int] | None = None
+        """A node, the last attempt that is not read there, and a rank: of an earlier start, or one too many."""
         self._num_bytes = 0
         self._fleet = fleet
         self._job_id = job_id
@@ -176,9 +176,11 @@ class LogFiles:
         if self.cut_bytes:
             rest = "on the host python -P -m agent logs reads the rest"
             found.append(f"of each file only the last {bytes_text(self.cut_bytes)} are read: {rest}")
-        if self._first:
-            how = f"python -P -m agent logs --job {clean_name(self._job_id)} --attempt {self._first - 1} --rank 0"
-            found.append(f"no line from before {attempt_text(self._first)} is read: on the host {how} prints one file")
+        if self._unread is not None:
+            node, attempt, rank = self._unread
+            how = f"python -P -m agent logs --job {clean_name(self._job_id)} --attempt {attempt} --rank {rank}"
+            before = f"no line from before {attempt_text(attempt + 1)} is read"
+            found.append(f"{before}; files that are left are read in pieces, as by this on {clean_name(node)}: {how}")
         if self._ended_s < math.inf:
             found.append(
                 f"job {clean_name(self._job_id)} ended {seconds_text(self._ended_s)} ago: no line of it is younger"
@@ -207,7 +209,8 @@ class LogFiles:
     async def _files(self, node: str, status: JobStatus, num_attempts: int) -> list[_File]:
         """Return the files of a job that hold something: of its latest start, and of the attempts whose lines came."""
         first = max(0, status.attempt - min(max(status.num_restarts, num_attempts - 1), MAX_ATTEMPTS - 1))
-        self._first = max(self._first, first)
+        if first and (self._unread is None or first > self._unread[1]):
+            self._unread = node, first - 1, min(status.own_ranks, default=LAUNCHER_RANK)
         ranks = [*status.own_ranks, LAUNCHER_RANK]
         files = []
         for attempt in range(first, status.attempt + 1):

@@ -244,11 +244,8 @@ def beside_sentences(others: Sequence[OtherJobRow], shown: str, attach: str) -> 
     """Return `job b, frozen rank 2, beside job a; rankdeck attach b` of each job, those that are not well first."""
     where = f", beside job {shown}" if shown else ""
     urgent_first = sorted(others, key=lambda row: row.severity not in _URGENT)[:MAX_JOBS_NAMED]
-    commands = {row.job_id: attach.replace("JOB", row.job_id) for row in urgent_first}
-    return {
-        clean("; ".join(filter(None, (f"{row.text}{where}", commands[row.job_id]))), LINE_LIMIT): row
-        for row in urgent_first
-    }
+    found = {"; ".join(filter(None, (f"{row.text}{where}", _command([row], attach)))): row for row in urgent_first}
+    return {clean(sentence, LINE_LIMIT): row for sentence, row in found.items()}
 
 
 def short_other_jobs_texts(others: Sequence[OtherJobRow], attach: str) -> list[str]:

@@ -117,7 +117,7 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
 
         def is_told_back() -> bool:
             told.extend(session.drain_notices())
-            return any("h2: the agent is back" in notice for notice in told)
+            return "h2: the agent is back" in told
 
         await until_async(is_told_back, COME_S, "it is told that it is back")
         assert any("nothing is known of jobs there" in notice for notice in told)

@@ -29,10 +29,10 @@ from ddpcore.probe.main_thread import MainThread, MainWaits
 from ddpcore.probe.process_facts import InterpreterWaits, Surroundings, signals_blocked
 from ddpcore.probe.program_calls import PeerCalls, arguments_of, call_roots
 from ddpcore.probe.progress import OptimizerSteps, step_ages
-from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
+from ddpcore.probe.rank_state import RankIdentity, RankState
 from ddpcore.probe.reporting import Pace, ReportSocket, file_of, tick_of
 from ddpcore.probe.requests import RequestSocket, StackDumps
-from ddpcore.probe.samples import Sample, StepEnd, StepMark, to_float, to_int
+from ddpcore.probe.samples import Sample, StepEnd, StepMark, is_gloo_pending, to_float, to_int
 from ddpcore.probe.stack import StackWalk, stack_of
 from ddpcore.wire import (
     MAX_REPORT_BYTES,

@@ -139,6 +139,7 @@ class RankState:
         self._report_seq = 0
         self._next_dump_s = 0.0
         self._dumped_tick = -1
+        self._has_dumped_steps = False
         self._tick = 0
         self._arrivals: list[ArrivalsReport] = []
         self._num_arrivals_sent = 0
@@ -193,7 +194,7 @@ class RankState:
             if track is None:
                 track = self._tracks[key] = GroupTrack(is_in_order=key[0] == NCCL)
             track.observe(enqueued, completed, now_s)
-        self._count_barrier(_open_mark(sample))
+        self._count_barrier(sample.open_mark)
         # A program that trains without a process group has started too.
         self._has_started = self._has_started or sample.has_process_group or sample.step is not None
         phase = self._judge_phase(sample)
@@ -214,9 +215,18 @@ class RankState:
         has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
         self._standing.observe(sample, has_moved=has_moved, is_pending=is_pending, is_held_up=is_held_up)
 
+    @property
+    def _has_left_start(self) -> bool:
+        """True from the first step to the first dump since: what the start has called last is out of date."""
+        return self._sample is not None and self._sample.has_steps and not self._has_dumped_steps
+
     def wants_dump(self, now_s: float) -> bool:
         """Return whether a full dump of the recorder is worth its cost now."""
-        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
+        if self._sample is None or not (self._tracks or self._has_reopened):
+            return False
+        if self._has_left_start:
+            return True
+        if now_s < self._next_dump_s:
             return False
         is_idle = all(track.quiet_samples >= QUIET_SAMPLES for track in self._tracks.values())
         return self._sample.tick != self._dumped_tick or any(
@@ -234,12 +244,13 @@ class RankState:
     ) -> None:
         """Take a full dump of the recorder, made right after the last sample.
 
-        `cost_s` is its CPU time; the next one waits accordingly, at most a slow tick. `step_ends` are when the latest
-        steps were over.
+        `cost_s` is its CPU time; the next one waits accordingly, at most a slow tick, but not for the one that ends the
+        start. `step_ends` are when the latest steps were over.
         """
         now_s, tick = (self._sample.now_s, self._sample.tick) if self._sample else (0.0, -1)
         self._members = members
-        self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_FRAC, MIN_DUMP_INTERVAL_S), SLOW_TICK_S)
+        if not self._has_left_start:
+            self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_FRAC, MIN_DUMP_INTERVAL_S), SLOW_TICK_S)
         by_key: dict[CounterKey, list[RecorderEntry]] = {}
         entries = with_batches(dump.entries)
         for entry in entries:
@@ -249,6 +260,7 @@ class RankState:
         for key, track in self._tracks.items():
             track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends, first)
         if self._sample is not None:
+            self._has_dumped_steps = self._sample.has_steps
             moved_s = max((track.changed_s for key, track in self._tracks.items() if key[0] == NCCL), default=0.0)
             self._transfers.learn(entries, dump.counters, self._sample.peer_calls, members, moved_s)
         self._labels = {
@@ -360,6 +372,7 @@ class RankState:
         self._members = {}
         self._labels = {}
         self._has_reopened = True
+        self._has_dumped_steps = False
         self._dumped_tick = -1
 
     def _count_time(self, state: _State, for_s: float) -> None:
@@ -416,7 +429,7 @@ class RankState:
             if num_members + len(ranks) <= MAX_MEMBERS:
                 num_members += len(ranks)
                 reports.append(track.report(name, ranks, sample.now_s))
-        return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
+        return reports + [self._barrier_report(mark, sample.now_s) for mark in sample.marks]
 
     def _read_arrivals(self, by_key: Mapping[CounterKey, Sequence[RecorderEntry]]) -> list[ArrivalsReport]:
         """Return the times of the latest calls, each group's in the order of its seqs."""
@@ -466,21 +479,6 @@ class RankState:
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
             ranks=list(barrier.ranks),
         )
-
-
-def is_gloo_pending(counters: Counters) -> bool:
-    """Return whether operations are under way, all of them gloo's: a wait for a GPU may spin, and looks like work."""
-    pending = [recorder for (recorder, _), (enqueued, completed) in counters.items() if completed < enqueued]
-    return bool(pending) and set(pending) == {"gloo"}
-
-
-def _open_mark(sample: Sample) -> BarrierMark | None:
-    """Return the named barrier that the main thread waits at; it is one at most."""
-    return next((mark for mark in _marks(sample) if not mark.is_over), None)
-
-
-def _marks(sample: Sample) -> tuple[BarrierMark, ...]:
-    return sample.firsts if sample.barrier is None else (sample.barrier, *sample.firsts)
 
 
 def _training_report(mark: TrainingMark | None, now_s: float) -> TrainingReport | None:

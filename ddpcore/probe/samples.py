@@ -253,6 +253,26 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """The exception that ends the program, once there is one."""
     step_ages: StepAges = StepAges()
 
+    @property
+    def has_steps(self) -> bool:
+        """True once a step of the training is over."""
+        return self.step is not None and self.step.steps_done > 0
+
+    @property
+    def marks(self) -> tuple[BarrierMark, ...]:
+        return self.firsts if self.barrier is None else (self.barrier, *self.firsts)
+
+    @property
+    def open_mark(self) -> BarrierMark | None:
+        """The named barrier that the main thread waits at; it is one at most."""
+        return next((mark for mark in self.marks if not mark.is_over), None)
+
+
+def is_gloo_pending(counters: Counters) -> bool:
+    """Return whether operations are under way, all of them gloo's: a wait for a GPU may spin, and looks like work."""
+    pending = [recorder for (recorder, _), (enqueued, completed) in counters.items() if completed < enqueued]
+    return bool(pending) and set(pending) == {"gloo"}
+
 
 _NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
 """Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.wire.reports import ProcessState
 from ddpcore.probe.progress import step_ages
-from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
+from ddpcore.probe.rank_state import RankIdentity, RankState
 from ddpcore.probe.reporting import Pace, tick_of
 from ddpcore.probe.samples import (
     BarrierMark,
@@ -29,6 +29,7 @@ from ddpcore.probe.samples import (
     StepEnd,
     StepMark,
     Uncaught,
+    is_gloo_pending,
 )
 from ddpcore.probe.stack import CodeRoots, StackLine, StackReader
 from ddpcore.wire import (

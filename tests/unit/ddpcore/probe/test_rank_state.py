@@ -362,6 +362,38 @@ def test_a_quiet_position_is_dumped_once_whether_it_waits_or_is_missing(rank: Ra
     assert wanted == [False, True, False, False, False, False, False, False, False]
 
 
+def test_the_first_steps_end_what_the_start_has_called_last(rank: Rank) -> None:
+    rank.see({GLOO: (2, 2)})
+    rank.learn([entry(2, op="gloo:broadcast")], {GLOO: (2, 2)}, cost_s=1.0)
+    rank.see({GLOO: (3, 3)})
+    assert not rank.wants_dump(), "the start has no steps, and its dump was dear"
+
+    first, second = (StepMark(number, None, None, None, number) for number in (1, 2))
+    rank.see({GLOO: (5, 5)}, step=first)
+    assert rank.wants_dump()
+    rank.learn([entry(5, op="gloo:all_reduce")], {GLOO: (5, 5)}, cost_s=1.0)
+    assert rank.group().op == "all_reduce"
+    rank.see({GLOO: (7, 7)}, step=second)
+    assert not rank.wants_dump()
+
+
+def test_a_wait_that_follows_the_first_step_is_read_as_soon_as_any(rank: Rank) -> None:
+    rank.see({GLOO: (5, 5)}, step=(first := StepMark(1, None, None, None, 1)))
+    rank.learn([entry(5)], {GLOO: (5, 5)}, cost_s=1.0)
+    for _ in range(2):
+        rank.see({GLOO: (6, 5)}, step=first)
+    assert rank.wants_dump(), "the dump that ends the start delays no other one"
+
+
+def test_a_default_group_that_is_made_again_has_a_start_again(rank: Rank) -> None:
+    step = StepMark(1, None, None, None, 1)
+    rank.see({GLOO: (5, 5)}, step=step)
+    rank.learn([entry(5)], {GLOO: (5, 5)}, cost_s=1.0)
+    other: CounterKey = ("gloo", 1)
+    rank.see({other: (1, 1)}, step=step, num_openings=2)
+    assert rank.wants_dump()
+
+
 def test_dumps_that_cost_much_come_less_often_but_at_the_slow_beat_at_least(rank: Rank) -> None:
     rank.see({GLOO: (1, 1)})
     rank.learn([entry(1)], {GLOO: (1, 1)}, cost_s=0.001)

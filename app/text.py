@@ -117,6 +117,11 @@ def signed_percent_text(fraction: float) -> str:
     return f"{rounded:+} %" if rounded else "0 %"
 
 
+def step_text(step: int | None, *, is_least: bool) -> str:
+    """Return `384`, `384+` where it may be more; empty where it is not known."""
+    return "" if step is None else f"{step}{'+' if is_least else ''}"
+
+
 def loss_step_text(loss_step: int | None, step: int | None) -> str:
     """Return ` at step 120` for a loss of an earlier step than the one that is shown beside it; else nothing."""
     return f" at step {loss_step:,}" if loss_step is not None and step is not None and loss_step < step else ""

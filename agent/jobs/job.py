@@ -468,6 +468,8 @@ def detail(job: Job, workers: Collection[SeenWorker], now_s: float) -> str:
             if job.last_tick.has_leftovers and now_s >= (job.restart_at_s or now_s):
                 return f"{job.cause}; restarts once the rest is gone, {left}; ending it by {killed or 'SIGKILL'}"
             return f"{job.cause}; restarts in {_left(job.restart_at_s, now_s)}, {left}"
+        case JobState.STOPPED if killed:
+            return "by SIGKILL"
         case JobState.FAILED | JobState.LOST:
             return job.cause
         case JobState.RUNNING:

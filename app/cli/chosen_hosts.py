@@ -415,7 +415,8 @@ def _print_unreachable(away: Mapping[str, AppError], wanted: HostsWanted, *, is_
         raise first
     has_no_agents = wanted.hub is None and all(isinstance(error, NoAgentError) for error in away.values())
     if is_in_the_way and has_no_agents and not wanted.typed:
-        failure = AppError(f"no agent runs on {nodes_text([*away])}", "start them: rankdeck up")
+        none = f"{NoAgentError.head.format(nodes_text([*away]))}nothing is known of jobs there"
+        failure = AppError(none, "start them: rankdeck up")
         failure.exit_code = first.exit_code
         raise failure
     for error in away.values():

@@ -36,6 +36,7 @@ from app.recording.events import SEAM_S, EventKind
 from app.session.log_files import FilesWish, LogFiles
 from app.session.log_pulls import AttemptMarks, in_time_order
 from app.text import LINE_LIMIT, clean, clean_name, json_value, nodes_text, own_color, ranks_text, seconds_text
+from app.view.pace import window_text
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from app.view.rows import SEVERITY_TEXTS
 from app.view.summary import ENDED, headline_text, is_over, no_job_text
@@ -113,7 +114,7 @@ def stragglers(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
     TIME IN names the phases that take it longer than the others; OTHER is time in none of them, outside the model. Exit
     codes are those of `status`.
     """
-    _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, _no_pace), **how)
+    _list(_Table("stragglers", lambda view: _pace(view, wanted_ranks), straggler_lines, about=_pace_text), **how)
 
 
 @click.command()
@@ -246,15 +247,13 @@ class _LineWish(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One kind of rows: their name in JSON, and functions for rows, for their lines, and for the text without a row.
-
-    Lines take the widths of their columns: see `app.view.plain_tables`.
-    """
+    """One kind of rows: name in JSON, functions for rows, lines, the text without a row, and a note above them."""
 
     name: str
     rows: Callable[[View], Sequence[Any]]
     lines: Callable[[Sequence[Any], dict[str, int]], list[str]]
     nothing: Callable[[View], str] = lambda _view: NO_ROW
+    about: Callable[[View], str] = lambda _view: ""
 
 
 def _list(
@@ -278,6 +277,8 @@ def _list(
         elif view.job() is None:
             click.echo(no_job_text(view, session.attach_command, table.name))
         else:
+            if about := table.about(view):
+                print_line(f"rankdeck: {about}")
             click.echo("\n".join(table.lines(found, widths)) or table.nothing(view))
 
     with looking_on(wanted, job_id, settings) as session:
@@ -322,9 +323,12 @@ def _no_wait(view: View) -> str:
     return f"job {job.job_id} {how}: no rank waits any more; rankdeck events {job.job_id} shows what happened"
 
 
-def _no_pace(view: View) -> str:
+def _pace_text(view: View) -> str:
+    """Return who holds the others up, and of which time the shares are."""
     summary = None if view.pace is None else view.pace.summary()
-    return NO_ROW if summary is None or summary.num_rows else summary.text
+    if summary is None:
+        return ""
+    return f"{summary.text}; {window_text(summary)}" if summary.num_rows else summary.text
 
 
 async def _events(session: RemoteSession, wish: _EventWish, *, is_following: bool) -> None:
@@ -399,8 +403,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if not (job_id := view.job_id):
             print_line(f"rankdeck: {no_job_text(view, session.attach_command, 'logs')}")
             return
-        for sentence in _before_lines(view, wish):
-            print_line(f"rankdeck: {sentence}")
+        _print_notes("" if wish.job_id or wish.is_json else _beside_text(view, "logs"))
         there = await _lines_there(session, wish, job_id)
         marks, merged = AttemptMarks(), in_time_order(wish.among(there, job_id))
         is_past = is_over(session.view())
@@ -408,8 +411,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
         if (is_past or not is_following) and older.wants_some:
             with waiting_for(lambda: f"{session.title}: {older.progress_text}"):
                 await older.read(session.assignments(), there)
-            for notice in older.notices():
-                print_line(f"rankdeck: {notice}")
+            _print_notes(*older.notices())
             merged = older.beside(merged)
         latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
         begun = [one for one in wish.attempts(session, job_id) if one.attempt not in older.attempts]
@@ -418,29 +420,34 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
             _print_lines(found, wish)
         elif not merged and is_past and not wish.chooses and not older.failures:
             print_line(f"rankdeck: no line of job {job_id} is known: it has printed nothing, or its files are gone")
-        for sentence in _after_lines(session.view(), wish, is_past=is_past):
-            print_line(f"rankdeck: {sentence}")
+        _print_notes(*_after_lines(session.view(), wish))
         if is_following:
             await _follow_lines(session, wish, job_id, marks)
+        _print_notes(_end_text(session.view(), wish))
     finally:
         await session.close()
 
 
-def _before_lines(view: View, wish: _LineWish) -> Iterator[str]:
-    """Yield whose lines these are, where no job was named and several run."""
-    if (beside := _beside_text(view, "logs")) and not (wish.job_id or wish.is_json):
-        yield beside
+def _print_notes(*sentences: str) -> None:
+    """Print sentences on standard error; an empty one is none."""
+    for sentence in filter(None, sentences):
+        print_line(f"rankdeck: {sentence}")
 
 
-def _after_lines(view: View, wish: _LineWish, *, is_past: bool) -> Iterator[str]:
-    """Yield what the lines do not show: how old they are, where others are, why the job failed."""
+def _after_lines(view: View, wish: _LineWish) -> Iterator[str]:
+    """Yield what the lines do not show: how old they are, where others are."""
     if wish.untimed and wish.max_age_s is not None:
         yield f"the agent on {nodes_text(sorted(wish.untimed))} does not know how old its lines are: all are printed"
     job = view.job()
     if job is not None and job.is_adopted:
         yield f"what the ranks of {job.job_id} print stays where their launcher puts it"
-    elif job is not None and job.state == "failed" and is_past and not wish.is_json:
-        yield headline_text(view)
+
+
+def _end_text(view: View, wish: _LineWish) -> str:
+    """Return how the job ended, where not by itself: torchrun's own lines end in a traceback then."""
+    job = view.job()
+    is_shown = job is not None and is_over(view) and job.state in ENDED - {"succeeded"} and not wish.is_json
+    return headline_text(view) if is_shown else ""
 
 
 async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, marks: AttemptMarks) -> None:
@@ -449,8 +456,7 @@ async def _follow_lines(session: RemoteSession, wish: _LineWish, job_id: str, ma
     while not is_over_there:
         is_over_there = is_over(session.view())
         await asyncio.sleep(LAST_LINES_S if is_over_there else POLL_S)
-        for notice in session.drain_notices():
-            print_line(f"rankdeck: {notice}")
+        _print_notes(*session.drain_notices())
         while lines := await _more_lines(session):
             _print_lines(marks.marked(list(wish.among(lines, job_id)), wish.attempts(session, job_id)), wish)
 

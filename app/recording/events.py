@@ -45,7 +45,7 @@ REPEAT_AFTER_S = 60.0
 
 _REMEMBERED = "from before this moment only the start or end of a job's latest attempt is known"
 _NOT_REACHED = "not reached"
-_JUDGED_WITHOUT = ": verdicts of that time are judged from the other nodes alone"
+_JUDGED_WITHOUT = ": verdicts of that time are judged, and events dated, by the other nodes alone"
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
     "succeeded": Severity.OK,
@@ -329,6 +329,7 @@ class EventLog:
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
             is_unexplained = job.state == "failed" and job.root_cause is None and not view.verdicts()
             why = f": {job.detail}" if is_unexplained and job.detail else ""
+            why = f" ({job.detail})" if job.state == "stopped" and job.detail else why
             self.add_event(f"job {job.job_id}{attempt}: {state}{why}", at_s, EventKind.JOB, severity)
         cause = job.root_cause
         # A verdict that is as new, and has the same sentence, is an event itself; so is one on an end without words.

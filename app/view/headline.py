@@ -222,7 +222,7 @@ def _left(job: JobModel, found: JobDiagnosis) -> str:
 def _ended(job: JobModel, row: JobRow) -> Headline:
     text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
     ranks = f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
-    progress = "" if row.step is None else f": {ranks}, step {row.step}{_loss(row)}"
+    progress = "" if row.step is None else f": {ranks}, step {row.step_text}{_loss(row)}"
     if row.state not in {"failed", "lost"}:
         why = f" ({row.detail})" if row.state == "stopped" and row.detail else ""
         return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + why + progress)
@@ -330,7 +330,7 @@ def _training(row: JobRow) -> str:
         return f" running, no step reported yet{_loss(row)}"
     rate = "" if row.steps_per_s is None else f", {rate_text(row.steps_per_s)} steps/s"
     step = "optimizer step" if row.is_step_counted else "step"
-    return f" training, {step} {row.step}{_loss(row)}{rate}"
+    return f" training, {step} {row.step_text}{_loss(row)}{rate}"
 
 
 def _loss(row: JobRow) -> str:

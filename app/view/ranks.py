@@ -58,7 +58,7 @@ STATE_SEVERITY = {
     RankState.LOST: Severity.CRITICAL,
 }
 
-UNREPORTED = frozenset({RankState.FROZEN, RankState.SILENT, RankState.LOST})
+_UNREPORTED = [STATE_CODE[state] for state in (RankState.FROZEN, RankState.SILENT, RankState.LOST)]
 """States in which a rank that lives does not report."""
 
 
@@ -83,9 +83,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         state=state,
         severity=_severity(found, rank, state),
         step=None if worker is None else _step(job, worker),
-        is_step_least=worker is not None
-        and (is_dead or state in UNREPORTED)
-        and not (job.is_ending[rank] or job.has_raised[rank]),
+        is_step_least=worker is not None and is_step_least(job, found, rank),
         epoch=None if worker is None else epoch_of(worker),
         loss=None if worker is None else loss_of(worker),
         loss_step=None if worker is None or loss_of(worker) is None else loss_step_of(worker),
@@ -111,6 +109,12 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         where="" if is_dead and is_at_exit(place) else place_text(place),
         detail=_detail(job, worker, report, state),
     )
+
+
+def is_step_least(job: JobModel, found: JobDiagnosis, ranks: int | NDArray[np.bool_]) -> bool:
+    """Return whether a rank, or each of some, may have come further than it has reported."""
+    is_unreported = found.facts.is_dead[ranks] | np.isin(found.states[ranks], _UNREPORTED)
+    return bool(np.all(is_unreported & ~(job.is_ending[ranks] | job.has_raised[ranks])))
 
 
 def _step(job: JobModel, worker: WorkerReport) -> int | None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from app.diagnosis.causes import Cause, RankState, Severity
+from app.text import step_text
 from ddpcore.wire import Phase
 
 SCHEMA = 1
@@ -73,6 +74,8 @@ class JobRow(msgspec.Struct, frozen=True):
     num_nodes: int
     step: int | None
     """Lowest step of any rank, all as of one moment."""
+    is_step_least: bool
+    """Whether the ranks at that step may have made more since their last reports."""
     is_step_counted: bool
     """Whether `step` counts the optimizers' steps in this attempt: the program reports none."""
     epoch: int | None
@@ -99,6 +102,11 @@ class JobRow(msgspec.Struct, frozen=True):
     """Sentences about what limits the view of the ranks, or slows them down."""
     root_cause: RootCauseRow | None
     """Reason of the failure; None until a rank has failed."""
+
+    @property
+    def step_text(self) -> str:
+        """Step to show: `384`, `384+` where its ranks may have come further; empty where it is not known."""
+        return step_text(self.step, is_least=self.is_step_least)
 
 
 class OtherJobRow(msgspec.Struct, frozen=True):
@@ -214,7 +222,7 @@ class RankRow(msgspec.Struct, frozen=True):
     @property
     def step_text(self) -> str:
         """Step to show: `384`, `384+` where it may have come further; empty where it is not known."""
-        return "" if self.step is None else f"{self.step}{'+' if self.is_step_least else ''}"
+        return step_text(self.step, is_least=self.is_step_least)
 
     @property
     def phase_text(self) -> str:

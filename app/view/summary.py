@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.diagnosis.causes import RankState, Severity
 from app.errors import ExitCode
-from app.text import bytes_text, json_value
+from app.text import bytes_text, json_value, step_text
 from app.view.nodes import ended_jobs_text
 from app.view.rows import SCHEMA, SEVERITY_TEXTS
 from app.view.verdict_hints import failure_hint
@@ -76,7 +76,7 @@ def summary_lines(summary: dict[str, Any], *, headline: str = "") -> list[str]:
         lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
     for row in summary["ranks"]:
         memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
-        step = "" if row["step"] is None else f", step {row['step']}{'+' if row['is_step_least'] else ''}"
+        step = "" if row["step"] is None else f", step {step_text(row['step'], is_least=row['is_step_least'])}"
         on_node = f" on {row['node']}" if row["node"] else ""
         lines.append(f"  rank {row['rank']}{on_node}: {_how(row)}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]

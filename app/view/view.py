@@ -43,7 +43,7 @@ from app.view.nodes import (
     short_other_jobs_texts,
 )
 from app.view.pace import JobPace
-from app.view.ranks import RankTable, barrier_row, rank_row
+from app.view.ranks import RankTable, barrier_row, is_step_least, rank_row
 from app.view.rows import (
     Finding,
     GpuRow,
@@ -177,6 +177,7 @@ class View:
             world_size=job.world_size,
             num_nodes=job.num_nodes,
             step=step,
+            is_step_least=step is not None and is_step_least(job, self._found, job.shown_step == step),
             is_step_counted=job.is_step_counted,
             epoch=None if first is None else epoch_of(first),
             loss=loss,

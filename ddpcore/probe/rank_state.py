@@ -22,6 +22,7 @@ from ddpcore.probe.gpu import NCCL, GpuTransfers, GpuWaits, first_open, with_bat
 from ddpcore.probe.group_track import GroupTrack, name_in_reports, operation
 from ddpcore.probe.progress import Standing
 from ddpcore.probe.reporting import SLOW_TICK_S
+from ddpcore.probe.samples import MAX_COUNT, to_count
 from ddpcore.probe.stack import sendable
 from ddpcore.wire import (
     DEFAULT_GROUP,
@@ -31,7 +32,6 @@ from ddpcore.wire import (
     GroupReport,
     Phase,
     RankReport,
-    TrainingReport,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         Sample,
         StepEnd,
         StepMark,
-        TrainingMark,
     )
 
 QUIET_SAMPLES = 2
@@ -67,6 +66,9 @@ ARRIVALS_REPORTS = 4
 MIN_DUMP_INTERVAL_S = 0.2
 MAX_DUMP_FRAC = 0.001
 """Part of a core that full dumps may take (tests/bench/bench_probe_cost.py)."""
+LONG_WAIT_S = 0.4
+"""Seconds in one call from which a dump is worth its cost at any time: the rank has nothing else to do, and without it
+would be missing in the call that it waits in."""
 
 MAX_GAP_S = 1.0
 """Gap in seconds between samples beyond which the process was frozen: it counts as neither work nor wait."""
@@ -76,7 +78,6 @@ MAX_MEMBERS = 4096
 """Bounds of a report, so that it fits into a datagram: groups, and members named over all of them."""
 
 _MAX_LABEL_CHARS = 256
-_MAX_SEQ = 2**63 - 1
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +138,7 @@ class RankState:
         self._state = _State()
         self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
+        self._dumped_s = -1.0
         self._next_dump_s = 0.0
         self._dumped_tick = -1
         self._has_dumped_steps = False
@@ -224,7 +226,7 @@ class RankState:
         """Return whether a full dump of the recorder is worth its cost now."""
         if self._sample is None or not (self._tracks or self._has_reopened):
             return False
-        if self._has_left_start:
+        if self._has_left_start or self._has_waited(now_s):
             return True
         if now_s < self._next_dump_s:
             return False
@@ -248,13 +250,13 @@ class RankState:
         start. `step_ends` are when the latest steps were over.
         """
         now_s, tick = (self._sample.now_s, self._sample.tick) if self._sample else (0.0, -1)
-        self._members = members
+        self._dumped_s, self._members = now_s, members
         if not self._has_left_start:
             self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_FRAC, MIN_DUMP_INTERVAL_S), SLOW_TICK_S)
         by_key: dict[CounterKey, list[RecorderEntry]] = {}
         entries = with_batches(dump.entries)
         for entry in entries:
-            if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
+            if not entry.is_p2p and 1 <= entry.seq <= MAX_COUNT:
                 by_key.setdefault(entry.key, []).append(entry)
         first = first_open(entries)
         for key, track in self._tracks.items():
@@ -273,6 +275,11 @@ class RankState:
             self._dumped_tick = self._tick = tick
             self._arrivals, self._num_arrivals_sent = self._read_arrivals(by_key), 0
             self._step_ends_us = [end.at_us for end in step_ends][-MAX_ARRIVALS:]
+
+    def _has_waited(self, now_s: float) -> bool:
+        """Return whether the rank has been in a call for long that no dump has shown."""
+        since_s = [one.changed_s for one in self._tracks.values() if one.is_pending and not one.is_dumped]
+        return any(now_s - one_s >= LONG_WAIT_S and self._dumped_s <= one_s for one_s in since_s)
 
     @property
     def wants_arguments(self) -> bool:
@@ -320,10 +327,10 @@ class RankState:
             phase_s=max(0.0, sample.now_s - self._phase_since_s),
             place=sample.reading.place if sample.uncaught is None else sample.uncaught.place,
             raised="" if sample.uncaught is None else sample.uncaught.text,
-            step=_count(step.step) if step else None,
-            epoch=_count(step.epoch) if step else None,
+            step=to_count(step.step) if step else None,
+            epoch=to_count(step.epoch) if step else None,
             loss=step.loss if step else None,
-            loss_step=_count(step.loss_step) if step else None,
+            loss_step=to_count(step.loss_step) if step else None,
             loss_first=step.loss_first if step else None,
             steps_done=step.steps_done if step else 0,
             is_step_counted=step.is_counted if step else False,
@@ -338,7 +345,7 @@ class RankState:
             recorder_missing=self._recorder_missing,
             is_ending=is_ending,
             can_stop=sample.can_stop,
-            training=_training_report(sample.training, sample.now_s),
+            training=None if sample.training is None else sample.training.report(sample.now_s),
             gpu_memory=list(sample.gpu_memory),
             anomalies=list(sample.anomalies),
             has_open_transfers=self._transfers.has_open,
@@ -479,20 +486,3 @@ class RankState:
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
             ranks=list(barrier.ranks),
         )
-
-
-def _training_report(mark: TrainingMark | None, now_s: float) -> TrainingReport | None:
-    if mark is None:
-        return None
-    taken_s = mark.checkpoint_taken_s
-    return TrainingReport(
-        last_step=_count(mark.last_step),
-        goodput_frac=mark.goodput_frac,
-        checkpoint_step=_count(mark.checkpoint_step),
-        checkpoint_age_s=None if taken_s is None else max(0.0, now_s - taken_s),
-    )
-
-
-def _count(value: int | None) -> int | None:
-    """Return the value if the wire can carry it: a program may report anything as its step."""
-    return value if value is not None and 0 <= value <= _MAX_SEQ else None

@@ -21,6 +21,7 @@ from ddpcore.wire import (
     Phase,
     Place,
     StoreMeeting,
+    TrainingReport,
 )
 
 if TYPE_CHECKING:
@@ -191,6 +192,16 @@ class TrainingMark(NamedTuple):
     checkpoint_taken_s: float | None = None
     """Monotonic time of this process."""
 
+    def report(self, now_s: float) -> TrainingReport:
+        """Return it as reports hold it."""
+        taken_s = self.checkpoint_taken_s
+        return TrainingReport(
+            last_step=to_count(self.last_step),
+            goodput_frac=self.goodput_frac,
+            checkpoint_step=to_count(self.checkpoint_step),
+            checkpoint_age_s=None if taken_s is None else max(0.0, now_s - taken_s),
+        )
+
 
 class Uncaught(NamedTuple):
     """The exception that ends the program."""
@@ -274,6 +285,10 @@ def is_gloo_pending(counters: Counters) -> bool:
     return bool(pending) and set(pending) == {"gloo"}
 
 
+MAX_COUNT = 2**63 - 1
+"""Largest step, epoch or seq that a report holds."""
+
+
 _NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
 """Errors of turning a program's value into a number: infinity is no step, 10**400 no loss."""
 
@@ -294,3 +309,8 @@ def to_int(value: int | None) -> int | None:
         return None if value is None else int(value)
     except _NO_NUMBER:
         return None
+
+
+def to_count(value: int | None) -> int | None:
+    """Return the value if a report can hold it: a program may report anything as its step."""
+    return value if value is not None and 0 <= value <= MAX_COUNT else None

@@ -61,4 +61,4 @@ def test_what_the_host_that_answers_knows_is_printed_and_its_lost_peer_is_not_st
     code, stdout, stderr = desk.run("events", *named(*HOSTS))
     assert (code, "job gpt: running" in stdout) == (0, True), stdout
     assert ("node h2: not reached" in stdout, "node h2: lost" in stdout) == (True, False), stdout
-    assert "without h2: verdicts of that time are judged from the other nodes alone" in stderr
+    assert "without h2: verdicts of that time are judged, and events dated, by the other nodes alone" in stderr

@@ -152,7 +152,7 @@ async def test_the_line_of_a_job_has_room_for_what_the_verdict_is_not_about(
     sim.run(5)
     async with desk(SimSource(sim.view), size) as console:
         assert "rank 2 on demo-1 is frozen" in console.text()
-        assert re.search(rf"^ demo  .*step \d+ .*{detail}$", console.text(), re.MULTILINE)
+        assert re.search(rf"^ demo  .*step \d+\+ .*{detail}$", console.text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 35)])

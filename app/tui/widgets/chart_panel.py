@@ -263,7 +263,7 @@ def loss_panel(
         points: The curve.
         size: Cells and lines.
         without: Sentence in place of a curve without points.
-        at: Word before the latest step.
+        at: Words before the steps.
         reading: Line about what is being read of the time before the curve; empty when nothing is.
     """
     palette = look.palette
@@ -274,7 +274,7 @@ def loss_panel(
     else:
         first, last = points[0], points[-1]
         latest = f"{at} step {last[0]:,.0f}"
-        both = f"{latest}; first {loss_text(first[1])} at step {first[0]:,.0f}"
+        both = f"{latest}; first {loss_text(first[1])} {at} step {first[0]:,.0f}"
         title.put(f"  {loss_text(last[1])} ", palette.heading)
         room = max(0, width - title.width - 1)
         title.cell(f"  {reading}" if reading else both if len(both) <= room else latest, room, palette.heading)

@@ -310,7 +310,8 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
     if job.exit_code is not None and job.state in {"succeeded", "failed"}:
         figures.append(("exit code", str(job.exit_code)))
     if job.step is not None:
-        figures.append(("step", f"{job.step:,}" + (f" of {job.last_step:,}" if job.last_step is not None else "")))
+        of = f" of {job.last_step:,}" if job.last_step is not None else ""
+        figures.append(("step", f"{job.step:,}{'+' if job.is_step_least else ''}{of}"))
     if job.epoch is not None:
         figures.append(("epoch", str(job.epoch)))
     if job.loss is not None:

@@ -249,6 +249,17 @@ def test_a_kill_does_not_wait_and_overtakes_a_stop() -> None:
     assert job_in(JobState.RUNNING).handle(KillReceived(), 1.0) == [KillTree(), ACCEPTED]
 
 
+def test_a_stopped_job_that_was_killed_states_it() -> None:
+    stopped, killed = job_in(JobState.RUNNING), job_in(JobState.RUNNING)
+    stopped.handle(StopReceived(), 0.0)
+    killed.handle(KillReceived(), 0.0)
+    for job in (stopped, killed):
+        job.handle(LauncherFailed(-15), 1.0)
+
+    assert (stopped.state, stopped.status(2.0).detail) == (JobState.STOPPED, "")
+    assert (killed.state, killed.status(2.0).detail) == (JobState.STOPPED, "by SIGKILL")
+
+
 def test_a_job_that_ends_well_once_it_was_told_to_stop_is_stopped() -> None:
     job = job_in(JobState.STOPPING)
     job.handle(job.launcher_ended(0), 1.0)

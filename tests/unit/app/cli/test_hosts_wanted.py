@@ -68,7 +68,9 @@ def test_where_no_host_has_an_agent_one_line_says_what_starts_them(capsys: pytes
     with pytest.raises(AppError) as caught:
         _print_unreachable(away, wanted(), is_in_the_way=True)
 
-    assert caught.value.whole == "no agent runs on gpu1, gpu2 and cpu1 (start them: rankdeck up)"
+    assert caught.value.whole == (
+        "no agent runs on gpu1, gpu2 and cpu1: nothing is known of jobs there (start them: rankdeck up)"
+    )
     assert (caught.value.exit_code, capsys.readouterr().err) == (3, "")
 
 

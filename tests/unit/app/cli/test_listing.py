@@ -203,8 +203,15 @@ async def test_rows_of_json_are_lines_of_ranks_alone(
     assert [row["text"] for row in rows] == ["loss 5", "loss 4", "loss 3"]
 
 
-async def test_the_lines_of_a_job_that_has_failed_end_with_why(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (lambda sim: sim.kill(1), "CRITICAL  rank 1 on demo-0 was killed by SIGKILL"),
+        (lambda sim: sim.stop(), "INFO  job demo was stopped: 2 ranks"),
+    ],
+)
+async def test_the_lines_of_a_job_that_did_not_end_by_itself_end_with_why(
+    end: Callable[[SimCluster], None], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def first_view(session: Printed, *, replays: bool) -> View:
         return session.view()
@@ -212,13 +219,13 @@ async def test_the_lines_of_a_job_that_has_failed_end_with_why(
     monkeypatch.setattr(listing, "first_view", first_view)
     sim = SimCluster(num_nodes=1, ranks_per_node=2)
     sim.run_to_step(3)
-    sim.kill(1)
+    end(sim)
     sim.run_until(lambda: is_over(sim.view()), 60.0, "its end")
     for is_json in (False, True):
         wish = _LineWish(is_json, None, None, None, set())
         await listing._logs(cast("RemoteSession", Printed(sim)), wish, num_last=None, is_following=False)
 
-        is_told = "rankdeck: CRITICAL  rank 1 on demo-0 was killed by SIGKILL" in capsys.readouterr().err
+        is_told = f"rankdeck: {text}" in capsys.readouterr().err
         assert is_told is not is_json
 
 
@@ -298,11 +305,32 @@ def test_an_exit_code_that_is_not_0_comes_with_the_sentence_that_it_stands_for(
     as_json = CliRunner().invoke(rankdeck, [verb, "--json"], standalone_mode=False)
 
     (sentence,) = (verdict.text for verdict in sim.verdicts())
-    assert (well.exit_code, well.stderr) == (0, "")
+    above = "rankdeck: not enough undisturbed training has been seen yet\n" if verb == "stragglers" else ""
+    assert (well.exit_code, well.stderr) == (0, above)
     assert printed.exit_code == 10
-    assert printed.stderr == f"rankdeck: exit code 10: CRITICAL  {sentence}\n"
+    assert printed.stderr == f"{above}rankdeck: exit code 10: CRITICAL  {sentence}\n"
     assert sentence not in printed.stdout
     assert (as_json.exit_code, as_json.stderr) == (10, "")
+
+
+def test_above_the_stragglers_is_who_holds_the_others_up_and_of_which_time_the_shares_are(
+    looked_at: Callable[[SimSource], None],
+) -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run(20.0)
+    looked_at(Looked(sim.view))
+    well = CliRunner().invoke(rankdeck, ["stragglers"], standalone_mode=False)
+    sim.freeze(1)
+    sim.run(8.0)
+
+    frozen = CliRunner().invoke(rankdeck, ["stragglers"], standalone_mode=False)
+
+    of = r"; shares of the last \d+ s of undisturbed training\n"
+    assert re.fullmatch(
+        rf"rankdeck: nobody holds the others up: a typical rank waits \d+ % of the time{of}", well.stderr
+    )
+    assert re.match(rf"rankdeck: rank 1 holds the others up for [\d.]+ s now{of}", frozen.stderr), frozen.stderr
+    assert "CRITICAL" in frozen.stderr.splitlines()[1]
 
 
 @pytest.mark.parametrize(

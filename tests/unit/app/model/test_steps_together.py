@@ -64,6 +64,10 @@ def test_ranks_that_were_killed_have_come_at_least_so_far() -> None:
     assert latest_spread(sim) > 1
     latest = sim.cluster.jobs["demo"].step.tolist()
     assert [row.step_text for row in sim.view().ranks()] == [f"{step}+" for step in latest]
+    job = sim.view().job()
+    assert job is not None
+    assert job.step_text == f"{min(latest)}+"
+    assert f"step {min(latest)}+" in sim.view().headline().text
 
 
 def test_a_rank_that_sent_its_last_report_has_its_last_step() -> None:
@@ -73,6 +77,20 @@ def test_a_rank_that_sent_its_last_report_has_its_last_step() -> None:
 
     rows = View(cluster, Diagnoser().observe(cluster, 100.0), 100.0).ranks()
     assert [row.step_text for row in rows] == ["30", "28+"]
+
+
+@pytest.mark.parametrize(("steps", "text"), [((30, 28), "28+"), ((28, 30), "28"), ((28, 28), "28")])
+def test_the_step_of_a_job_is_exact_where_one_of_the_ranks_behind_has_sent_its_last(
+    steps: tuple[int, int], text: str
+) -> None:
+    done = rank_report(0, 2, step=steps[0], is_ending=True)
+    killed = rank_report(1, 2, step=steps[1], step_ages_ms=[20])
+    cluster = Cluster(["a"])
+    cluster.apply("a", node_report(1, [BOTH], [dead_worker(0, done, code=0), dead_worker(1, killed, signal=9)]), 100.0)
+
+    job = View(cluster, Diagnoser().observe(cluster, 100.0), 100.0).job()
+    assert job is not None
+    assert job.step_text == text
 
 
 def test_a_frozen_rank_holds_nobody_back_for_long() -> None:

@@ -128,7 +128,7 @@ def test_what_was_seen_of_a_node_that_could_not_be_asked_for_its_past_stays_and_
     told = [event for event in whole.latest_first() if event.kind is EventKind.NODE][::-1]
     assert [event.text for event in told] == ["node demo-0: up", "node demo-1: up"]
     assert told[0].at_s < attached_s <= told[1].at_s
-    alone = "verdicts of that time are judged from the other nodes alone"
+    alone = "verdicts of that time are judged, and events dated, by the other nodes alone"
     assert f"{MARK} 20 s, without demo-1: {alone}" in [event.text for event in whole.latest_first()]
     assert not [event for event in past.events.latest_first() if event.kind is EventKind.NOTE]
     assert past.view().notes()["unknown"] == "ranks 2-3: nothing came from demo-1"

@@ -147,7 +147,7 @@ def test_a_bar_has_exactly_its_width(frac: float, width: int) -> None:
     ("width", "at", "title"),
     [
         (60, "at", "LOSS  1.50 at step 1,200; first 5.50 at step 2"),
-        (60, "at about", "LOSS  1.50 at about step 1,200; first 5.50 at step 2"),
+        (60, "at about", "LOSS  1.50 at about step 1,200; first 5.50 at about step 2"),
         (48, "at about", "LOSS  1.50 at about step 1,200"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from ddpcore.probe.rank_state import (
     ARRIVALS_REPORTS,
+    LONG_WAIT_S,
     MAX_ARRIVALS,
     MAX_GAP_S,
     MAX_GROUPS,
@@ -383,6 +384,20 @@ def test_a_wait_that_follows_the_first_step_is_read_as_soon_as_any(rank: Rank) -
     for _ in range(2):
         rank.see({GLOO: (6, 5)}, step=first)
     assert rank.wants_dump(), "the dump that ends the start delays no other one"
+
+
+def test_a_long_wait_is_read_once_though_the_last_dump_was_dear(rank: Rank) -> None:
+    rank.see({GLOO: (5, 5)})
+    rank.learn([entry(5)], {GLOO: (5, 5)}, cost_s=1.0)
+    wanted = []
+    for _ in range(6):
+        rank.see({GLOO: (6, 5)}, after_s=LONG_WAIT_S / 2)
+        wanted.append(rank.wants_dump())
+        if wanted[-1]:
+            # The recorder has moved on, it seems: whatever it shows, no second dump follows beyond the budget.
+            rank.learn([entry(5)], {GLOO: (7, 6)}, cost_s=1.0)
+
+    assert wanted == [False, False, True, False, False, False]
 
 
 def test_a_default_group_that_is_made_again_has_a_start_again(rank: Rank) -> None:

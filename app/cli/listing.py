@@ -25,6 +25,7 @@ from app.cli.options import (
     grep_option,
     job_argument,
     json_option,
+    last_option,
     print_json,
     rank_option,
     since_option,
@@ -132,18 +133,17 @@ def memory(*, wanted_ranks: NumberTerm | None, **how: Any) -> None:
 @click.command()
 @follow_option
 @since_option
+@last_option("")
 @partial(lists_rows, json_option=_json_option("One JSON object on stdout; with -f another one whenever there is news"))
-def events(
-    *, is_following: bool, max_age_s: float | None, is_json: bool, settings: Settings, wanted: HostsWanted, job_id: str
-) -> None:
+def events(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what has happened, as far as the agents remember.
 
     Verdicts, nodes, checkpoints, actions; without JOB those of all jobs, each with its job. With -f new ones are of the
     job that `status` shows.
     """
-    wish = _EventWish(is_json, job_id, max_age_s)
+    wish = _EventWish(how["is_json"], job_id, how["max_age_s"])
     with looking_on(wanted, job_id, settings) as session:
-        asyncio.run(_events(session, wish, is_following=is_following))
+        asyncio.run(_events(session, wish, num_last=how["num_last"], is_following=how["is_following"]))
 
 
 class _EventWish(NamedTuple):
@@ -172,14 +172,7 @@ class _EventWish(NamedTuple):
 @rank_option
 @grep_option
 @since_option
-@click.option(
-    "-n",
-    "--tail",
-    "num_last",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Only the last N of all ranks together, of log files N of each [all]",
-)
+@last_option(" of all ranks together, of log files N of each")
 @partial(lists_rows, json_option=_json_option("One JSON object for each line"))
 def logs(*, settings: Settings, wanted: HostsWanted, job_id: str, **how: Any) -> None:
     """Print what the ranks of a job have printed.
@@ -331,7 +324,7 @@ def _pace_text(view: View) -> str:
     return f"{summary.text}; {window_text(summary)}" if summary.num_rows else summary.text
 
 
-async def _events(session: RemoteSession, wish: _EventWish, *, is_following: bool) -> None:
+async def _events(session: RemoteSession, wish: _EventWish, *, num_last: int | None, is_following: bool) -> None:
     """Print the events that the nodes remember, and with `is_following` new ones until the job has ended."""
     if is_following:
         follow_one_job(session)
@@ -339,7 +332,8 @@ async def _events(session: RemoteSession, wish: _EventWish, *, is_following: boo
         found = await _past_events(session, is_of_all=not wish.job_id)
         if not (wanted := wish.among(found)) and wish.max_age_s is not None:
             print_line(f"rankdeck: no event in the last {seconds_text(wish.max_age_s)}")
-        _print_events(session, wanted, is_json=wish.is_json, names_jobs=_are_of_several(wanted))
+        latest = _last(wanted, num_last)
+        _print_events(session, latest, is_json=wish.is_json, names_jobs=_are_of_several(wanted))
         if (seam := session.events.seam) is not None:
             reach = seam.text.removeprefix("attached; ")
             print_line(f"rankdeck: {reach if wish.max_age_s is None else reach.replace('above are', 'of', 1)}")
@@ -371,6 +365,10 @@ async def _follow_events(session: RemoteSession, wish: _EventWish, seen: set[Eve
         if wanted := wish.among(news):
             _print_events(session, wanted, is_json=wish.is_json, names_jobs=_are_of_several(seen))
         await asyncio.sleep(POLL_S)
+
+
+def _last(found: list[Any], number: int | None) -> list[Any]:
+    return found if number is None else found[max(0, len(found) - number) :]
 
 
 def _are_of_several(events: Iterable[Event]) -> bool:
@@ -413,7 +411,7 @@ async def _logs(session: RemoteSession, wish: _LineWish, *, num_last: int | None
                 await older.read(session.assignments(), there)
             _print_notes(*older.notices())
             merged = older.beside(merged)
-        latest = merged if num_last is None else merged[max(0, len(merged) - num_last) :]
+        latest = _last(merged, num_last)
         begun = [one for one in wish.attempts(session, job_id) if one.attempt not in older.attempts]
         found = older.dated(marks_attempts=wish.marks_attempts) + (marks.marked(latest, begun) if latest else [])
         if found:

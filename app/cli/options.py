@@ -404,3 +404,9 @@ since_option = click.option(
 grep_option = click.option(
     "--grep", "pattern", callback=_pattern, metavar="RE", help="Only lines in which this is found"
 )
+
+
+def last_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option for how many of the last rows are printed; `what` follows `Only the last N` in its help."""
+    only = f"Only the last N{what} [all]"
+    return click.option("-n", "--tail", "num_last", type=click.IntRange(min=0), metavar="N", help=only)

@@ -63,7 +63,7 @@ def rank_lines(rows: Sequence[RankRow], widths: dict[str, int]) -> list[str]:
         _Column(" WAIT SHARE", lambda row: percent_text(row.wait_frac)),
         _Column(" MEMORY", lambda row: bytes_cell(row.rss_bytes)),
         _Column(" GPU MEMORY", lambda row: bytes_cell(row.gpu_used_bytes)),
-        _Column("AT", lambda row: row.where or row.detail),
+        _Column("AT", lambda row: "  ".join(row.places)),
     ]
     return _lines(columns, rows, widths)
 

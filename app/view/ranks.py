@@ -58,8 +58,8 @@ STATE_SEVERITY = {
     RankState.LOST: Severity.CRITICAL,
 }
 
-_UNREPORTED = [STATE_CODE[state] for state in (RankState.FROZEN, RankState.SILENT, RankState.LOST)]
-"""States in which a rank that lives does not report."""
+_IS_UNREPORTED = np.array([state in {RankState.FROZEN, RankState.SILENT, RankState.LOST} for state in STATES])
+"""Whether a rank that lives does not report, by the code of its state."""
 
 
 def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
@@ -113,7 +113,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
 
 def is_step_least(job: JobModel, found: JobDiagnosis, ranks: int | NDArray[np.bool_]) -> bool:
     """Return whether a rank, or each of some, may have come further than it has reported."""
-    is_unreported = found.facts.is_dead[ranks] | np.isin(found.states[ranks], _UNREPORTED)
+    is_unreported = found.facts.is_dead[ranks] | _IS_UNREPORTED[found.states[ranks]]
     return bool(np.all(is_unreported & ~(job.is_ending[ranks] | job.has_raised[ranks])))
 
 

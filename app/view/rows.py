@@ -225,6 +225,15 @@ class RankRow(msgspec.Struct, frozen=True):
         return step_text(self.step, is_least=self.is_step_least)
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Its place and its detail, as far as they are known.
+
+        The end of an ended rank comes first: it distinguishes the culprit from victims, which all stood at one line.
+        """
+        parts = (self.detail, self.where) if self.state is RankState.EXITED else (self.where, self.detail)
+        return tuple(filter(None, parts))
+
+    @property
     def phase_text(self) -> str:
         """Phase to show; empty where no phase of a training step is known."""
         return "" if self.phase == Phase.OTHER else self.phase

@@ -148,6 +148,7 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
     printed = desk.run("events", *HERE)[1]
     assert "  CRITICAL  job first: rank 1 on " in printed
     assert "  INFO      job second: starting" in printed
+    assert desk.run("events", "-n", "2", *HERE)[1].splitlines() == printed.splitlines()[-2:]
     assert {event["job_id"] for event in desk.json("events", "second")[1]["events"]} <= {"", "second"}
     for verb in ("status", "attach"):
         code, _, said = desk.run(verb, "secund", *HERE, "--headless" if verb == "attach" else "--json")

@@ -270,10 +270,8 @@ def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
 def _paint_where(line: Line, row: RankRow, width: int, culprits: Collection[int]) -> None:
     palette = line.look.palette
     is_blamed = row.state in _BLAMED_STATES and not _is_victim(row, culprits)
-    # The place in the source comes first, the detail follows if there is room. Of an ended rank its end comes first: it
-    # distinguishes the culprit from its victims, which all stood at the same line.
-    parts = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
-    first, *others = [part for part in parts if part] or [""]
+    # What comes second is left out where there is no room.
+    first, *others = row.places or [""]
     text = "  ".join((first, *others))
     line.cell(text if cell_len(text) <= width else first, width, palette.ink if is_blamed else palette.muted)
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from app.view.plain_tables import barrier_lines, memory_lines, rank_lines, straggler_lines
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Call
+
+
+def test_an_ended_rank_has_its_end_before_its_line() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(20)
+    sim.kill(1)
+    sim.run(4)
+
+    _, victim, culprit = rank_lines(sim.view().ranks(), {})
+    assert re.search(r"  killed by SIGKILL  bytegpt\.py:\d+ in \w+$", culprit), culprit
+    assert "SIGKILL" not in victim
 
 
 def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:

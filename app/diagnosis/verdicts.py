@@ -7,6 +7,7 @@ contradict each other.
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
@@ -359,25 +360,33 @@ def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
 
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
-    """Name ranks that died first, those of one node and one end together; all ranks of a job with one end at once."""
+    """Name ranks that died first, those of one node and one end together; all ranks of a job with one end at once.
+
+    Errors that differ in numbers alone are one end: many name their rank, or a file of its own.
+    """
     alike: dict[tuple[object, ...], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
-    ends = {(death.exit.signal, death.exit.code, death.exit.error, death.exit.last_line) for death in culprits}
+    ends = {
+        (death.exit.signal, death.exit.code, _unnumbered(death.exit.error), _unnumbered(death.exit.last_line))
+        for death in culprits
+    }
     are_few = len(set(owners)) <= MAX_NODES_NAMED and not (len(culprits) == evidence.job.world_size and len(ends) == 1)
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
-        # Each rank names itself first in NCCL's errors.
-        error = re.sub(r"\d+", "", end.error) if " NCCL " in end.error else end.error
-        key = (node, end.signal, end.code, error, bool(end.oom_kills), *facts_key(end))
+        key = (node, end.signal, end.code, _unnumbered(end.error), bool(end.oom_kills), *facts_key(end))
         alike.setdefault(key, []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
     return [_ended(evidence, deaths, victims) for deaths in alike.values()]
 
 
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\d+", "", text)
+
+
 def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
-    ranks, end = [death.rank for death in deaths], deaths[0].exit
+    ranks, end = [death.rank for death in deaths], min(deaths, key=attrgetter("rank")).exit
     is_everyone = len(ranks) == evidence.job.world_size > 1
     is_memory = is_out_of_memory(end)
     growth = last_growth(evidence.job, ranks, end) if is_memory or end.signal == SIGKILL else None

@@ -263,7 +263,9 @@ class _Start:
     async def _ask(self, node: str, command: Command) -> Reply:
         try:
             # A cancelled exchange would leave its reply on the channel, to be taken for that of the next command.
-            return await asyncio.shield(self._fleet.ask(node, command))
+            asked = asyncio.ensure_future(self._fleet.ask(node, command))
+            asked.add_done_callback(_retrieve)
+            return await asyncio.shield(asked)
         except AgentRefusedError as error:
             self._move(node, NodeStage.REFUSED, clean(error.message, LINE_LIMIT))
             raise
@@ -289,6 +291,12 @@ class _Start:
     def _move(self, node: str, stage: NodeStage, why: str = "") -> None:
         self._progress.move(node, stage, why)
         self._on_change()
+
+
+def _retrieve(asked: asyncio.Future[Reply]) -> None:
+    """Retrieve an exception that nobody waits for once a start is cancelled: asyncio would print its traceback."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _is_unheard(answer: object) -> bool:

@@ -235,6 +235,22 @@ def test_deaths_of_different_kinds_are_told_apart() -> None:
     assert causes(diagnosis) == {(Cause.EXITED, (0, 1)), (Cause.EXITED, (2,))}
 
 
+def test_errors_that_differ_in_their_numbers_alone_are_one_end_of_all_in_the_words_of_the_first_rank() -> None:
+    watched = Watched()
+    dead = [
+        dead_worker(rank, code=1, error=f"ValueError: no shard {7 * rank} for rank {rank}", age_s=0.1 * rank)
+        for rank in (3, 1, 0, 2)
+    ]
+    (verdict,) = watched.receive(*dead).verdicts
+    assert (verdict.culprits, verdict.is_everyone) == ((0, 1, 2, 3), True)
+    assert verdict.exit is not None
+    assert verdict.exit.error == "ValueError: no shard 0 for rank 0"
+
+    watched = Watched()
+    dead = [dead_worker(rank, code=1, error=f"{name}: 7") for rank, name in enumerate(("KeyError", "ValueError"))]
+    assert causes(watched.receive(*dead)) == {(Cause.EXITED, (0,)), (Cause.EXITED, (1,))}
+
+
 @pytest.mark.parametrize("at_s", [(0.1, 0.3), (0.3, 0.1)])
 def test_of_an_error_that_all_ranks_raise_the_one_whose_problem_it_is_is_named(at_s: tuple[float, float]) -> None:
     watched = Watched()

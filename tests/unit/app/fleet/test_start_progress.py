@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
 
+from agent.wire.commands import Abort, Accepted, PrepareAgain, RefusalReason, Refused
+from app.fleet.fleet import Fleet
 from app.fleet.start_progress import _NEXT, Milestones, NodeStage, StartProgress
+
+if TYPE_CHECKING:
+    from agent.wire.commands import Command, Reply
 
 
 def progress_of(*nodes: str) -> StartProgress:
@@ -122,3 +132,39 @@ def test_each_milestone_is_told_once_and_again_only_of_another_start() -> None:
     prepare(again, "h1", "h2")
     milestones.take(again)
     assert milestones.drain_notices() == ["attempt 1 of job gpt: prepared on h1 and h2, 2 of 2 nodes"]
+
+
+class LateRefusal:
+    """A node that refuses to prepare a job, but only once it is allowed to."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.is_taken_back = False
+
+    async def request(self, command: Command) -> Reply:
+        if isinstance(command, Abort):
+            self.is_taken_back = True
+            self.may_answer.set()
+            return Accepted()
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return Refused(RefusalReason.UNREACHABLE, "no way from here")
+
+
+async def test_a_refusal_after_a_start_was_cancelled_is_no_error_that_nobody_retrieves() -> None:
+    lost: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: lost.append(context))
+    node = LateRefusal()
+    start = asyncio.create_task(Fleet({"h1": cast("Any", node)}).start_again({"h1": PrepareAgain("gpt", 1, 0, 1, 1)}))
+    await node.is_asked.wait()
+
+    start.cancel()
+    with suppress(asyncio.CancelledError):
+        await start
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+
+    assert start.cancelled()
+    assert node.is_taken_back
+    assert lost == []

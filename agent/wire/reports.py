@@ -317,12 +317,19 @@ def is_step_counted(worker: WorkerReport) -> bool:
 
 
 def place_of(worker: WorkerReport | None) -> Place | None:
-    """Return the line at which a fatal signal ended a rank, else that of its own last report; None without either."""
-    if worker is None:
-        return None
+    """Return the line at which a fatal signal ended a rank, or where it was last seen: from outside, or by itself."""
+    if worker is None or worker.report is None:
+        return None if worker is None or worker.exit is None else worker.exit.place
     if worker.exit is not None and worker.exit.place is not None:
         return worker.exit.place
-    return None if worker.report is None else worker.report.place
+    return outside_place_of(worker) or worker.report.place
+
+
+def outside_place_of(worker: WorkerReport) -> Place | None:
+    """Return where a rank that does not report has been seen from outside; None where it has not."""
+    if worker.report is None or worker.outside is None or worker.outside.pid != worker.report.pid:
+        return None
+    return worker.outside.place
 
 
 def whole_number(value: float | None) -> int | None:

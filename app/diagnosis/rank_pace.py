@@ -262,9 +262,13 @@ def _num_sigmas(num: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
 
 
 def chance_frac(usual_frac: NDArray[np.float64], observed_s: float) -> NDArray[np.float64]:
-    """Return how far fractions of a rank's time may lie from the usual by chance: they are counts of samples."""
+    """Return how far fractions of a rank's time may lie from the usual by chance: they are counts of samples.
+
+    What few samples have not seen at all is still no zero (Laplace's rule): two of 24 in a phase are no habit.
+    """
     num_samples = max(1.0, SAMPLES_HZ * observed_s)
-    spread: NDArray[np.float64] = np.sqrt(usual_frac * (1.0 - usual_frac) / num_samples)
+    likely_frac = (usual_frac * num_samples + 1.0) / (num_samples + 2.0)
+    spread: NDArray[np.float64] = np.sqrt(likely_frac * (1.0 - likely_frac) / num_samples)
     return CHANCE_SIGMAS * spread
 
 

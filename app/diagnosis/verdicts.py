@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from agent.wire.reports import ProcessState, place_of
+from agent.wire.reports import ProcessState, outside_place_of, place_of
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import is_in_known_phase
@@ -248,9 +248,9 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         worker = self.job.worker(rank)
         if worker is None:
             return None
-        own = place_of(worker)
+        place = place_of(worker)
         is_at_end = worker.exit is not None or (worker.report is not None and worker.report.is_ending)
-        return self.outside_place_of(rank) or (None if is_at_end and is_at_exit(own) else own)
+        return None if is_at_end and is_at_exit(place) else place
 
     def end_place_of(self, rank: int) -> Place | None:
         """Return where a fatal signal ended a rank; None where that is not known."""
@@ -260,9 +260,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     def outside_place_of(self, rank: int) -> Place | None:
         """Return where a rank that does not report has been seen from outside."""
         worker = self.job.worker(rank)
-        if worker is None or worker.report is None or worker.outside is None or self.end_place_of(rank):
-            return None
-        return worker.outside.place if worker.outside.pid == worker.report.pid else None
+        return None if worker is None or self.end_place_of(rank) else outside_place_of(worker)
 
     def child_of(self, rank: int) -> dict[str, Any]:
         """Return the facts on the process that a rank waits for, as fields of a verdict."""

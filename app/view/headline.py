@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.wire.jobs import JobState
+from agent.wire.reports import place_of
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import CONNECTING, is_cause_unseen
 from app.diagnosis.verdicts import ENDS
@@ -212,8 +213,7 @@ def _left(job: JobModel, found: JobDiagnosis) -> str:
     if not ended or not left:
         return ""
     has, are = "has" if len(ended) == 1 else "have", "is" if len(left) == 1 else "are"
-    worker = job.worker(left[0])
-    place = None if worker is None or worker.report is None else worker.report.place
+    place = place_of(job.worker(left[0]))
     who = "" if len(left) == 1 else f"rank {left[0]} "
     stands = f", {who}at {place_text(place)}" if place is not None else ""
     return f"; {ranks_text(ended)} {has} ended, {ranks_text(left)} {are} left{stands}"

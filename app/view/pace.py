@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from agent.wire.reports import place_of
 from app.diagnosis.because.comparison import Peers, sampled_ranks, signals_of, standing_out
 from app.diagnosis.because.watch import MAX_SLOW
 from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
 from app.diagnosis.slow_ranks import MIN_COST
+from app.diagnosis.verdicts import is_at_exit
 from app.text import clean_name, percent_text, place_text, ranks_text, seconds_text
 from app.view.because_text import because_parts, nothing_differs_text, signal_row
 from ddpcore.wire import Phase
@@ -178,7 +180,7 @@ class JobPace:
         pace, worker, owner = self._pace, self._job.worker(rank), int(self._job.node_of[rank])
         shares = pace.phase_frac[:, rank]
         is_more = shares - self._usual >= np.maximum(MIN_HABIT, chance_frac(self._usual, float(pace.observed_s[rank])))
-        report = None if worker is None else worker.report
+        place = place_of(worker)
         return PaceRow(
             rank=rank,
             node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
@@ -188,7 +190,7 @@ class JobPace:
             last_frac=_known(pace.last_frac[rank]),
             phases={phase.value: float(fraction) for phase, fraction in zip(PHASES, shares, strict=True)},
             more_of=[phase.value for phase, more in zip(PHASES, is_more, strict=True) if more],
-            where=place_text(report.place) if report is not None else "",
+            where="" if worker is not None and worker.exit is not None and is_at_exit(place) else place_text(place),
         )
 
     def _ended_text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
-from agent.wire.reports import ProcessState
+from agent.wire.reports import OutsideLook, ProcessState
 from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis, JobDiagnosis
 from app.diagnosis.rank_facts import STATES, Thresholds
@@ -77,6 +78,28 @@ def test_a_rank_is_missing_only_when_its_report_is_younger_than_the_wait() -> No
     stale.now_s += 0.3
     (wait,) = stale.receive(*[stale.tick(rank, group_report(5, 0.25)) for rank in (0, 2, 3)]).waits
     assert (wait.missing.tolist(), wait.is_settled) == ([], False)
+
+
+def test_every_row_of_a_rank_that_is_seen_from_outside_has_the_line_of_the_verdict() -> None:
+    watched = Watched()
+    own, seen = Place("/work/train.py", 66, "main"), Place("/work/train.py", 63, "main")
+    waiting = [watched.tick(rank, group_report(5, 3.0)) for rank in (0, 2, 3)]
+    silent = watched.tick(1, group_report(4), place=own)
+    assert silent.report is not None
+    for outside, line in ((seen, seen), (None, own)):
+        look = OutsideLook(silent.report.pid, outside)
+        frozen = msgspec.structs.replace(silent, process=ProcessState.FROZEN, outside=look)
+        watched.receive(*waiting, frozen)
+        view = View(watched.cluster, watched.look(), watched.now_s)
+
+        assert view.verdicts()[0].culprits == [1]
+        lines = {view.ranks([1])[0].where, view.barriers()[0].missing_where, _shown_place(view.verdicts()[0].text)}
+        assert lines == {f"train.py:{line.line} in main"}
+
+
+def _shown_place(sentence: str) -> str:
+    found = re.search(r"train\.py:\d+ in main", sentence)
+    return "" if found is None else found[0]
 
 
 def test_a_rank_that_was_never_heard_is_missing_after_a_while() -> None:

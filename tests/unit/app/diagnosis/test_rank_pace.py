@@ -13,7 +13,18 @@ from hypothesis import given
 
 from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.rank_facts import STATES
-from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, Recent, chance_frac, lost_time, rank_pace
+from app.diagnosis.rank_pace import (
+    MIN_COMPARED,
+    MIN_OBSERVED_S,
+    NUM_SAMPLED_ROWS,
+    PHASES,
+    SAMPLES_HZ,
+    Recent,
+    chance_frac,
+    habit_of,
+    lost_time,
+    rank_pace,
+)
 from app.diagnosis.slow_ranks import MIN_COST
 from app.text import percent_text
 from ddpcore.wire import Phase
@@ -68,7 +79,25 @@ def test_alone_nobody_costs_anybody_anything() -> None:
 def test_chance_does_less_the_longer_one_looks() -> None:
     short, long = (float(chance_frac(np.array(0.3), observed_s)) for observed_s in (10.0, 40.0))
     assert 0.2 < short < 0.25
-    assert math.isclose(long, short / 2)
+    assert math.isclose(long, short / 2, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "in_phase", "is_habit"),
+    [(24, {Phase.FORWARD: (2, 0)}, False), (240, {Phase.FORWARD: (20, 0)}, True), (24, {Phase.DATA: (11, 3)}, True)],
+)
+def test_a_habit_is_more_than_a_few_samples(
+    num_samples: int, in_phase: dict[Phase, tuple[int, int]], *, is_habit: bool
+) -> None:
+    whole = np.zeros((NUM_SAMPLED_ROWS, 4), np.float32)
+    whole[0] = num_samples / SAMPLES_HZ
+    for phase, (own, others) in in_phase.items():
+        whole[4 + PHASES.index(phase)] = np.array([others, others, own, others]) / SAMPLES_HZ
+
+    habit = habit_of(whole, [2])
+
+    assert (habit is not None) is is_habit
+    assert habit is None or habit.phase in in_phase
 
 
 def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> None:

@@ -322,7 +322,7 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
         comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
     place = place_text(verdict.place) if verdict.place else ""
-    usual = f", mostly at {place}" if verdict.is_usual_place else ""
+    usual = f", mostly at or below {place}" if verdict.is_usual_place else ""
     last = f"last seen at {place}" if place and not verdict.is_usual_place else ""
     cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
     head = f"{ranks} {slow} the others {cost}"

@@ -65,10 +65,11 @@ ARRIVALS_REPORTS = 4
 
 MIN_DUMP_INTERVAL_S = 0.2
 MAX_DUMP_FRAC = 0.001
-"""Part of a core that full dumps may take (tests/bench/bench_probe_cost.py)."""
+"""Part of a core that full dumps may take (tests/bench/bench_probe_cost.py), but for the two kinds that do not wait
+for it: the one that ends the start, and one in each wait of `LONG_WAIT_S`."""
 LONG_WAIT_S = 0.4
-"""Seconds in one call from which a dump is worth its cost at any time: the rank has nothing else to do, and without it
-would be missing in the call that it waits in."""
+"""Seconds in one call from which a dump is made at any time: the rank has nothing else to do, and without it would be
+missing in the call that it waits in."""
 
 MAX_GAP_S = 1.0
 """Gap in seconds between samples beyond which the process was frozen: it counts as neither work nor wait."""

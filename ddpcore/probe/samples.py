@@ -271,6 +271,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def marks(self) -> tuple[BarrierMark, ...]:
+        """The named barrier and the first-blocks that the main thread entered last."""
         return self.firsts if self.barrier is None else (self.barrier, *self.firsts)
 
     @property

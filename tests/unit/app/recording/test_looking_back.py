@@ -351,7 +351,7 @@ async def test_nodes_are_asked_page_by_page_and_who_cannot_be_asked_is_left_out(
 class Attached(Session):
     """A session on a simulated cluster whose nodes remember the last 20 s, and have reported once since."""
 
-    away = frozenset[str]()
+    away, title = frozenset[str](), "demo"
 
     def __init__(self, sim: SimCluster) -> None:
         self._roads = {node.name: Road(ages(20), frames_of(sim, node.name, 20)) for node in sim.nodes}
